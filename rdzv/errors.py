@@ -1,0 +1,80 @@
+"""What can go wrong with a rendezvous.
+
+    RendezvousError
+    ├── RendezvousClosedError         the run was closed           (a retry cannot mend it)
+    ├── RendezvousTimeoutError        the round did not complete in time  (a retry cannot mend it)
+    ├── RendezvousSettingsError       a setting is wrong or contradicts the run's (a retry cannot mend it)
+    ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
+    ├── RendezvousConnectionError     the store cannot be reached
+    ├── RendezvousStateError          the store holds something that is not ours, or a call came out of order
+    └── RoundSupersededError          this node is no longer part of the round whose store it used
+
+`RendezvousNonRetryableError` is mixed into those that a retry cannot mend, as NVIDIA's and PyTorch's launchers
+distinguish them.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousClosedException",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousException",
+    "RendezvousGracefulExitError",
+    "RendezvousNonRetryableError",
+    "RendezvousSettingsError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "RendezvousTimeoutException",
+    "RoundSupersededError",
+]
+
+
+class RendezvousError(Exception):
+    """Base of everything a rendezvous raises."""
+
+
+class RendezvousNonRetryableError(RendezvousError):
+    """Mixed into errors that trying again cannot mend."""
+
+
+class RendezvousClosedError(RendezvousNonRetryableError):
+    """The run has been closed; the message carries the reason given.
+
+    Attributes:
+        reason: The reason given by whoever closed the run, perhaps empty.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
+    """The round did not complete within `join_timeout`; the message says what it was waiting for."""
+
+
+class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):
+    """A setting is missing, malformed, out of range, or differs from the one the run was started with."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """This node was a spare and the run is closed: it should end with success."""
+
+
+class RendezvousConnectionError(RendezvousError, ConnectionError):
+    """The store could not be reached, or is no longer the one this node knew."""
+
+
+class RendezvousStateError(RendezvousError):
+    """What the store holds is not a rendezvous of ours, or a call came out of order."""
+
+
+class RoundSupersededError(RendezvousError):
+    """This node no longer belongs to the round: it left, was dropped, or a later round took its place."""
+
+
+RendezvousException = RendezvousError
+RendezvousClosedException = RendezvousClosedError
+RendezvousTimeoutException = RendezvousTimeoutError

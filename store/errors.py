@@ -1,0 +1,99 @@
+"""What can go wrong with a store, and whose fault it was.
+
+    StoreError
+    ├── ConnectionLost          the network or the server went away; `maybe_applied` says what is known
+    │   └── StoreReplaced       another, emptier store answers at the old address
+    ├── StoreTimeoutError       the answer did not come in the time the caller gave
+    ├── ProtocolError           the peer's bytes make no sense
+    ├── AuthenticationError     one side could not prove that it knows the token, or TLS refused
+    ├── LimitExceeded           a value, key, watch or frame is larger than the store takes
+    ├── LeaseNotFound           the lease has lapsed or was revoked
+    ├── ConditionFailed         a write given with `when=` found its conditions not to hold
+    ├── WatchCompacted          the history a watch asked for is gone (only without `snapshot`)
+    ├── UsedAfterFork           a client was inherited over `fork()`
+    └── StoreUsageError         the caller's arguments make no sense (also a `ValueError`)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AuthenticationError",
+    "ConditionFailed",
+    "ConnectionLost",
+    "LeaseNotFound",
+    "LimitExceeded",
+    "ProtocolError",
+    "StoreError",
+    "StoreReplaced",
+    "StoreTimeoutError",
+    "StoreUsageError",
+    "UsedAfterFork",
+    "WatchCompacted",
+]
+
+
+class StoreError(Exception):
+    """Base of everything a store raises."""
+
+
+class ConnectionLost(StoreError):
+    """The connection broke and the answer did not come.
+
+    Attributes:
+        maybe_applied: True if the request may have taken effect; False if it certainly did not.
+    """
+
+    def __init__(self, message: str, *, maybe_applied: bool) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+
+
+class StoreReplaced(ConnectionLost):
+    """The server that answers now is another store than the one this client knew (promise S10)."""
+
+    def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
+        super().__init__(message, maybe_applied=maybe_applied)
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """The answer did not come in time.
+
+    Attributes:
+        maybe_applied: True if the request may have taken effect all the same.
+    """
+
+    def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
+        super().__init__(message)
+        self.maybe_applied = maybe_applied
+
+
+class ProtocolError(StoreError):
+    """The peer sent something that is not the protocol, or another version of it."""
+
+
+class AuthenticationError(StoreError):
+    """Client and server did not convince each other of who they are."""
+
+
+class LimitExceeded(StoreError):
+    """A limit of the server was passed; the message names the value, the limit and the remedy."""
+
+
+class LeaseNotFound(StoreError):
+    """The lease named has lapsed, was revoked, or never was."""
+
+
+class ConditionFailed(StoreError):
+    """The conditions that a write was given with `when=` did not hold, so nothing was written."""
+
+
+class WatchCompacted(StoreError):
+    """The history from the revision asked for on is no longer kept."""
+
+
+class UsedAfterFork(StoreError):
+    """A client made before `fork()` was used in the child; make a new one there."""
+
+
+class StoreUsageError(StoreError, ValueError):
+    """The arguments of a call contradict each other or are out of range."""
