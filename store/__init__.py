@@ -1,0 +1,75 @@
+"""A key-value server for coordination, and its clients: compare-and-set, leases, watches, transactions, over TCP.
+
+It knows nothing of rendezvous, and can be used by itself::
+
+    async with store.serve() as server, store.connect(server.url) as client:
+        await client.put("greeting", b"hello")
+"""
+
+from store import sync, when
+from store.client import Client, connect
+from store.errors import (
+    AuthenticationError,
+    ConditionFailed,
+    ConnectionLost,
+    LeaseNotFound,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    StoreUsageError,
+    UsedAfterFork,
+    WatchCompacted,
+)
+from store.interface import BlockingLease, BlockingStore, Lease, Store
+from store.limits import Limits
+from store.messages import (
+    Add,
+    Append,
+    CompareAndSetResult,
+    Condition,
+    Delete,
+    Entry,
+    Event,
+    Get,
+    Put,
+    TransactionResult,
+)
+from store.server import Server, serve
+
+__all__ = [
+    "Add",
+    "Append",
+    "AuthenticationError",
+    "BlockingLease",
+    "BlockingStore",
+    "Client",
+    "CompareAndSetResult",
+    "Condition",
+    "ConditionFailed",
+    "ConnectionLost",
+    "Delete",
+    "Entry",
+    "Event",
+    "Get",
+    "Lease",
+    "LeaseNotFound",
+    "LimitExceeded",
+    "Limits",
+    "ProtocolError",
+    "Put",
+    "Server",
+    "Store",
+    "StoreError",
+    "StoreReplaced",
+    "StoreTimeoutError",
+    "StoreUsageError",
+    "TransactionResult",
+    "UsedAfterFork",
+    "WatchCompacted",
+    "connect",
+    "serve",
+    "sync",
+    "when",
+]

@@ -1,0 +1,49 @@
+"""Pure: where a store is, as a URL: `tcp://host:port`, or `tcps://host:port` for TLS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from store.errors import StoreUsageError
+
+__all__ = ["DEFAULT_PORT", "Address", "host_and_port"]
+
+DEFAULT_PORT = 29400  # what torchrun's users type
+
+
+def host_and_port(host: str, port: int) -> str:
+    """`host:port`, with the brackets that an IPv6 address needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Host and port of a store, and whether TLS is spoken there."""
+
+    host: str
+    port: int
+    secure: bool = False
+
+    def __str__(self) -> str:
+        return f"{'tcps' if self.secure else 'tcp'}://{host_and_port(self.host, self.port)}"
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """The address that a URL names.
+
+        Raises:
+            StoreUsageError: It is not the URL of a store; the message says what is wrong with it.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise StoreUsageError(f"{url!r} is no URL: {error}") from None
+        if parts.scheme not in ("tcp", "tcps"):
+            raise StoreUsageError(f"{url!r} does not start with tcp:// or tcps://")
+        if not parts.hostname:
+            raise StoreUsageError(f"{url!r} names no host; write tcp://HOST:{DEFAULT_PORT}")
+        if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+            raise StoreUsageError(f"{url!r} says more than where a store is; write tcp://HOST:PORT")
+        return cls(host=parts.hostname, port=DEFAULT_PORT if port is None else port, secure=parts.scheme == "tcps")

@@ -1,0 +1,780 @@
+"""Pure: the whole store as one state machine.
+
+It is told the time and a request, and answers with what should now be said to whom; sockets, clocks and disks are the
+server's. Every request takes effect at once and whole, which is all there is to its linearizability (promise S1).
+
+The order of one `apply`:
+
+    1. a mutation that this session has already made is answered with the reply kept for it, and nothing is done (S2);
+    2. the request is checked against every limit, and refused before anything has changed (S6);
+    3. its changes, if any, are made at the next revision, all at the same one;
+    4. what they cause is collected: events for watches, answers to parked waits.
+
+Leases lapse only in `tick`, which the server calls when `next_tick_in` says so, and after it has read what waited in its
+sockets: a keep-alive that has arrived is never overtaken by its own lease (S5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.index import SortedKeys
+from store.leases import Leases
+from store.limits import Limits
+from store.messages import (
+    MUTATIONS,
+    Add,
+    Added,
+    Append,
+    Cancel,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Delete,
+    DeletePrefix,
+    Done,
+    Entry,
+    Event,
+    Failed,
+    FailureKind,
+    Figures,
+    Found,
+    Get,
+    GetMany,
+    Grant,
+    Granted,
+    Guarded,
+    KeepAlive,
+    LeaseState,
+    List,
+    Listing,
+    Operation,
+    Ping,
+    Pong,
+    Put,
+    Request,
+    Response,
+    Revoke,
+    Stats,
+    Target,
+    TimeToLive,
+    Transact,
+    TransactionResult,
+    Wait,
+    Watch,
+    Watching,
+    Written,
+)
+from store.sessions import Session, Sessions, _Forgotten
+from store.watches import History, Watcher, Watches, event_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from store.leases import LeaseRecord
+
+__all__ = ["Answer", "Applied", "Delivery", "Engine"]
+
+ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
+ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
+SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """Events of one revision, or a piece of a snapshot, for each of these watches."""
+
+    watchers: tuple[Watcher, ...]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a request that had been parked."""
+
+    peer: int
+    request_id: int
+    response: Response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a request led to: the response (None while it is parked), and what others must now be told."""
+
+    response: Response | None
+    deliveries: tuple[Delivery | Answer, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Parked:
+    """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
+
+    keys: tuple[str, ...]
+    missing: set[str]
+    when: tuple[Condition, ...]
+
+
+_FAILURES = {
+    LimitExceeded: FailureKind.LIMIT,
+    LeaseNotFound: FailureKind.LEASE,
+    ConditionFailed: FailureKind.CONDITION,
+    StoreUsageError: FailureKind.USAGE,
+}
+
+
+class Engine:
+    """The state of a store.
+
+    Args:
+        store_id: The random identity of this store (promise S10).
+        limits: What clients may ask of it.
+    """
+
+    def __init__(self, *, store_id: str, limits: Limits | None = None) -> None:
+        self.store_id = store_id
+        self.limits = limits or Limits()
+        self.revision = 0
+        self._entries: dict[str, Entry] = {}
+        self._index = SortedKeys()
+        self._stored_bytes = 0
+        self._leases = Leases()
+        self._watches = Watches()
+        self._history = History(self.limits.history_bytes_max)
+        self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
+        self._session_of: dict[int, Session] = {}
+        self._parked: dict[Watcher, _Parked] = {}
+        self._parked_on: dict[str, dict[Watcher, None]] = {}
+        self._parked_by: dict[int, int] = {}  # how many a peer has
+        self._events: list[Event] = []  # of the change being made
+        self._deliveries: list[Delivery | Answer] = []
+        self._requests = 0
+        self._lapsed = 0
+
+    # --------------------------------------------------------------------------------------- connections
+
+    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[bool, int | None] | None:
+        """A client has said hello.
+
+        Returns:
+            Whether its session was known, and the peer that had it until now and should be closed; None if there are too
+            many sessions.
+        """
+        opened = self._sessions.open(session_id, peer=peer, now=now)
+        if opened is None:
+            return None
+        session, previous, resumed = opened
+        self._session_of[peer] = session
+        return resumed, previous
+
+    def disconnect(self, peer: int, *, now: float, for_good: bool = False) -> None:
+        """The connection of `peer` has closed; `for_good` if its client said that it will not come back."""
+        self._leases.advance(now)
+        self._leases.peer_closed(peer)
+        self._watches.peer_closed(peer)
+        for watcher in [watcher for watcher in self._parked if watcher[0] == peer] if peer in self._parked_by else ():
+            self._unpark(watcher)
+        session = self._session_of.pop(peer, None)
+        if session is not None:
+            if for_good:
+                self._sessions.end(session)
+            else:
+                self._sessions.close(session, peer=peer, now=now)
+
+    def end_watch(self, peer: int, watch_id: int) -> bool:
+        """The server drops a watch whose reader is too slow; False if it was closed already."""
+        return self._watches.remove(peer, watch_id)
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def apply(self, request: Request[Any], *, peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
+        """Carry out one request at once.
+
+        Args:
+            request: What is asked.
+            peer: The connection it came on, which has said hello.
+            request_id: The number its client gave it, counting upwards; watches and waits are known by it.
+            acknowledged: Up to which of its requests the client has all replies to mutations.
+            now: Seconds on the server's monotonic clock; never less than in an earlier call.
+        """
+        self._requests += 1
+        self._leases.advance(now)
+        session = self._session_of[peer]
+        session.acknowledge(acknowledged)
+        mutates = isinstance(request.request if type(request) is Guarded else request, MUTATIONS)
+        if mutates:
+            replayed = session.replay(request_id)
+            if isinstance(replayed, _Forgotten):
+                return Applied(response=_forgotten(request_id))
+            if replayed is not None:
+                return Applied(response=replayed)
+        try:
+            if mutates and session.full(
+                replies_max=self.limits.session_replies_max, bytes_max=self.limits.session_replies_bytes_max
+            ):
+                raise LimitExceeded(
+                    f"{self.limits.session_replies_max} replies of this client wait to be acknowledged, which is the limit "
+                    f"session_replies_max; read replies before sending more"
+                )
+            response = self._dispatch(request, peer, request_id)
+        except StoreError as error:
+            assert not self._events, "a refused request has changed nothing"
+            response = Failed(kind=_FAILURES[type(error)], message=str(error))
+        self._announce()
+        if mutates and response is not None:
+            session.keep(request_id, response, _response_cost(response))
+        deliveries, self._deliveries = tuple(self._deliveries), []
+        return Applied(response=response, deliveries=deliveries)
+
+    def tick(self, *, now: float) -> tuple[Delivery | Answer, ...]:
+        """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned."""
+        self._leases.advance(now)
+        for lease in self._leases.due():
+            self._lapsed += 1
+            self._end_lease(lease)
+            self._announce()
+        self._sessions.expire(now)
+        deliveries, self._deliveries = tuple(self._deliveries), []
+        return deliveries
+
+    def next_tick_in(self) -> float | None:
+        """Seconds until the next lease may lapse; None if there is none."""
+        return self._leases.next_due_in()
+
+    def look(self, *, now: float) -> bool:
+        """Keep served time up to date; True if a lease is due. The server looks at least every 0.1 s."""
+        self._leases.advance(now)
+        due = self._leases.next_due_in()
+        return due is not None and due <= 0
+
+    def figures(self) -> dict[str, Any]:
+        """The counters that `stats()` shows."""
+        return {
+            "store_id": self.store_id,
+            "revision": self.revision,
+            "keys": len(self._entries),
+            "stored_bytes": self._stored_bytes,
+            "history_bytes": self._history.bytes,
+            "compacted_revision": self._history.compacted,
+            "leases": len(self._leases),
+            "leases_lapsed": self._lapsed,
+            "watches": len(self._watches),
+            "waits": len(self._parked),
+            "sessions": len(self._sessions),
+            "requests": self._requests,
+        }
+
+    def _dispatch(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
+        """Carry out one request; None if it is parked."""
+        when: tuple[Condition, ...] = ()
+        if type(request) is Guarded:
+            when, request = request.when, request.request
+            self._check_count(len(when), "conditions")
+            self._require(when)
+        if type(request) is Wait:
+            return self._wait(request, when, peer, request_id)
+        if type(request) is Watch:
+            return self._watch(request, peer, request_id)
+        if type(request) is Cancel:
+            if not self._watches.remove(peer, request.target) and (peer, request.target) in self._parked:
+                self._unpark((peer, request.target))
+            return Done()
+        if type(request) is Grant:
+            return self._grant(request, peer)
+        if type(request) is KeepAlive:
+            lease = self._lease(request.lease)
+            self._leases.keep_alive(lease, peer=peer)
+            return Granted(lease=lease.id, ttl=lease.ttl)
+        handle = _HANDLERS.get(type(request))
+        if handle is None:
+            raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
+        return handle(self, request)
+
+    # -------------------------------------------------------------------------------------- reads
+
+    def _get(self, request: Get) -> Found:
+        return Found(entry=self._entries.get(request.key))
+
+    def _get_many(self, request: GetMany) -> Listing:
+        self._check_count(len(request.keys), "keys")
+        return Listing(entries=tuple(map(self._entries.get, request.keys)), revision=self.revision)
+
+    def _list(self, request: List) -> Listing:
+        entries = []
+        room = self.limits.frame_bytes_max - 1024
+        for key in self._index.with_prefix(request.prefix):
+            entry = self._entries[key]
+            if request.keys_only:
+                entry = replace(entry, value=b"")
+            room -= len(key) + len(entry.value) + 40
+            if room < 0:
+                raise LimitExceeded(
+                    f"the keys under {request.prefix!r} do not fit in one frame of frame_bytes_max = "
+                    f"{self.limits.frame_bytes_max} bytes; list longer prefixes one by one, or the keys only"
+                )
+            entries.append(entry)
+        return Listing(entries=tuple(entries), revision=self.revision)
+
+    def _count(self, request: Count) -> Counted:
+        count = len(self._index) if not request.prefix else sum(1 for _ in self._index.with_prefix(request.prefix))
+        return Counted(count=count, revision=self.revision)
+
+    def _ping(self, _: Ping) -> Pong:
+        return Pong(revision=self.revision)
+
+    def _stats(self, _: Stats) -> Figures:
+        return Figures(figures=self.figures())
+
+    # -------------------------------------------------------------------------------------- writes
+
+    def _put(self, request: Put) -> Written:
+        self._check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
+        self._check_room(((request.key, len(request.value)),))
+        return Written(revision=self._write_put(request))
+
+    def _delete(self, request: Delete) -> Counted:
+        return Counted(count=int(self._erase(request.key)), revision=self.revision + bool(self._events))
+
+    def _delete_prefix(self, request: DeletePrefix) -> Counted:
+        keys = list(self._index.with_prefix(request.prefix))
+        for key in keys:
+            self._erase(key)
+        return Counted(count=len(keys), revision=self.revision + bool(keys))
+
+    def _compare_and_set(self, request: CompareAndSet) -> CompareAndSetResult:
+        if (request.expected_revision is None) == (request.expected_value is None):
+            raise StoreUsageError(
+                f"compare_and_set of {request.key!r} takes exactly one expectation: expected_revision or expected_value"
+            )
+        self._check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
+        entry = self._entries.get(request.key)
+        if request.expected_revision is not None:
+            as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
+        else:
+            as_expected = entry is not None and entry.value == request.expected_value
+        if not as_expected:
+            return CompareAndSetResult(succeeded=False, entry=entry)
+        self._check_room(((request.key, len(request.value)),))
+        self._write_put(Put(request.key, request.value, ttl=request.ttl, lease=request.lease))
+        return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
+
+    def _add(self, request: Add) -> Added:
+        self._check_key(request.key)
+        value = self._sum(request)
+        self._check_room(((request.key, len(value)),))
+        return Added(value=int(value), revision=self._rewrite(request.key, value))
+
+    def _append(self, request: Append) -> Added:
+        self._check_key(request.key)
+        value = self._joined(request)
+        self._check_room(((request.key, len(value)),))
+        return Added(value=len(value), revision=self._rewrite(request.key, value))
+
+    def _transact(self, request: Transact) -> TransactionResult:
+        self._check_count(len(request.when), "conditions")
+        for branch in (request.then, request.otherwise):
+            self._check_count(len(branch), "operations")
+        succeeded = all(map(self._holds, request.when))
+        operations = request.then if succeeded else request.otherwise
+        self._check_operations(operations)
+        results = tuple(map(self._operate, operations))
+        return TransactionResult(succeeded=succeeded, results=results, revision=self.revision + bool(self._events))
+
+    def _operate(self, operation: Operation) -> int | bool | Entry | None:
+        """Do one checked operation of a transaction."""
+        match operation:
+            case Put():
+                return self._write_put(operation)
+            case Get():
+                return self._entries.get(operation.key)
+            case Delete():
+                return self._erase(operation.key)
+            case Add():
+                value = self._sum(operation)
+                self._rewrite(operation.key, value)
+                return int(value)
+            case Append():
+                value = self._joined(operation)
+                self._rewrite(operation.key, value)
+                return len(value)
+
+    # -------------------------------------------------------------------------------------- leases
+
+    def _grant(self, request: Grant, peer: int) -> Granted:
+        self._check_ttl(request.ttl)
+        if request.disconnect_ttl is not None:
+            self._check_ttl(request.disconnect_ttl, name="disconnect_ttl")
+        self._check_lease_room()
+        lease = self._leases.grant(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=peer)
+        return Granted(lease=lease.id, ttl=lease.ttl)
+
+    def _revoke(self, request: Revoke) -> Done:
+        self._end_lease(self._lease(request.lease))
+        return Done()
+
+    def _time_to_live(self, request: TimeToLive) -> LeaseState:
+        lease = self._lease(request.lease)
+        return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
+
+    def _lease(self, id: int) -> LeaseRecord:
+        lease = self._leases.get(id)
+        if lease is None:
+            raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
+        return lease
+
+    def _end_lease(self, lease: LeaseRecord) -> None:
+        for key in sorted(lease.keys):
+            self._erase(key)
+        if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
+            self._leases.end(lease)
+
+    # -------------------------------------------------------------------------------------- watches and waits
+
+    def _watch(self, request: Watch, peer: int, request_id: int) -> Response:
+        if request.snapshot and request.start_revision is not None:
+            raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
+        self._check_open(peer)
+        watcher = ((peer, request_id),)
+        if request.snapshot:
+            self._check_snapshot(request.prefix)
+            self._deliveries.extend(
+                Delivery(watchers=watcher, events=piece) for piece in self._snapshot(request.prefix)
+            )
+        elif request.start_revision is not None:
+            past = self._history.since(request.start_revision, request.prefix)
+            if past is None:
+                return Failed(
+                    kind=FailureKind.COMPACTED,
+                    message=f"the changes from revision {request.start_revision} on are no longer kept: history begins at "
+                    f"{self._history.compacted + 1}; watch with snapshot=True to be told of a reset instead",
+                )
+            self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in past)
+        self._watches.add(peer, request_id, request.prefix)
+        return Watching(revision=self.revision)
+
+    def _check_snapshot(self, prefix: str) -> None:
+        size = sum(event_bytes(_put_event(self._entries[key])) for key in self._index.with_prefix(prefix))
+        if size > self.limits.outbox_bytes_max:
+            raise LimitExceeded(
+                f"a snapshot of {prefix!r} takes {size} bytes; outbox_bytes_max is {self.limits.outbox_bytes_max}: "
+                f"watch longer prefixes one by one"
+            )
+
+    def _snapshot(self, prefix: str) -> Iterable[tuple[Event, ...]]:
+        """All keys under a prefix as puts, in pieces, the last one ending in `synced`."""
+        piece: list[Event] = []
+        size = 0
+        for key in self._index.with_prefix(prefix):
+            entry = self._entries[key]
+            piece.append(_put_event(entry))
+            size += len(key) + len(entry.value)
+            if size >= SNAPSHOT_BATCH_BYTES:
+                yield tuple(piece)
+                piece, size = [], 0
+        piece.append(Event(kind="synced", revision=self.revision))
+        yield tuple(piece)
+
+    def _wait(self, request: Wait, when: tuple[Condition, ...], peer: int, request_id: int) -> Listing | None:
+        self._check_count(len(request.keys), "keys")
+        for key in request.keys:
+            self._check_key(key)
+        missing = {key for key in request.keys if key not in self._entries}
+        if not missing:
+            return self._get_many(GetMany(keys=request.keys))
+        self._check_open(peer)
+        watcher = (peer, request_id)
+        self._parked[watcher] = _Parked(keys=request.keys, missing=missing, when=when)
+        self._parked_by[peer] = self._parked_by.get(peer, 0) + 1
+        for key in missing.union(condition.key for condition in when):
+            self._parked_on.setdefault(key, {})[watcher] = None
+        return None
+
+    def _unpark(self, watcher: Watcher) -> _Parked:
+        parked = self._parked.pop(watcher)
+        peer = watcher[0]
+        self._parked_by[peer] -= 1
+        if not self._parked_by[peer]:
+            del self._parked_by[peer]
+        for key in {*parked.keys, *(condition.key for condition in parked.when)}:
+            waiting = self._parked_on.get(key)
+            if waiting is not None:
+                waiting.pop(watcher, None)
+                if not waiting:
+                    del self._parked_on[key]
+        return parked
+
+    def _answer_parked(self, watcher: Watcher, event: Event) -> None:
+        """A key has changed that this wait is waiting for, or depends on."""
+        parked = self._parked[watcher]
+        peer, request_id = watcher
+        response: Response
+        if event.kind == "put":
+            parked.missing.discard(event.key)
+        elif event.key in parked.keys:
+            parked.missing.add(event.key)
+        if not all(map(self._holds, parked.when)):
+            response = Failed(kind=FailureKind.CONDITION, message=self._broken(parked.when))
+        elif not parked.missing:
+            response = self._get_many(GetMany(keys=parked.keys))
+        else:
+            return
+        self._unpark(watcher)
+        self._deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
+
+    # -------------------------------------------------------------------------------------- making a change
+
+    def _write_put(self, request: Put) -> int:
+        """Write a checked put at the next revision, and move the key to the lease it asks for."""
+        lease = request.lease
+        if request.ttl is not None:
+            lease = self._leases.grant(request.ttl, peer=None, anonymous=True).id
+        return self._write(request.key, request.value, lease)
+
+    def _rewrite(self, key: str, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on."""
+        entry = self._entries.get(key)
+        return self._write(key, value, entry.lease if entry else None)
+
+    def _write(self, key: str, value: bytes, lease: int | None) -> int:
+        revision = self.revision + 1
+        before = self._entries.get(key)
+        if before is None:
+            self._index.add(key)
+            self._stored_bytes += ENTRY_OVERHEAD + len(key)
+        else:
+            self._stored_bytes -= len(before.value)
+            if before.lease != lease:
+                self._detach(key, before.lease)
+        self._stored_bytes += len(value)
+        entry = Entry(
+            key=key,
+            value=value,
+            create_revision=before.create_revision if before else revision,
+            mod_revision=revision,
+            lease=lease,
+        )
+        self._entries[key] = entry
+        if lease is not None:
+            self._lease(lease).keys.add(key)
+        self._events.append(_put_event(entry))
+        return revision
+
+    def _erase(self, key: str) -> bool:
+        """Delete a key at the next revision, if it is there."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self._index.remove(key)
+        self._stored_bytes -= ENTRY_OVERHEAD + len(key) + len(entry.value)
+        self._detach(key, entry.lease)
+        self._events.append(Event(kind="delete", revision=self.revision + 1, key=key))
+        return True
+
+    def _detach(self, key: str, lease_id: int | None) -> None:
+        lease = None if lease_id is None else self._leases.get(lease_id)
+        if lease is not None:
+            lease.keys.discard(key)
+            if lease.anonymous and not lease.keys:
+                self._leases.end(lease)
+
+    def _announce(self) -> None:
+        """Close the revision being made, if anything changed, and collect who must hear of it."""
+        if not self._events:
+            return
+        events, self._events = tuple(self._events), []
+        self.revision += 1
+        self._history.append(events)
+        for watchers, about in self._watches.interested(events):
+            self._deliveries.append(Delivery(watchers=watchers, events=about))
+        if self._parked_on:
+            for event in events:
+                for watcher in list(self._parked_on.get(event.key, ())):
+                    if watcher in self._parked:  # not answered by an earlier event of this revision
+                        self._answer_parked(watcher, event)
+
+    # -------------------------------------------------------------------------------------- conditions and limits
+
+    def _holds(self, condition: Condition) -> bool:
+        entry = self._entries.get(condition.key)
+        match condition.target:
+            case Target.MOD_REVISION:
+                return (entry.mod_revision if entry else 0) == condition.expected
+            case Target.CREATE_REVISION:
+                return (entry.create_revision if entry else 0) == condition.expected
+            case Target.VALUE:
+                return entry is not None and entry.value == condition.expected
+            case Target.EXISTS:
+                return (entry is not None) == condition.expected
+
+    def _require(self, when: Sequence[Condition]) -> None:
+        if not all(map(self._holds, when)):
+            raise ConditionFailed(self._broken(when))
+
+    def _broken(self, when: Sequence[Condition]) -> str:
+        broken = next(condition for condition in when if not self._holds(condition))
+        return f"{broken.target.name.lower()} of {broken.key!r} is no longer {broken.expected!r}"
+
+    def _sum(self, request: Add) -> bytes:
+        entry = self._entries.get(request.key)
+        try:
+            total = (_number(entry.value) if entry else 0) + request.amount
+        except ValueError:
+            raise StoreUsageError(
+                f"{request.key!r} holds {entry.value[:40]!r}, which is no decimal number to add to"  # type: ignore[union-attr]
+            ) from None
+        if abs(total) > ADD_MAX:
+            raise StoreUsageError(f"adding {request.amount} to {request.key!r} passes 64 bits")
+        return b"%d" % total
+
+    def _joined(self, request: Append) -> bytes:
+        entry = self._entries.get(request.key)
+        value = (entry.value if entry else b"") + request.value
+        self._check_value(request.key, len(value))
+        return value
+
+    def _check_operations(self, operations: tuple[Operation, ...]) -> None:
+        """Refuse a branch as a whole, before its first write."""
+        room = []
+        written = set()
+        for operation in operations:
+            if isinstance(operation, Get):
+                continue
+            if operation.key in written:
+                raise StoreUsageError(f"a transaction writes {operation.key!r} twice; once is what it may")
+            written.add(operation.key)
+            match operation:
+                case Put():
+                    self._check_put(operation.key, operation.value, ttl=operation.ttl, lease=operation.lease)
+                    room.append((operation.key, len(operation.value)))
+                case Add():
+                    self._check_key(operation.key)
+                    room.append((operation.key, len(self._sum(operation))))
+                case Append():
+                    self._check_key(operation.key)
+                    room.append((operation.key, len(self._joined(operation))))
+        self._check_room(room)
+
+    def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None) -> None:
+        self._check_key(key)
+        self._check_value(key, len(value))
+        if ttl is not None:
+            if lease is not None:
+                raise StoreUsageError(f"a put of {key!r} takes ttl or lease, not both")
+            self._check_ttl(ttl)
+            self._check_lease_room()
+        if lease is not None:
+            self._lease(lease)
+
+    def _check_key(self, key: str) -> None:
+        if not key:
+            raise StoreUsageError("a key has at least one character")
+        if len(key) * 4 > self.limits.key_bytes_max and len(key.encode()) > self.limits.key_bytes_max:
+            raise LimitExceeded(
+                f"the key {key[:40]!r}... has {len(key.encode())} bytes; key_bytes_max is {self.limits.key_bytes_max}"
+            )
+
+    def _check_value(self, key: str, size: int) -> None:
+        if size > self.limits.value_bytes_max:
+            raise LimitExceeded(
+                f"the value for {key!r} has {size} bytes; value_bytes_max is {self.limits.value_bytes_max}: "
+                f"store a reference to it instead, or start the server with a higher limit"
+            )
+
+    def _check_room(self, writes: Iterable[tuple[str, int]]) -> None:
+        """Refuse writes that the store has no room for; each is a key and the size its value will have."""
+        keys, size = len(self._entries), self._stored_bytes
+        for key, value_size in writes:
+            before = self._entries.get(key)
+            if before is None:
+                keys += 1
+                size += ENTRY_OVERHEAD + len(key) + value_size
+            else:
+                size += value_size - len(before.value)
+        if keys > self.limits.keys_max and keys > len(self._entries):
+            raise LimitExceeded(
+                f"the store holds {len(self._entries)} keys; keys_max is {self.limits.keys_max}: delete some"
+            )
+        if size > self.limits.stored_bytes_max and size > self._stored_bytes:
+            raise LimitExceeded(
+                f"the store would hold {size} bytes; stored_bytes_max is {self.limits.stored_bytes_max}: delete some keys"
+            )
+
+    def _check_ttl(self, ttl: float, *, name: str = "ttl") -> None:
+        if not 0 < ttl <= self.limits.lease_ttl_max:
+            raise StoreUsageError(f"{name} is {ttl} s; it must be above 0 and at most {self.limits.lease_ttl_max:g} s")
+
+    def _check_lease_room(self) -> None:
+        if len(self._leases) >= self.limits.leases_max:
+            raise LimitExceeded(f"the store has {len(self._leases)} leases; leases_max is {self.limits.leases_max}")
+
+    def _check_open(self, peer: int) -> None:
+        if self._watches.of(peer) + self._parked_by.get(peer, 0) >= self.limits.watches_max:
+            raise LimitExceeded(
+                f"this connection has {self.limits.watches_max} watches and waits open, which is watches_max: end some"
+            )
+
+    def _check_count(self, count: int, what: str) -> None:
+        if count > self.limits.operations_max:
+            raise LimitExceeded(
+                f"the request names {count} {what}; operations_max is {self.limits.operations_max}: split it"
+            )
+
+
+def _put_event(entry: Entry) -> Event:
+    return Event(
+        kind="put",
+        revision=entry.mod_revision,
+        key=entry.key,
+        value=entry.value,
+        create_revision=entry.create_revision,
+        lease=entry.lease,
+    )
+
+
+def _number(value: bytes) -> int:
+    """A decimal number as `add` keeps it. Python's int() takes underscores and blanks; the store does not."""
+    digits = value[1:] if value[:1] == b"-" else value
+    if not digits.isdigit() or len(digits) > 20:
+        raise ValueError(value)
+    return int(value)
+
+
+def _response_cost(response: Response) -> int:
+    """About how many bytes a kept reply holds on to."""
+    match response:
+        case CompareAndSetResult(entry=Entry() as entry):
+            return 300 + len(entry.value)
+        case TransactionResult(results=results):
+            return 100 + sum(100 + (len(result.value) if isinstance(result, Entry) else 0) for result in results)
+        case Failed(message=message):
+            return 100 + len(message)
+    return 100
+
+
+def _forgotten(request_id: int) -> Failed:
+    return Failed(
+        kind=FailureKind.FORGOTTEN,
+        message=f"request {request_id} was applied before the connection broke, but its reply is no longer kept",
+    )
+
+
+_HANDLERS: dict[type, Callable[[Engine, Any], Response]] = {
+    Get: Engine._get,
+    GetMany: Engine._get_many,
+    List: Engine._list,
+    Count: Engine._count,
+    Ping: Engine._ping,
+    Stats: Engine._stats,
+    Put: Engine._put,
+    Delete: Engine._delete,
+    DeletePrefix: Engine._delete_prefix,
+    CompareAndSet: Engine._compare_and_set,
+    Add: Engine._add,
+    Append: Engine._append,
+    Transact: Engine._transact,
+    Revoke: Engine._revoke,
+    TimeToLive: Engine._time_to_live,
+}

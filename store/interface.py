@@ -1,0 +1,463 @@
+"""What any store can do: every named call, said once over one `call`.
+
+`Store` is for those who await, `BlockingStore` for those who block; the two have the same names and arguments. A store
+on another system (an etcd cluster, a test's fake) implements `call` and `watch`, and has all the rest.
+
+Every call takes `timeout=` in seconds; without it the client's own default holds, except for `wait`, which waits.
+Write calls take `when=`, conditions made by `store.when`: if one of them does not hold, `ConditionFailed` is raised and
+nothing is written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from store.errors import StoreUsageError
+from store.messages import (
+    Add,
+    Append,
+    CompareAndSet,
+    CompareAndSetResult,
+    Count,
+    Delete,
+    DeletePrefix,
+    Get,
+    GetMany,
+    Grant,
+    Guarded,
+    KeepAlive,
+    List,
+    Ping,
+    Put,
+    Request,
+    Response,
+    Revoke,
+    Stats,
+    TimeToLive,
+    Transact,
+    TransactionResult,
+    Wait,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from store.messages import Condition, Entry, Event, Operation
+
+__all__ = ["BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
+
+R = TypeVar("R", bound=Response)
+Keys: TypeAlias = "Iterable[str]"
+Entries: TypeAlias = "list[Entry]"  # inside the classes below, `list` is a method
+MaybeEntries: TypeAlias = "list[Entry | None]"
+
+
+class LeaseLike(Protocol):
+    """Anything that knows the id of a lease."""
+
+    @property
+    def id(self) -> int:
+        """The id that the store gave it."""
+        ...
+
+
+def _id_of(lease: LeaseLike | int | None) -> int | None:
+    return lease if lease is None or isinstance(lease, int) else lease.id
+
+
+def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
+    conditions = tuple(when)
+    return Guarded(when=conditions, request=request) if conditions else request
+
+
+def _compare_and_set(
+    key: str,
+    value: bytes,
+    expected_revision: int | None,
+    expected_value: bytes | None,
+    ttl: float | None,
+    lease: LeaseLike | int | None,
+) -> CompareAndSet:
+    if (expected_revision is None) == (expected_value is None):
+        raise StoreUsageError(
+            f"compare_and_set of {key!r} takes exactly one of expected_revision and expected_value, "
+            f"not {'both' if expected_value is not None else 'neither'}"
+        )
+    return CompareAndSet(
+        key=key,
+        value=value,
+        expected_revision=expected_revision,
+        expected_value=expected_value,
+        ttl=ttl,
+        lease=_id_of(lease),
+    )
+
+
+def _entries(entries: Iterable[Entry | None]) -> list[Entry]:
+    """The entries of a listing in which none can be missing."""
+    return [entry for entry in entries if entry is not None]
+
+
+class Watch(ABC):
+    """An ordered stream of the changes under a prefix; an async context manager, and an async iterator of events."""
+
+    @abstractmethod
+    async def __aenter__(self) -> Self:
+        """Open it: from here on nothing is missed."""
+
+    @abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+
+    @abstractmethod
+    def batches(self) -> AsyncIterator[list[Event]]:
+        """The same, one list per revision. A large snapshot comes in several lists, the last ending in `synced`."""
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for events in self.batches():
+            for event in events:
+                yield event
+
+
+class Store(ABC):
+    """A key-value store, awaited."""
+
+    @abstractmethod
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request and give its response.
+
+        Raises:
+            ConnectionLost: The connection broke and did not come back in time.
+            StoreTimeoutError: The server did not answer in time.
+            StoreError: The request was refused; the class says why.
+        """
+
+    @abstractmethod
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
+        """Watch all keys that start with `prefix`.
+
+        Args:
+            prefix: What the keys start with; a key is a prefix of itself.
+            start_revision: The first revision to hear of; without it, everything after the watch was opened.
+            snapshot: First what is there now, as `put` events, then `synced`, then every later change. When history
+                is lost over a long disconnection, a `reset` says so and a new snapshot follows.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Hang up. Leases that this client kept lapse as agreed."""
+
+    async def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: float | None = None,
+        lease: LeaseLike | int | None = None,
+        when: Iterable[Condition] = (),
+        timeout: float | None = None,
+    ) -> int:
+        """Write a key and give the revision; with `ttl` it simply expires, with `lease` it goes when that lapses."""
+        request = Put(key, value, ttl=ttl, lease=_id_of(lease))
+        return (await self.call(_guarded(request, when), timeout=timeout)).revision
+
+    async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
+        """What a key holds, or None."""
+        return (await self.call(Get(key), timeout=timeout)).entry
+
+    async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
+        """What several keys hold at one revision, in the order asked."""
+        return list((await self.call(GetMany(keys=tuple(keys)), timeout=timeout)).entries)
+
+    async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
+        """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
+        return _entries((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+
+    async def count(self, prefix: str, *, timeout: float | None = None) -> int:
+        """How many keys start with `prefix`."""
+        return (await self.call(Count(prefix=prefix), timeout=timeout)).count
+
+    async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
+        """Delete a key; False if it was not there."""
+        return (await self.call(_guarded(Delete(key), when), timeout=timeout)).count > 0
+
+    async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
+        """Delete all keys that start with `prefix`; how many there were."""
+        return (await self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=timeout)).count
+
+    async def compare_and_set(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected_revision: int | None = None,
+        expected_value: bytes | None = None,
+        ttl: float | None = None,
+        lease: LeaseLike | int | None = None,
+        when: Iterable[Condition] = (),
+        timeout: float | None = None,
+    ) -> CompareAndSetResult:
+        """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
+
+        Losing is an answer, not an error: it carries what is there now.
+
+        Raises:
+            StoreUsageError: Not exactly one expectation was given (it is a `ValueError`, too).
+        """
+        request = _compare_and_set(key, value, expected_revision, expected_value, ttl, lease)
+        return await self.call(_guarded(request, when), timeout=timeout)
+
+    async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
+        """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
+        return (await self.call(_guarded(Add(key, amount), when), timeout=timeout)).value
+
+    async def append(
+        self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
+    ) -> int:
+        """Append to what a key holds, a missing key counting as empty; the new length in bytes."""
+        return (await self.call(_guarded(Append(key, value), when), timeout=timeout)).value
+
+    async def transact(
+        self,
+        *,
+        when: Iterable[Condition] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        timeout: float | None = None,
+    ) -> TransactionResult:
+        """If all conditions hold do `then`, else `otherwise`, all at one revision."""
+        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise))
+        return await self.call(request, timeout=timeout)
+
+    async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
+        """Wait until all keys exist, and give what they hold then; without `timeout`, for as long as it takes.
+
+        Raises:
+            ConditionFailed: One of `when` ceased to hold.
+        """
+        return _entries((await self.call(_guarded(Wait(keys=tuple(keys)), when), timeout=timeout)).entries)
+
+    async def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> Lease:
+        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
+        granted = await self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
+        return Lease(self, id=granted.lease, ttl=granted.ttl)
+
+    async def ping(self, *, timeout: float | None = None) -> float:
+        """How many seconds an answer takes."""
+        started = self.time()
+        await self.call(Ping(), timeout=timeout)
+        return self.time() - started
+
+    async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The server's counters, by name."""
+        return (await self.call(Stats(), timeout=timeout)).figures
+
+    @abstractmethod
+    def time(self) -> float:
+        """Seconds on this client's clock."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Lease:
+    """A lease: keys put on it go when it lapses. Nothing renews it unless somebody calls `keep_alive`."""
+
+    __slots__ = ("_store", "id", "ttl")
+
+    def __init__(self, store: Store, *, id: int, ttl: float) -> None:
+        self._store = store
+        self.id = id
+        self.ttl = ttl  # as granted
+
+    async def keep_alive(self, *, timeout: float | None = None) -> None:
+        """Give it its full TTL again, once.
+
+        Raises:
+            LeaseNotFound: It has lapsed.
+        """
+        await self._store.call(KeepAlive(lease=self.id), timeout=timeout)
+
+    async def revoke(self, *, timeout: float | None = None) -> None:
+        """End it now, and its keys with it."""
+        await self._store.call(Revoke(lease=self.id), timeout=timeout)
+
+    async def time_to_live(self, *, timeout: float | None = None) -> float:
+        """How many seconds it has left."""
+        return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
+
+
+class BlockingWatch(ABC):
+    """The blocking twin of `Watch`: a context manager, and an iterator of events."""
+
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Open it: from here on nothing is missed."""
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+
+    @abstractmethod
+    def batches(self) -> Iterator[list[Event]]:
+        """The same, one list per revision."""
+
+    def __iter__(self) -> Iterator[Event]:
+        for events in self.batches():
+            yield from events
+
+
+class BlockingStore(ABC):
+    """The blocking twin of `Store`; safe to use from several threads."""
+
+    @abstractmethod
+    def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request and give its response; raises what `Store.call` raises."""
+
+    @abstractmethod
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> BlockingWatch:
+        """Watch all keys that start with `prefix`, as `Store.watch` does."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Hang up. Leases that this client kept lapse as agreed."""
+
+    def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: float | None = None,
+        lease: LeaseLike | int | None = None,
+        when: Iterable[Condition] = (),
+        timeout: float | None = None,
+    ) -> int:
+        """Write a key and give the revision; with `ttl` it simply expires, with `lease` it goes when that lapses."""
+        request = Put(key, value, ttl=ttl, lease=_id_of(lease))
+        return self.call(_guarded(request, when), timeout=timeout).revision
+
+    def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
+        """What a key holds, or None."""
+        return self.call(Get(key), timeout=timeout).entry
+
+    def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
+        """What several keys hold at one revision, in the order asked."""
+        return list(self.call(GetMany(keys=tuple(keys)), timeout=timeout).entries)
+
+    def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
+        """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
+        return _entries(self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout).entries)
+
+    def count(self, prefix: str, *, timeout: float | None = None) -> int:
+        """How many keys start with `prefix`."""
+        return self.call(Count(prefix=prefix), timeout=timeout).count
+
+    def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
+        """Delete a key; False if it was not there."""
+        return self.call(_guarded(Delete(key), when), timeout=timeout).count > 0
+
+    def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
+        """Delete all keys that start with `prefix`; how many there were."""
+        return self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=timeout).count
+
+    def compare_and_set(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expected_revision: int | None = None,
+        expected_value: bytes | None = None,
+        ttl: float | None = None,
+        lease: LeaseLike | int | None = None,
+        when: Iterable[Condition] = (),
+        timeout: float | None = None,
+    ) -> CompareAndSetResult:
+        """Write a key if its mod_revision (0: it must not exist) or its value is as expected; see `Store`."""
+        request = _compare_and_set(key, value, expected_revision, expected_value, ttl, lease)
+        return self.call(_guarded(request, when), timeout=timeout)
+
+    def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
+        """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
+        return self.call(_guarded(Add(key, amount), when), timeout=timeout).value
+
+    def append(self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
+        """Append to what a key holds, a missing key counting as empty; the new length in bytes."""
+        return self.call(_guarded(Append(key, value), when), timeout=timeout).value
+
+    def transact(
+        self,
+        *,
+        when: Iterable[Condition] = (),
+        then: Iterable[Operation] = (),
+        otherwise: Iterable[Operation] = (),
+        timeout: float | None = None,
+    ) -> TransactionResult:
+        """If all conditions hold do `then`, else `otherwise`, all at one revision."""
+        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise))
+        return self.call(request, timeout=timeout)
+
+    def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
+        """Wait until all keys exist, and give what they hold then; without `timeout`, for as long as it takes."""
+        return _entries(self.call(_guarded(Wait(keys=tuple(keys)), when), timeout=timeout).entries)
+
+    def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> BlockingLease:
+        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
+        granted = self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
+        return BlockingLease(self, id=granted.lease, ttl=granted.ttl)
+
+    def ping(self, *, timeout: float | None = None) -> float:
+        """How many seconds an answer takes."""
+        started = self.time()
+        self.call(Ping(), timeout=timeout)
+        return self.time() - started
+
+    def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The server's counters, by name."""
+        return self.call(Stats(), timeout=timeout).figures
+
+    @abstractmethod
+    def time(self) -> float:
+        """Seconds on this client's clock."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BlockingLease:
+    """The blocking twin of `Lease`."""
+
+    __slots__ = ("_store", "id", "ttl")
+
+    def __init__(self, store: BlockingStore, *, id: int, ttl: float) -> None:
+        self._store = store
+        self.id = id
+        self.ttl = ttl
+
+    def keep_alive(self, *, timeout: float | None = None) -> None:
+        """Give it its full TTL again, once; `LeaseNotFound` if it has lapsed."""
+        self._store.call(KeepAlive(lease=self.id), timeout=timeout)
+
+    def revoke(self, *, timeout: float | None = None) -> None:
+        """End it now, and its keys with it."""
+        self._store.call(Revoke(lease=self.id), timeout=timeout)
+
+    def time_to_live(self, *, timeout: float | None = None) -> float:
+        """How many seconds it has left."""
+        return self._store.call(TimeToLive(lease=self.id), timeout=timeout).remaining

@@ -1,0 +1,440 @@
+"""The nouns of the store: one frozen dataclass per request, response and event.
+
+A request knows its response by its type: `Put` is a `Request[Written]`, so `call(Put(...))` is known to give a
+`Written`. Nothing here does anything; `wire` turns these into bytes, `engine` carries them out, and the clients build
+them. The words are etcd's: a *revision* is the store-wide counter that steps once per change; `create_revision` and
+`mod_revision` are the revisions at which a key was made and last changed; keys on a *lease* go when it lapses.
+
+Seconds everywhere, and always durations: no deadline ever crosses the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Generic, Literal, TypeVar
+
+__all__ = [
+    "MUTATIONS",
+    "Add",
+    "Added",
+    "Append",
+    "Cancel",
+    "CompareAndSet",
+    "CompareAndSetResult",
+    "Condition",
+    "Count",
+    "Counted",
+    "Delete",
+    "DeletePrefix",
+    "Done",
+    "Entry",
+    "Event",
+    "EventKind",
+    "Failed",
+    "FailureKind",
+    "Figures",
+    "Found",
+    "Get",
+    "GetMany",
+    "Grant",
+    "Granted",
+    "Guarded",
+    "KeepAlive",
+    "LeaseState",
+    "List",
+    "Listing",
+    "Operation",
+    "Ping",
+    "Pong",
+    "Put",
+    "Request",
+    "Response",
+    "Revoke",
+    "Stats",
+    "Target",
+    "TimeToLive",
+    "Transact",
+    "TransactionResult",
+    "Wait",
+    "Watch",
+    "Watching",
+    "Written",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A key as it stands: its value, when it was made and last changed, and the lease it goes with, if any."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease: int | None = None
+
+
+EventKind = Literal["put", "delete", "synced", "reset"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One change seen by a watch.
+
+    `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
+    `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows.
+    """
+
+    kind: EventKind
+    revision: int
+    key: str = ""
+    value: bytes = b""
+    create_revision: int = 0
+    lease: int | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """What a `put` left behind."""
+        assert self.kind == "put", "only a put leaves an entry"
+        return Entry(
+            key=self.key,
+            value=self.value,
+            create_revision=self.create_revision,
+            mod_revision=self.revision,
+            lease=self.lease,
+        )
+
+
+class Target(IntEnum):
+    """What of a key a condition looks at. A key that does not exist has both revisions 0 and no value."""
+
+    MOD_REVISION = 0
+    CREATE_REVISION = 1
+    VALUE = 2
+    EXISTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence."""
+
+    key: str
+    target: Target
+    expected: int | bytes | bool
+
+
+# ---------------------------------------------------------------------------------------------------- responses
+
+
+class Response:
+    """Base of what a server answers with."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written(Response):
+    """The revision that a write made."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Response):
+    """What a key holds, or None."""
+
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing(Response):
+    """Entries, in the order asked for (None where a key is missing), as of one revision."""
+
+    entries: tuple[Entry | None, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted(Response):
+    """How many keys there were, or were deleted."""
+
+    count: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAndSetResult(Response):
+    """Whether the write happened, and what is there now, so that the loser need not read again."""
+
+    succeeded: bool
+    entry: Entry | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added(Response):
+    """The sum after an `Add`, or the length in bytes after an `Append`."""
+
+    value: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionResult(Response):
+    """Which branch of a transaction ran, and one result per operation of it, in order.
+
+    A `Put` results in its revision, a `Get` in an `Entry` or None, a `Delete` in whether there was something to
+    delete, an `Add` in the sum, an `Append` in the length.
+    """
+
+    succeeded: bool
+    results: tuple[int | bool | Entry | None, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted(Response):
+    """A lease, and the TTL it was granted for, which may be longer than was asked for."""
+
+    lease: int
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseState(Response):
+    """A lease as the server sees it: seconds it has left, seconds it was granted for, and its keys, sorted."""
+
+    remaining: float
+    ttl: float
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching(Response):
+    """A watch is open; every change after `revision` will come, and those from its start up to it are on their way."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done(Response):
+    """Nothing to say but that it was done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong(Response):
+    """The server is there, at this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(Response):
+    """What `stats()` shows: plain names to plain numbers or strings."""
+
+    figures: dict[str, Any]
+
+
+class FailureKind(IntEnum):
+    """Which error of `errors` a refused request raises at the client."""
+
+    USAGE = 0
+    LIMIT = 1
+    LEASE = 2
+    CONDITION = 3
+    COMPACTED = 4
+    FORGOTTEN = 5  # applied once already, but its reply is no longer kept: `ConnectionLost(maybe_applied=True)`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Response):
+    """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for the person who reads it."""
+
+    kind: FailureKind
+    message: str
+
+
+# ----------------------------------------------------------------------------------------------------- requests
+
+R_co = TypeVar("R_co", bound=Response, covariant=True)
+
+
+class Request(Generic[R_co]):
+    """Base of what a client asks; the type parameter is the response it gets."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Request[Written]):
+    """Write a key. Without `ttl` or `lease` the key stays, also if it was on a lease before."""
+
+    key: str
+    value: bytes
+    ttl: float | None = None
+    lease: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Request[Found]):
+    """Read a key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Request[Counted]):
+    """Delete a key."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Request[Added]):
+    """Add to the decimal number a key holds; a missing key counts from 0. The key keeps its lease."""
+
+    key: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Request[Added]):
+    """Append bytes to what a key holds; a missing key counts as empty. The key keeps its lease."""
+
+    key: str
+    value: bytes
+
+
+Operation = Put | Get | Delete | Add | Append
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetMany(Request[Listing]):
+    """Read several keys at one revision."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class List(Request[Listing]):
+    """Read all keys that start with `prefix`, sorted; with `keys_only`, their values come empty."""
+
+    prefix: str
+    keys_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count(Request[Counted]):
+    """Count the keys that start with `prefix`."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePrefix(Request[Counted]):
+    """Delete all keys that start with `prefix`, at one revision."""
+
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAndSet(Request[CompareAndSetResult]):
+    """Write a key if it is as expected: a mod_revision (0: it must not exist) or a value, exactly one of the two."""
+
+    key: str
+    value: bytes
+    expected_revision: int | None = None
+    expected_value: bytes | None = None
+    ttl: float | None = None
+    lease: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transact(Request[TransactionResult]):
+    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key may be named once a branch."""
+
+    when: tuple[Condition, ...]
+    then: tuple[Operation, ...]
+    otherwise: tuple[Operation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(Request[Listing]):
+    """Answer when all keys exist, with what they hold then."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded(Request[R_co]):
+    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` ends when they cease to hold."""
+
+    when: tuple[Condition, ...]
+    request: Request[R_co]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(Request[Granted]):
+    """Grant a lease of `ttl` seconds.
+
+    With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
+    no other connection has kept it alive since.
+    """
+
+    ttl: float
+    disconnect_ttl: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepAlive(Request[Granted]):
+    """Give a lease its full TTL again, and take over as the connection that keeps it."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke(Request[Done]):
+    """End a lease and delete its keys now."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeToLive(Request[LeaseState]):
+    """Ask what a lease has left."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch(Request[Watching]):
+    """Watch all keys that start with `prefix`; events come under this request's id until it is cancelled.
+
+    With `start_revision` (inclusive) every change from then on; with `snapshot` first what is there now; with neither,
+    every change after this request.
+    """
+
+    prefix: str
+    start_revision: int | None = None
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Request[Done]):
+    """End the watch or the parked wait of this id, on this connection."""
+
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Request[Pong]):
+    """Ask whether the server is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(Request[Figures]):
+    """Ask for the server's counters."""
+
+
+# What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
+# until they are acknowledged. Renewing or revoking a lease twice is the same as once.
+MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant)

@@ -1,0 +1,114 @@
+"""Pure: replies kept until acknowledged, so that a request sent twice is applied once (promise S2).
+
+A session belongs to a client and outlives its connections. The client numbers its requests upwards; with each it says
+up to which number it has had the replies to all its mutations. After a reconnect it sends again what it has no reply
+to: what was applied already is answered from here.
+
+Only replies to mutations are kept; reading twice does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from store.messages import Response
+
+__all__ = ["FORGOTTEN", "Session", "Sessions"]
+
+
+class _Forgotten:
+    """The request was applied once, but what it answered is no longer known."""
+
+
+FORGOTTEN = _Forgotten()
+
+
+class Session:
+    """One client's replies, and the connection it has now, if any."""
+
+    __slots__ = ("_bytes", "_highest", "_replies", "abandoned_at", "id", "peer")
+
+    def __init__(self, id: bytes) -> None:
+        self.id = id
+        self.peer: int | None = None
+        self.abandoned_at: float | None = None  # on the server's clock
+        self._replies: dict[int, tuple[Response, int]] = {}
+        self._bytes = 0
+        self._highest = 0
+
+    def acknowledge(self, up_to: int) -> None:
+        """The client has the replies to all its mutations up to this request."""
+        while self._replies:
+            oldest = next(iter(self._replies))
+            if oldest > up_to:
+                return
+            self._bytes -= self._replies.pop(oldest)[1]
+
+    def replay(self, request_id: int) -> Response | _Forgotten | None:
+        """What was answered to this mutation; None if it was never applied."""
+        kept = self._replies.get(request_id)
+        if kept is not None:
+            return kept[0]
+        return FORGOTTEN if request_id <= self._highest else None
+
+    def full(self, *, replies_max: int, bytes_max: int) -> bool:
+        """Whether another reply would pass a limit."""
+        return len(self._replies) >= replies_max or self._bytes >= bytes_max
+
+    def keep(self, request_id: int, response: Response, cost: int) -> None:
+        """Keep the reply to a mutation that was just applied; `cost` is its rough size in bytes."""
+        assert request_id > self._highest, "requests of a session are applied in order"
+        self._highest = request_id
+        self._replies[request_id] = (response, cost)
+        self._bytes += cost
+
+
+class Sessions:
+    """All sessions of a store."""
+
+    def __init__(self, *, ttl: float, sessions_max: int) -> None:
+        self._ttl, self._max = ttl, sessions_max
+        self._sessions: dict[bytes, Session] = {}
+        self._abandoned: dict[bytes, None] = {}  # those without a connection, longest first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None, bool] | None:
+        """Give a session to a connection.
+
+        Returns:
+            The session, the peer that had it until now, and whether it was known before; None if there are too many.
+        """
+        self.expire(now)
+        session = self._sessions.get(id)
+        resumed = session is not None
+        if session is None:
+            if len(self._sessions) >= self._max:
+                return None
+            session = self._sessions[id] = Session(id)
+        self._abandoned.pop(id, None)
+        previous, session.peer, session.abandoned_at = session.peer, peer, None
+        return session, previous, resumed
+
+    def close(self, session: Session, *, peer: int, now: float) -> None:
+        """The connection `peer` of a session has closed; the session waits for its client to come back."""
+        if session.peer == peer:
+            session.peer, session.abandoned_at = None, now
+            self._abandoned[session.id] = None
+
+    def end(self, session: Session) -> None:
+        """The client said that it will not come back."""
+        self._abandoned.pop(session.id, None)
+        self._sessions.pop(session.id, None)
+
+    def expire(self, now: float) -> None:
+        """Forget the sessions whose clients have been away for too long."""
+        while self._abandoned:
+            id = next(iter(self._abandoned))
+            abandoned_at = self._sessions[id].abandoned_at
+            assert abandoned_at is not None, "an abandoned session knows since when"
+            if now - abandoned_at < self._ttl:
+                return
+            del self._abandoned[id], self._sessions[id]

@@ -1,0 +1,64 @@
+"""Shell: what every socket of ours needs: quick sending, early notice of a dead peer, and care about `fork()`.
+
+A forked child shares its parent's sockets. It must not speak on them, and while it holds them open the parent's death
+goes unnoticed at the other end. So every socket is remembered here, and in a forked child each is replaced by
+`/dev/null`, which keeps its number taken and harmless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import weakref
+from typing import Any
+
+__all__ = ["keep_watch_over", "raise_file_limit"]
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()  # sockets, or asyncio's stand-ins for them
+
+
+def keep_watch_over(sock: Any) -> None:
+    """Prepare a connected TCP socket, and remember it in case of a fork.
+
+    A peer whose machine has gone away without a word is noticed within about half a minute.
+    """
+    with contextlib.suppress(OSError):  # it may have been closed already; its owner will notice
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (
+            ("TCP_KEEPIDLE", 15),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", 30_000),
+        ):
+            option = getattr(socket, name, None)  # macOS has other names and its own defaults
+            if option is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    _watched.add(sock)
+
+
+def raise_file_limit() -> int:
+    """Raise the limit of open files to its hard limit; how many that allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard or hard == resource.RLIM_INFINITY:
+        wanted = 1_048_576 if hard == resource.RLIM_INFINITY else hard
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses more than kern.maxfilesperproc
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return soft
+
+
+def _let_go_in_child() -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for sock in list(_watched):
+        with contextlib.suppress(OSError, ValueError):
+            number = sock.fileno()
+            if number >= 0:
+                os.dup2(null, number)
+    os.close(null)
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

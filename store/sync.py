@@ -1,0 +1,469 @@
+"""Shell: the client for blocking callers, on sockets of its own, and the server in a thread.
+
+A blocking call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol, and
+what happens after a reconnect, is `connection`'s, exactly as for the async client. A call takes a free channel, or
+makes another one, so threads do not wait for each other's waits. A call that is interrupted, by Ctrl-C or by a signal
+handler that raises, gets out at once; its channel is closed, since nobody knows how far it had come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import socket
+import ssl
+import time
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from anyio.from_thread import start_blocking_portal
+
+from store import client as async_client
+from store import interface, wire
+from store import server as async_server
+from store.address import Address
+from store.connection import ClientConnection, InFlight, WatchCursor, error_of
+from store.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    UsedAfterFork,
+    WatchCompacted,
+)
+from store.loops import backend_options
+from store.messages import Cancel, Event, Ping, Request, Response
+from store.sockets import keep_watch_over
+from store.wire import Bye, Events, Lagged, Reply, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from store.limits import Limits
+    from store.server import Server
+
+__all__ = ["Client", "Watch", "connect", "serve"]
+
+RECEIVE_BYTES = 64 * 1024
+HEARTBEAT = async_client.HEARTBEAT
+CONNECT_TIMEOUT = 10.0  # seconds for one attempt; there may be several within a call's timeout
+
+R = TypeVar("R", bound=Response)
+
+
+class _Expired(Exception):
+    """The caller's time is over; it becomes one of the public errors before it leaves this room."""
+
+
+class _Channel:
+    """One socket and its conversation, used by one thread at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._name = client.name
+        self.connection = ClientConnection(session_id=secrets.token_bytes(16), token=client.token, name=client.name)
+        self.sock: socket.socket | None = None
+        self.pushed: deque[Events | Lagged] = deque()  # what came for a watch
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._attempt = 0
+        self._problem = "it has never answered"
+
+    def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
+        """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        item = self.connection.ask(request, None)
+        try:
+            while True:
+                try:
+                    self._connect_if_needed(item, deadline)
+                    self._send(self.connection.encode(item))
+                    return cast("R", self._answer_to(item, deadline)), item.request_id
+                except OSError as error:
+                    self.disconnected(error)
+        except _Expired:
+            late = self._out_of_time(item, cast("float", timeout))
+            self._give_up(item)
+            raise late from None
+        except StoreError:
+            self.connection.abandon(item)
+            raise
+        except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
+            self.connection.abandon(item)
+            self.close()
+            raise
+
+    def _connect_if_needed(self, item: InFlight, deadline: float | None) -> None:
+        if self.sock is not None:
+            return
+        self._pause(deadline)
+        self._client.check_usable()
+        welcome = self._connect(deadline)
+        self._attempt = 0
+        if not welcome.resumed and item in self.connection.lost_for_good():
+            raise ConnectionLost(
+                f"the connection to {self._name} broke, and the server has since forgotten this client's session",
+                maybe_applied=True,
+            )
+
+    def _pause(self, deadline: float | None) -> None:
+        """Before another attempt: up to twice as long as before the last, with full jitter."""
+        if self._attempt:
+            pause = self._client.rng.uniform(
+                0, min(async_client.BACKOFF_FIRST * 2**self._attempt, async_client.BACKOFF_MOST)
+            )
+            if deadline is not None and time.monotonic() + pause >= deadline:
+                time.sleep(max(deadline - time.monotonic(), 0))
+                raise _Expired
+            time.sleep(pause)
+        self._attempt += 1
+
+    def _connect(self, deadline: float | None) -> Welcome:
+        address, tls = self._client.address, self._client.tls
+        within = CONNECT_TIMEOUT if deadline is None else max(min(deadline - time.monotonic(), CONNECT_TIMEOUT), 0.001)
+        sock = socket.create_connection((address.host, address.port), timeout=within)
+        try:
+            keep_watch_over(sock)
+            if address.secure:
+                context = tls or ssl.create_default_context()
+                sock = context.wrap_socket(sock, server_hostname=address.host)
+                keep_watch_over(sock)
+            sock.settimeout(HEARTBEAT)
+        except ssl.SSLCertVerificationError as error:
+            sock.close()
+            raise self._client.fail(
+                AuthenticationError(f"{self._name} has no certificate that we trust: {error.verify_message}")
+            ) from None
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+        self.connection.store_id = self._client.store_id
+        self.connection.connected(nonce=secrets.token_bytes(16))
+        while True:
+            for item in self.receive(deadline):
+                if isinstance(item, bytes):
+                    self._send(item)
+                elif isinstance(item, Welcome):
+                    self._client.store_id = self.connection.store_id
+                    return item
+
+    def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
+        answer: Response | None = None
+        while answer is None:
+            for received in self.receive(deadline):
+                if isinstance(received, Reply):
+                    if self.connection.answered(received.request_id) is item:
+                        answer = received.response
+                elif isinstance(received, (Events, Lagged)):
+                    self.pushed.append(received)
+                elif isinstance(received, Bye):
+                    self._problem = received.reason
+        error = error_of(answer)
+        if error is not None:
+            raise error
+        return answer
+
+    def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+        """What the next bytes from the server say, waiting for them until the deadline.
+
+        Raises:
+            OSError: The connection is lost.
+            _Expired: Nothing came in time.
+        """
+        count = self._read(deadline)
+        try:
+            yield from self.connection.receive(self._buffer[:count])
+        except (AuthenticationError, StoreReplaced, ProtocolError) as error:
+            raise self._client.fail(error) from None
+        except LimitExceeded as error:  # the server is full, and may have room later
+            raise ConnectionRefusedError(str(error)) from None
+
+    def _read(self, deadline: float | None) -> int:
+        assert self.sock is not None
+        silent_since = time.monotonic()
+        while True:
+            patience = HEARTBEAT
+            if deadline is not None:
+                patience = min(deadline - time.monotonic(), HEARTBEAT)
+                if patience <= 0:
+                    raise _Expired
+            if patience != self.sock.gettimeout():
+                self.sock.settimeout(patience)
+            try:
+                count = self.sock.recv_into(self._buffer)
+            except TimeoutError:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise _Expired from None
+                silence = time.monotonic() - silent_since
+                if silence >= 2 * HEARTBEAT:
+                    raise ConnectionResetError(f"it has been silent for {silence:.0f} s") from None
+                if silence >= HEARTBEAT and self.connection.welcomed is not None:
+                    self._send(self.connection.encode(self.connection.ask(Ping(), None)))
+            else:
+                if not count:
+                    raise ConnectionResetError("it closed the connection")
+                return count
+
+    def _send(self, frame: bytes) -> None:
+        assert self.sock is not None
+        if self.sock.gettimeout() != HEARTBEAT:
+            self.sock.settimeout(HEARTBEAT)  # a server that takes nothing for so long is as good as gone
+        self.sock.sendall(frame)
+
+    def _out_of_time(self, item: InFlight, timeout: float) -> StoreError:
+        what = f"{type(item.request).__name__} at {self._name}"
+        maybe = item.mutates and item.sent
+        if self.sock is not None and self.connection.welcomed is not None:
+            return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
+        return ConnectionLost(
+            f"{what} was not answered within {timeout:g} s: the connection is lost, {self._problem}",
+            maybe_applied=maybe,
+        )
+
+    def _give_up(self, item: InFlight) -> None:
+        """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
+        self.connection.abandon(item)
+        if async_client.waits(item.request) and item.sent and self.connection.welcomed is not None:
+            try:
+                self._send(self.connection.encode(self.connection.ask(Cancel(target=item.request_id), None)))
+            except OSError as error:
+                self.disconnected(error)
+
+    def disconnected(self, error: OSError) -> None:
+        """The connection is gone; the next call makes another one."""
+        self._problem = async_client.in_words(error)
+        self.close()
+
+    def close(self, *, farewell: bool = False) -> None:
+        """Close the socket. The conversation can go on over another one."""
+        sock, self.sock = self.sock, None
+        if sock is not None:
+            if farewell:
+                with contextlib.suppress(OSError):
+                    sock.sendall(wire.encode_bye("done"))
+            sock.close()
+        self.pushed.clear()
+        self.connection.disconnected()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever reads here gets out."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
+
+
+class Client(interface.BlockingStore):
+    """The blocking client of a store; safe to use from several threads, and reconnecting by itself.
+
+    Args:
+        address: Where the store is.
+        token: What is proven to the server, and asked of it.
+        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
+        timeout: Seconds that the first connection, and every call without its own `timeout`, may take.
+        rng: For the jitter of reconnecting.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = async_client.DEFAULT_TIMEOUT,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.address = address
+        self.name = str(address)
+        self.token = token
+        self.tls = tls
+        self.timeout = timeout
+        self.rng = rng or random.Random()
+        self.store_id: str | None = None
+        self._free: list[_Channel] = []  # appending and popping are atomic, so threads need no lock
+        self._all: list[_Channel] = []
+        self._failed: StoreError | None = None
+        self._pid = os.getpid()
+
+    def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request and give its response; see `BlockingStore.call`."""
+        self.check_usable()
+        if timeout is None and not async_client.waits(request):
+            timeout = self.timeout
+        channel = self.take_channel()
+        try:
+            return channel.call(request, timeout)[0]
+        finally:
+            if self._failed is None:
+                self._free.append(channel)
+
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
+        """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a connection of its own."""
+        return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
+
+    def time(self) -> float:
+        """Seconds on this machine's monotonic clock."""
+        return time.monotonic()
+
+    def close(self) -> None:
+        """Hang up for good; calls under way in other threads get `ConnectionLost`."""
+        free, self._free = self._free, []
+        for channel in free:
+            channel.close(farewell=True)
+        self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
+
+    def interrupt(self, error: StoreError) -> None:
+        """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
+        self.fail(error)
+        for channel in self._all:
+            channel.interrupt()
+
+    # The channels and watches of this room call these.
+
+    def fail(self, error: StoreError) -> StoreError:
+        """This client is of no more use; the first reason counts."""
+        if self._failed is None:
+            self._failed = error
+        return error
+
+    def check_usable(self) -> None:
+        """Raise what this client failed of, or that it was inherited over `fork()`."""
+        if self._pid != os.getpid():
+            raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
+        if self._failed is not None:
+            raise async_client.fresh(self._failed)
+
+    def take_channel(self) -> _Channel:
+        """A free channel, or a new one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            channel = _Channel(self)
+            self._all.append(channel)
+            return channel
+
+    def drop_channel(self, channel: _Channel) -> None:
+        """A watch no longer needs its channel."""
+        channel.close(farewell=True)
+        with contextlib.suppress(ValueError):
+            self._all.remove(channel)
+
+
+class Watch(interface.BlockingWatch):
+    """A watch with a connection of its own; see `interface.BlockingWatch`."""
+
+    def __init__(self, client: Client, cursor: WatchCursor) -> None:
+        self._client = client
+        self._cursor = cursor
+        self._channel = _Channel(client)
+        self._id = 0
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._client.check_usable()
+        self._client._all.append(self._channel)
+        try:
+            self._open()
+        except BaseException:
+            self._client.drop_channel(self._channel)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._client.drop_channel(self._channel)
+
+    def close(self) -> None:
+        """End it from another thread: its reader's loop ends."""
+        self._closed = True
+        self._channel.interrupt()
+
+    def batches(self) -> Iterator[list[Event]]:
+        """One list of events per revision; see `interface.BlockingWatch`."""
+        while not self._closed:
+            while self._channel.pushed:
+                pushed = self._channel.pushed.popleft()
+                if isinstance(pushed, Events):
+                    if pushed.request_id == self._id:
+                        self._cursor.delivered(pushed.events)
+                        yield list(pushed.events)
+                else:
+                    self._cursor.nothing_before(pushed.revision)
+                    yield from self._reopen()
+            try:
+                if self._channel.sock is None:
+                    yield from self._reopen()
+                    continue
+                for item in self._channel.receive(None):
+                    if isinstance(item, (Events, Lagged)):
+                        self._channel.pushed.append(item)
+                    elif isinstance(item, Reply):
+                        self._channel.connection.answered(item.request_id)
+            except OSError as error:
+                self._channel.disconnected(error)
+
+    def _reopen(self) -> Iterator[list[Event]]:
+        """Open it again, however long that takes; a `reset` comes out first if history is gone."""
+        while not self._closed:
+            try:
+                reset = self._open()
+            except WatchCompacted:
+                if not self._cursor.compacted():
+                    raise
+            except ConnectionLost:
+                self._client.check_usable()
+            else:
+                if reset is not None:
+                    yield [reset]
+                return
+
+    def _open(self) -> Event | None:
+        request, reset = self._cursor.opening()
+        watching, self._id = self._channel.call(request, self._client.timeout)
+        self._cursor.opened(watching.revision)
+        return reset
+
+
+@contextlib.contextmanager
+def connect(
+    url: str,
+    *,
+    token: str | bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = async_client.DEFAULT_TIMEOUT,
+) -> Iterator[Client]:
+    """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
+    secret = token.encode() if isinstance(token, str) else token
+    with Client(Address.parse(url), token=secret, tls=tls, timeout=timeout) as client:
+        client.call(Ping())
+        yield client
+
+
+@contextlib.contextmanager
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    token: str | bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    limits: Limits | None = None,
+    sock: socket.socket | None = None,
+) -> Iterator[Server]:
+    """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
+
+    A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted against
+    anybody's lease.
+    """
+    with start_blocking_portal(backend_options=backend_options()) as portal:
+        serving = async_server.serve(host, port, token=token, tls=tls, insecure=insecure, limits=limits, sock=sock)
+        with portal.wrap_async_context_manager(serving) as server:
+            yield server

@@ -1,0 +1,131 @@
+"""Pure: who watches which prefix, and the recent history from which a watch can resume (promise S4).
+
+Watchers are kept by prefix, and prefixes by length, so that a change asks one dictionary per distinct length rather
+than one comparison per watch: ten thousand nodes watching one prefix are one entry here, and one encoded frame at the
+server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from store.messages import Event
+
+__all__ = ["History", "Watches", "event_bytes"]
+
+Watcher = tuple[int, int]  # the peer, and the id of its watch
+
+EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, as sys.getsizeof has it, rounded up
+
+
+def event_bytes(event: Event) -> int:
+    """What an event costs to keep."""
+    return EVENT_OVERHEAD + len(event.key) + len(event.value)
+
+
+class Watches:
+    """The open watches of all peers."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[str, dict[Watcher, None]] = {}  # by prefix; dicts, for their order
+        self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
+        self._lengths: dict[int, int] = {}  # how many distinct prefixes have this length
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def of(self, peer: int) -> int:
+        """How many watches a peer has open."""
+        return len(self._prefixes.get(peer, ()))
+
+    def add(self, peer: int, watch_id: int, prefix: str) -> None:
+        """Open a watch."""
+        if prefix not in self._watchers:
+            self._watchers[prefix] = {}
+            self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
+        self._watchers[prefix][peer, watch_id] = None
+        self._prefixes.setdefault(peer, {})[watch_id] = prefix
+        self._count += 1
+
+    def remove(self, peer: int, watch_id: int) -> bool:
+        """Close a watch; False if there is none of this id."""
+        prefixes = self._prefixes.get(peer, {})
+        prefix = prefixes.pop(watch_id, None)
+        if prefix is None:
+            return False
+        if not prefixes:
+            del self._prefixes[peer]
+        watchers = self._watchers[prefix]
+        del watchers[peer, watch_id]
+        self._count -= 1
+        if not watchers:
+            del self._watchers[prefix]
+            self._lengths[len(prefix)] -= 1
+            if not self._lengths[len(prefix)]:
+                del self._lengths[len(prefix)]
+        return True
+
+    def peer_closed(self, peer: int) -> None:
+        """Close all watches of a peer."""
+        for watch_id in list(self._prefixes.get(peer, ())):
+            self.remove(peer, watch_id)
+
+    def interested(self, events: Sequence[Event]) -> Iterator[tuple[tuple[Watcher, ...], tuple[Event, ...]]]:
+        """Who must hear of the events of one revision, and of which of them; together, so that each is told once."""
+        if not self._watchers:
+            return
+        heard: dict[str, list[Event]] = {}
+        for event in events:
+            for length in self._lengths:
+                prefix = event.key[:length]
+                if len(prefix) == length and prefix in self._watchers:
+                    heard.setdefault(prefix, []).append(event)
+        for prefix, about in heard.items():
+            yield tuple(self._watchers[prefix]), tuple(about)
+
+
+class History:
+    """The latest changes, one entry per revision, bounded by bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._revisions: deque[tuple[Event, ...]] = deque()
+        self._bytes = 0
+        self._compacted = 0  # every change up to this revision is gone
+
+    @property
+    def compacted(self) -> int:
+        """The last revision that is no longer kept."""
+        return self._compacted
+
+    @property
+    def bytes(self) -> int:
+        """What the history costs to keep."""
+        return self._bytes
+
+    def append(self, events: tuple[Event, ...]) -> None:
+        """Remember the changes of one revision, forgetting the oldest as room demands."""
+        self._revisions.append(events)
+        self._bytes += sum(map(event_bytes, events))
+        while self._bytes > self._bytes_max:
+            oldest = self._revisions.popleft()
+            self._bytes -= sum(map(event_bytes, oldest))
+            self._compacted = oldest[0].revision
+
+    def since(self, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
+        """The changes under `prefix` from `revision` on, one tuple per revision; None if some are gone."""
+        if revision <= self._compacted:
+            return None
+        skipped = revision - self._compacted - 1  # revisions have no gaps, so this is an index
+        found = []
+        for events in islice(self._revisions, skipped, None):
+            matching = tuple(event for event in events if event.key.startswith(prefix))
+            if matching:
+                found.append(matching)
+        return found

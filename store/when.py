@@ -1,0 +1,65 @@
+"""Conditions that read like what they mean: `when.mod_revision(key) == 7`, `when.exists(key)`.
+
+`==` on these terms makes a `Condition` rather than comparing; that is the whole trick of this room.
+"""
+
+from __future__ import annotations
+
+from store.messages import Condition, Target
+
+__all__ = ["create_revision", "exists", "missing", "mod_revision", "value"]
+
+
+class _Revision:
+    """A revision of a key, waiting to be compared."""
+
+    __slots__ = ("_key", "_target")
+    __hash__ = None  # type: ignore[assignment]  # a term is no dictionary key: it is half a sentence
+
+    def __init__(self, key: str, target: Target) -> None:
+        self._key, self._target = key, target
+
+    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
+        if not isinstance(other, int):
+            raise TypeError(f"a revision of {self._key!r} is compared with {other!r}; revisions are int")
+        return Condition(key=self._key, target=self._target, expected=other)
+
+
+class _Value:
+    """The value of a key, waiting to be compared."""
+
+    __slots__ = ("_key",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __eq__(self, other: object) -> Condition:  # type: ignore[override]
+        if not isinstance(other, bytes):
+            raise TypeError(f"the value of {self._key!r} is compared with {other!r}; values are bytes")
+        return Condition(key=self._key, target=Target.VALUE, expected=other)
+
+
+def mod_revision(key: str) -> _Revision:
+    """The revision at which `key` was last changed; 0 if it does not exist."""
+    return _Revision(key, Target.MOD_REVISION)
+
+
+def create_revision(key: str) -> _Revision:
+    """The revision at which `key` was made; 0 if it does not exist."""
+    return _Revision(key, Target.CREATE_REVISION)
+
+
+def value(key: str) -> _Value:
+    """What `key` holds; a key that does not exist equals no value."""
+    return _Value(key)
+
+
+def exists(key: str) -> Condition:
+    """`key` exists."""
+    return Condition(key=key, target=Target.EXISTS, expected=True)
+
+
+def missing(key: str) -> Condition:
+    """`key` does not exist."""
+    return Condition(key=key, target=Target.EXISTS, expected=False)

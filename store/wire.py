@@ -1,0 +1,669 @@
+"""Sans-I/O: messages to bytes and back. Nothing here decides; every byte of the protocol is described here.
+
+A frame is a length and a body::
+
+    4 bytes    length of the body, big-endian
+    body       one msgpack array: [code, ...]
+
+The conversation opens with three frames, the server first, so that a client
+behind TLS learns at once if it was refused::
+
+    server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
+    client     ["rdzv", version, session_id, nonce, proof]                                 the hello
+    server     ["rdzv", resumed, address, revision, frame_bytes_max, proof]                the welcome
+
+or, instead of the last, ``["sorry", kind, message]`` before the server hangs up. After that::
+
+    client     [code, request_id, acknowledged, *fields]     a request; `acknowledged`: replies received up to there
+    server     [code, request_id, *fields]                   a response
+    server     [EVENTS, request_id, [event, ...]]            events for the watch that was opened by that request
+    server     [LAGGED, request_id, revision]                that watch has ended after `revision`: too slow a reader
+    either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
+
+Fields are positional, in the order of the tables at the end of this file. msgpack extension types are never accepted,
+and nothing received is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+import msgpack
+
+from store.errors import LimitExceeded, ProtocolError
+from store.messages import (
+    Add,
+    Added,
+    Append,
+    Cancel,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Delete,
+    DeletePrefix,
+    Done,
+    Entry,
+    Event,
+    EventKind,
+    Failed,
+    FailureKind,
+    Figures,
+    Found,
+    Get,
+    GetMany,
+    Grant,
+    Granted,
+    Guarded,
+    KeepAlive,
+    LeaseState,
+    List,
+    Listing,
+    Operation,
+    Ping,
+    Pong,
+    Put,
+    Request,
+    Response,
+    Revoke,
+    Stats,
+    Target,
+    TimeToLive,
+    Transact,
+    TransactionResult,
+    Wait,
+    Watch,
+    Watching,
+    Written,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "HANDSHAKE_BYTES_MAX",
+    "VERSION",
+    "Bye",
+    "Events",
+    "FrameReader",
+    "Greeting",
+    "Hello",
+    "Lagged",
+    "Reply",
+    "Sorry",
+    "Welcome",
+    "decode_greeting",
+    "decode_hello",
+    "decode_request",
+    "decode_server_frame",
+    "decode_welcome",
+    "encode_bye",
+    "encode_events",
+    "encode_greeting",
+    "encode_hello",
+    "encode_lagged",
+    "encode_request",
+    "encode_response",
+    "encode_sorry",
+    "encode_welcome",
+    "frame_events",
+]
+
+VERSION = 1
+MAGIC = "rdzv"
+SORRY = "sorry"
+HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
+RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
+
+_length = struct.Struct(">I")
+_pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+
+
+class Greeting(NamedTuple):
+    """The server's first words."""
+
+    version_min: int
+    version_max: int
+    store_id: str
+    nonce: bytes
+    token_wanted: bool
+
+
+class Hello(NamedTuple):
+    """The client's first words; `proof` is empty if it has no token."""
+
+    version: int
+    session_id: bytes
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """The server takes the client in; `address` is where it sees it come from."""
+
+    resumed: bool
+    address: str
+    revision: int
+    frame_bytes_max: int
+    proof: bytes
+
+
+class Sorry(NamedTuple):
+    """The server does not take the client in: `kind` names the error that it should raise."""
+
+    kind: str
+    message: str
+
+
+class Reply(NamedTuple):
+    """A response, and the request it belongs to."""
+
+    request_id: int
+    response: Response
+
+
+class Events(NamedTuple):
+    """Events for a watch."""
+
+    request_id: int
+    events: tuple[Event, ...]
+
+
+class Lagged(NamedTuple):
+    """A watch was ended by the server; everything up to `revision` was sent."""
+
+    request_id: int
+    revision: int
+
+
+class Bye(NamedTuple):
+    """The peer hangs up on purpose."""
+
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------------ frames
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frame bodies, none longer than `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._held = bytearray()
+
+    @property
+    def half_a_frame(self) -> bool:
+        """Whether a frame has begun but not ended."""
+        return bool(self._held)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
+        """Take in bytes; give back the bodies that are complete. They are valid until the next call.
+
+        Raises:
+            ProtocolError: A frame is announced that is longer than allowed, which is also how strangers are recognized.
+        """
+        if self._held:
+            self._held += data
+            data, self._held = self._held, bytearray()
+        view = memoryview(data)
+        bodies = []
+        at, end = 0, len(view)
+        while end - at >= 4:
+            (size,) = _length.unpack_from(view, at)
+            if size > self.bytes_max:
+                raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
+            if end - at - 4 < size:
+                break
+            bodies.append(view[at + 4 : at + 4 + size])
+            at += 4 + size
+        if at < end:
+            self._held = bytearray(view[at:])
+        return bodies
+
+
+def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
+    """Name what knocks, from the first bytes of what should have been a frame."""
+    if start[:2] == b"\x16\x03":
+        return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
+    if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":
+        return "a TLS record on a connection without TLS: use tcps:// for this server"
+    if start[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI"):
+        return "HTTP on a port that speaks the rdzv protocol"
+    return f"a frame of {size} bytes is announced, and {bytes_max} is the limit: not the protocol, or too much of it"
+
+
+def _frame(body: bytes) -> bytes:
+    return _length.pack(len(body)) + body
+
+
+def _decode(body: memoryview | bytes) -> list[Any]:
+    """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
+    try:
+        fields = msgpack.unpackb(body, use_list=True, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+    except RecursionError as error:  # pragma: no cover - msgpack bounds its own depth
+        raise ProtocolError("a frame is nested too deeply") from error
+    except Exception as error:  # msgpack raises several unrelated classes for garbage
+        raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
+    if type(fields) is not list or not fields:
+        raise ProtocolError(f"a frame holds {type(fields).__name__}, not a filled array")
+    return fields
+
+
+def _no_extensions(code: int, _: bytes) -> object:
+    raise ValueError(f"extension type {code} is not part of the protocol")
+
+
+# --------------------------------------------------------------------------------------------------- handshake
+
+
+def encode_greeting(greeting: Greeting) -> bytes:
+    """A greeting as a frame."""
+    return _frame(_pack((MAGIC, *greeting)))
+
+
+def decode_greeting(body: memoryview | bytes) -> Greeting | Sorry:
+    """What a server said first."""
+    return cast("Greeting | Sorry", _decode_opening(body, Greeting, (int, int, str, bytes, bool)))
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """A hello as a frame."""
+    return _frame(_pack((MAGIC, *hello)))
+
+
+def decode_hello(body: memoryview | bytes) -> Hello:
+    """What a client said first."""
+    hello = _decode_opening(body, Hello, (int, bytes, bytes, bytes))
+    if not isinstance(hello, Hello):
+        raise ProtocolError("the client's first frame is no hello")
+    if len(hello.session_id) != 16 or len(hello.nonce) != 16:
+        raise ProtocolError("a hello carries a session id and a nonce of 16 bytes each")
+    return hello
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    """A welcome as a frame."""
+    return _frame(_pack((MAGIC, *welcome)))
+
+
+def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
+    """What a server answered to our hello."""
+    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (bool, str, int, int, bytes)))
+
+
+def encode_sorry(sorry: Sorry) -> bytes:
+    """A refusal as a frame."""
+    return _frame(_pack((SORRY, *sorry)))
+
+
+def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
+    fields = _decode(body)
+    if fields[0] == SORRY and len(fields) == 3 and type(fields[1]) is str and type(fields[2]) is str:
+        return Sorry(fields[1], fields[2])
+    if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
+    return kind(*fields[1:])
+
+
+# ----------------------------------------------------------------------------------------------------- messages
+
+
+def encode_request(request_id: int, acknowledged: int, request: Request[Any]) -> bytes:
+    """A request as a frame."""
+    layout = _LAYOUT_OF[type(request)]
+    body = _pack((layout.code, request_id, acknowledged, *layout.fields(request)))
+    return _length.pack(len(body)) + body
+
+
+def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell."""
+    fields = _decode(body)
+    if fields[0] == BYE:
+        return _decode_bye(fields)
+    layout = _REQUESTS.get(fields[0]) if type(fields[0]) is int else None
+    if layout is None:
+        raise ProtocolError(f"a frame has the code {fields[0]!r}, which no request has")
+    if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    return fields[1], fields[2], layout.build(fields[3:])
+
+
+def encode_response(request_id: int, response: Response) -> bytes:
+    """A response as a frame."""
+    layout = _LAYOUT_OF[type(response)]
+    body = _pack((layout.code, request_id, *layout.fields(response)))
+    return _length.pack(len(body)) + body
+
+
+def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye:
+    """A server's frame."""
+    fields = _decode(body)
+    code = fields[0]
+    if code == BYE:
+        return _decode_bye(fields)
+    if len(fields) < 2 or type(code) is not int or type(fields[1]) is not int:
+        raise ProtocolError("a response does not begin with its code and the id of its request")
+    if code == EVENTS:
+        if len(fields) != 3 or type(fields[2]) is not list:
+            raise ProtocolError("a frame of events has no list of events")
+        return Events(fields[1], tuple(map(_event_from, fields[2])))
+    if code == LAGGED:
+        if len(fields) != 3 or type(fields[2]) is not int:
+            raise ProtocolError("a lagging watch is reported without a revision")
+        return Lagged(fields[1], fields[2])
+    layout = _RESPONSES.get(code)
+    if layout is None:
+        raise ProtocolError(f"a frame has the code {code!r}, which no response has")
+    return Reply(fields[1], layout.build(fields[2:]))
+
+
+def encode_events(events: tuple[Event, ...]) -> bytes:
+    """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
+    return _pack([_event_to(event) for event in events])
+
+
+def frame_events(watch_id: int, encoded: bytes) -> bytes:
+    """A frame of events for one watch, from what `encode_events` made once for all."""
+    head = _EVENTS_HEAD.pack(len(encoded) + _EVENTS_HEAD.size - 4, 0x93, EVENTS, 0xCF, watch_id)
+    return head + encoded
+
+
+def encode_lagged(watch_id: int, revision: int) -> bytes:
+    """A frame that ends a watch whose reader was too slow."""
+    return _frame(_pack((LAGGED, watch_id, revision)))
+
+
+def encode_bye(reason: str) -> bytes:
+    """A farewell as a frame."""
+    return _frame(_pack((BYE, reason)))
+
+
+def _decode_bye(fields: list[Any]) -> Bye:
+    if len(fields) != 2 or type(fields[1]) is not str:
+        raise ProtocolError("a farewell has no reason")
+    return Bye(fields[1])
+
+
+def check_frame(frame: bytes, bytes_max: int) -> None:
+    """Refuse to send what the peer would hang up on.
+
+    Raises:
+        LimitExceeded: The frame is longer than the peer takes.
+    """
+    if len(frame) - 4 > bytes_max:
+        raise LimitExceeded(
+            f"the message has {len(frame) - 4} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
+            f"send less at once, or start the server with a higher limit"
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- fields
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field travels: `check` accepts what was received, `encode` prepares what is sent (None: as it is)."""
+
+    check: Callable[[Any], Any]
+    encode: Callable[[Any], Any] | None = None
+
+
+def _exactly(type_: type) -> _Field:
+    def check(value: Any) -> Any:
+        if type(value) is not type_:
+            raise ProtocolError(f"{value!r:.60} stands where {type_.__name__} belongs")
+        return value
+
+    return _Field(check)
+
+
+def _optional(field: _Field) -> _Field:
+    return _Field(lambda value: None if value is None else field.check(value), field.encode)
+
+
+def _check_seconds(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ProtocolError(f"{value!r:.60} stands where seconds belong")
+    return float(value)
+
+
+def _many(field: _Field) -> _Field:
+    """An array of fields, as a tuple."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise ProtocolError(f"{value!r:.60} stands where an array belongs")
+        return tuple(map(field.check, value))
+
+    encode = field.encode
+    return _Field(check, None if encode is None else lambda values: [encode(value) for value in values])
+
+
+def _entry_to(entry: Entry) -> tuple[Any, ...]:
+    return entry.key, entry.value, entry.create_revision, entry.mod_revision, entry.lease
+
+
+def _entry_from(value: Any) -> Entry:
+    match value:
+        case [str(key), bytes(held), int(created), int(changed), int() | None as lease]:
+            return Entry(key=key, value=held, create_revision=created, mod_revision=changed, lease=lease)
+    raise ProtocolError(f"{value!r:.60} stands where an entry belongs")
+
+
+_EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
+_EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
+
+
+def _event_to(event: Event) -> tuple[Any, ...]:
+    if event.kind == "put":
+        return 0, event.revision, event.key, event.value, event.create_revision, event.lease
+    return _EVENT_CODES[event.kind], event.revision, event.key
+
+
+def _event_from(value: Any) -> Event:
+    match value:
+        case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease]:
+            return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
+        case [1 | 2 | 3 as code, int(revision), str(key)]:
+            return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
+    raise ProtocolError(f"{value!r:.60} stands where an event belongs")
+
+
+def _condition_to(condition: Condition) -> tuple[Any, ...]:
+    return condition.key, condition.target.value, condition.expected
+
+
+_EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
+    Target.MOD_REVISION: int,
+    Target.CREATE_REVISION: int,
+    Target.VALUE: bytes,
+    Target.EXISTS: bool,
+}
+
+
+def _condition_from(value: Any) -> Condition:
+    if (
+        type(value) is list
+        and len(value) == 3
+        and type(value[0]) is str
+        and type(value[1]) is int
+        and value[1] in _TARGETS
+    ):
+        target = _TARGETS[value[1]]
+        if type(value[2]) is _EXPECTED_TYPE[target]:
+            expected: int | bytes | bool = value[2]
+            return Condition(key=value[0], target=target, expected=expected)
+    raise ProtocolError(f"{value!r:.60} stands where a condition belongs")
+
+
+_TARGETS = {target.value: target for target in Target}
+
+
+def _message_to(message: Any) -> tuple[Any, ...]:
+    layout = _LAYOUT_OF[type(message)]
+    return (layout.code, *layout.fields(message))
+
+
+def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
+    if type(value) is list and value and type(value[0]) is int:
+        layout = _REQUESTS.get(value[0])
+        if layout is not None and layout.message in allowed:
+            return layout.build(value[1:])
+    raise ProtocolError(f"{value!r:.60} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
+
+
+def _result_to(result: int | bool | Entry | None) -> Any:
+    return _entry_to(result) if isinstance(result, Entry) else result
+
+
+def _result_from(value: Any) -> int | bool | Entry | None:
+    if value is None or type(value) in (int, bool):
+        return cast("int | bool | None", value)
+    return _entry_from(value)
+
+
+def _check_figures(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ProtocolError(f"{value!r:.60} stands where figures belong")
+    return value
+
+
+def _enumerated(kind: type[FailureKind]) -> _Field:
+    def check(value: Any) -> FailureKind:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ProtocolError(f"{value!r:.60} is no kind of failure") from None
+
+    return _Field(check, int)
+
+
+_STR = _exactly(str)
+_BYTES = _exactly(bytes)
+_INT = _exactly(int)
+_BOOL = _exactly(bool)
+_SECONDS = _Field(_check_seconds)
+_ENTRY = _Field(_entry_from, _entry_to)
+_MAYBE_ENTRY = _Field(
+    lambda value: None if value is None else _entry_from(value),
+    lambda entry: None if entry is None else _entry_to(entry),
+)
+_CONDITIONS = _many(_Field(_condition_from, _condition_to))
+_OPERATIONS = _many(_Field(lambda value: _message_from(value, Operation.__args__), _message_to))
+_GUARDABLE = _Field(
+    lambda value: _message_from(value, (*Operation.__args__, GetMany, List, DeletePrefix, CompareAndSet, Wait)),
+    _message_to,
+)
+
+M = TypeVar("M")
+
+
+class _Layout(Generic[M]):
+    """How one kind of message travels."""
+
+    __slots__ = ("_checks", "_names", "code", "fields", "message")
+
+    def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
+        self.code, self.message = code, message
+        self._names = tuple(fields)
+        self._checks = tuple(field.check for field in fields.values())
+        self.fields = _reader(fields)
+
+    def build(self, values: list[Any]) -> M:
+        """The message of these field values."""
+        if len(values) != len(self._checks):
+            raise ProtocolError(f"{self.message.__name__} has {len(self._checks)} fields, not {len(values)}")
+        return self.message(
+            **{name: check(value) for name, check, value in zip(self._names, self._checks, values, strict=True)}
+        )
+
+
+def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from a message to what is sent of it, as quick as its fields allow: this is the hot path."""
+    names = tuple(fields)
+    encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
+    if any(encode is not None for _, encode in encoders):
+        return lambda message: tuple(
+            get(message) if encode is None else encode(get(message)) for get, encode in encoders
+        )
+    if not names:
+        return lambda _: ()
+    if len(names) == 1:
+        (name,) = names
+        return lambda message: (getattr(message, name),)
+    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
+
+
+# ------------------------------------------------------------------------------------------------ codes and order
+
+EVENTS = 126
+LAGGED = 125
+BYE = 127
+_EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
+
+_REQUESTS: dict[int, _Layout[Any]] = {
+    layout.code: layout
+    for layout in (
+        _Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
+        _Layout(2, Get, key=_STR),
+        _Layout(3, Delete, key=_STR),
+        _Layout(4, Add, key=_STR, amount=_INT),
+        _Layout(5, Append, key=_STR, value=_BYTES),
+        _Layout(6, GetMany, keys=_many(_STR)),
+        _Layout(7, List, prefix=_STR, keys_only=_BOOL),
+        _Layout(8, Count, prefix=_STR),
+        _Layout(9, DeletePrefix, prefix=_STR),
+        _Layout(
+            10,
+            CompareAndSet,
+            key=_STR,
+            value=_BYTES,
+            expected_revision=_optional(_INT),
+            expected_value=_optional(_BYTES),
+            ttl=_optional(_SECONDS),
+            lease=_optional(_INT),
+        ),
+        _Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS),
+        _Layout(12, Wait, keys=_many(_STR)),
+        _Layout(13, Guarded, when=_CONDITIONS, request=_GUARDABLE),
+        _Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS)),
+        _Layout(15, KeepAlive, lease=_INT),
+        _Layout(16, Revoke, lease=_INT),
+        _Layout(17, TimeToLive, lease=_INT),
+        _Layout(18, Watch, prefix=_STR, start_revision=_optional(_INT), snapshot=_BOOL),
+        _Layout(19, Cancel, target=_INT),
+        _Layout(20, Ping),
+        _Layout(21, Stats),
+    )
+}
+
+_RESPONSES: dict[int, _Layout[Any]] = {
+    layout.code: layout
+    for layout in (
+        _Layout(64, Written, revision=_INT),
+        _Layout(65, Found, entry=_MAYBE_ENTRY),
+        _Layout(66, Listing, entries=_many(_MAYBE_ENTRY), revision=_INT),
+        _Layout(67, Counted, count=_INT, revision=_INT),
+        _Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
+        _Layout(69, Added, value=_INT, revision=_INT),
+        _Layout(70, TransactionResult, succeeded=_BOOL, results=_many(_Field(_result_from, _result_to)), revision=_INT),
+        _Layout(71, Granted, lease=_INT, ttl=_SECONDS),
+        _Layout(72, LeaseState, remaining=_SECONDS, ttl=_SECONDS, keys=_many(_STR)),
+        _Layout(73, Watching, revision=_INT),
+        _Layout(74, Done),
+        _Layout(75, Pong, revision=_INT),
+        _Layout(76, Figures, figures=_Field(_check_figures)),
+        _Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
+    )
+}
+
+_LAYOUT_OF: dict[type, _Layout[Any]] = {
+    layout.message: layout for layout in (*_REQUESTS.values(), *_RESPONSES.values())
+}
