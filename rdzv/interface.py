@@ -1,0 +1,146 @@
+"""What any rendezvous can do, whoever wrote it: the abstract handlers, async and blocking.
+
+Whoever brings a backend subclasses `RendezvousHandler` and writes four methods; `rdzv.handler` writes them
+all. What a backend leaves out says so when it is called, rather than doing nothing: only `aclose` may be
+silent, because a backend that holds nothing open has nothing to close.
+
+This room holds no behaviour. It names the types of `rdzv.state` and `rdzv.handler` for type checkers only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+    from types import TracebackType
+
+    from rdzv.handler import RendezvousInfo
+    from rdzv.state import Change, RunStatus
+
+__all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
+
+
+class RendezvousHandler(ABC):
+    """One node's part in the rendezvous of one run; `async with` closes it.
+
+    Only what is abstract must be written. Errors are those of `rdzv.errors`.
+    """
+
+    @abstractmethod
+    async def next_rendezvous(self) -> RendezvousInfo:
+        """Leave the current round, if in one, and return once this node is a member of the next.
+
+        Raises:
+            RendezvousClosedError: The run is closed.
+            RendezvousTimeoutError: Too few nodes came in time.
+            RendezvousConnectionError: The store cannot be reached.
+            RendezvousStateError: The store holds something that is not a rendezvous.
+            RendezvousGracefulExitError: This node was a spare, and is not needed any more.
+        """
+
+    @abstractmethod
+    async def num_nodes_waiting(self) -> int:
+        """Return how many arrivals a regroup now would admit; above 0, members should regroup."""
+
+    @abstractmethod
+    async def is_closed(self) -> bool:
+        """Return whether the run is closed.
+
+        Raises:
+            RendezvousConnectionError: Nobody knows; an unreachable store is neither open nor closed.
+        """
+
+    @abstractmethod
+    async def set_closed(self, reason: str = "") -> None:
+        """Close the run for every node, for good; the first reason given is the one that is shown."""
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """Return what happens to the round, as it happens, beginning with what already holds."""
+        self._does_not_offer("changes")
+
+    async def status(self) -> RunStatus:
+        """Return how the run stands, with the reason in words."""
+        self._does_not_offer("status")
+
+    async def leave(self) -> None:
+        """Leave this round; the node may come again."""
+        self._does_not_offer("leave")
+
+    async def ban(self, node_id: str, reason: str) -> None:  # noqa: ARG002  for whoever overrides it
+        """Keep a node out of the run, and put it out of the round."""
+        self._does_not_offer("ban")
+
+    async def unban(self, node_id: str) -> None:  # noqa: ARG002  for whoever overrides it
+        """Let a banned node come again."""
+        self._does_not_offer("unban")
+
+    async def aclose(self) -> None:  # noqa: B027  a backend that holds nothing open has nothing to close
+        """Leave for good and let go of everything that is held open; may be called twice."""
+
+    @property
+    def run_id(self) -> str:
+        """Which run this is."""
+        self._does_not_offer("run_id")
+
+    @property
+    def node_id(self) -> str:
+        """What this node is called in the run."""
+        self._does_not_offer("node_id")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def _does_not_offer(self, name: str) -> NoReturn:
+        raise RendezvousStateError(
+            f"this backend does not offer {name}: {type(self).__qualname__} would have to override it"
+        )
+
+
+class BlockingRendezvousHandler(ABC):
+    """One node's part in the rendezvous of one run, for blocking callers; `with` closes it.
+
+    The methods mean what they mean in `RendezvousHandler`.
+    """
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Leave the current round, if in one, and return once this node is a member of the next."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """Return how many arrivals a regroup now would admit; above 0, members should regroup."""
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Return whether the run is closed."""
+
+    @abstractmethod
+    def set_closed(self, reason: str = "") -> None:
+        """Close the run for every node, for good; the first reason given is the one that is shown."""
+
+    def close(self) -> None:  # noqa: B027  a backend that holds nothing open has nothing to close
+        """Leave for good and let go of everything that is held open; may be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
