@@ -40,7 +40,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Wait, Watching
-from store.sockets import keep_watch_over
+from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class _Wire(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            keep_watch_over(sock)
+            prepare(sock)
+            let_go_in_children(self, sock)
 
     def data_received(self, data: bytes) -> None:
         self._client._received(self, data)

@@ -31,7 +31,7 @@ from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.limits import Limits
 from store.messages import Stats
-from store.sockets import keep_watch_over, raise_file_limit
+from store.sockets import let_go_in_children, prepare, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
@@ -323,7 +323,8 @@ class _Peer(asyncio.BufferedProtocol):
             self.name = f"{host_and_port(peername[0], peername[1])} (peer {self.id})"
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            keep_watch_over(sock)
+            prepare(sock)
+            let_go_in_children(self, sock)
         self._server.accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
@@ -477,6 +478,7 @@ async def serve(
         if sock is not None
         else loop.create_server(server.protocol, host or None, port, ssl=tls, backlog=BACKLOG)
     )
+    let_go_in_children(server, listener.sockets[0])
     server.host = bound_host
     server.port = listener.sockets[0].getsockname()[1]
     log.info(

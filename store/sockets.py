@@ -14,16 +14,15 @@ import socket
 import weakref
 from typing import Any
 
-__all__ = ["keep_watch_over", "raise_file_limit"]
+__all__ = ["let_go_in_children", "prepare", "raise_file_limit"]
 
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()  # sockets, or asyncio's stand-ins for them
+# Sockets by the objects that own them. asyncio's stand-ins for sockets take no weak references themselves; once closed,
+# they have no number any more, so that another file's is never touched.
+_owned: weakref.WeakKeyDictionary[object, Any] = weakref.WeakKeyDictionary()
 
 
-def keep_watch_over(sock: Any) -> None:
-    """Prepare a connected TCP socket, and remember it in case of a fork.
-
-    A peer whose machine has gone away without a word is noticed within about half a minute.
-    """
+def prepare(sock: Any) -> None:
+    """Prepare a connected TCP socket: no delays, and a peer that has gone away without a word is noticed in half a minute."""
     with contextlib.suppress(OSError):  # it may have been closed already; its owner will notice
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -36,7 +35,11 @@ def keep_watch_over(sock: Any) -> None:
             option = getattr(socket, name, None)  # macOS has other names and its own defaults
             if option is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    _watched.add(sock)
+
+
+def let_go_in_children(owner: object, sock: Any) -> None:
+    """Remember a socket for as long as its owner lives, in case the process forks."""
+    _owned[owner] = sock
 
 
 def raise_file_limit() -> int:
@@ -52,13 +55,13 @@ def raise_file_limit() -> int:
 
 def _let_go_in_child() -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    for sock in list(_watched):
+    for sock in list(_owned.values()):
         with contextlib.suppress(OSError, ValueError):
             number = sock.fileno()
             if number >= 0:
                 os.dup2(null, number)
     os.close(null)
-    _watched.clear()
+    _owned.clear()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -38,7 +38,7 @@ from store.errors import (
 )
 from store.loops import backend_options
 from store.messages import Cancel, Event, Ping, Request, Response
-from store.sockets import keep_watch_over
+from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
@@ -129,12 +129,12 @@ class _Channel:
         within = CONNECT_TIMEOUT if deadline is None else max(min(deadline - time.monotonic(), CONNECT_TIMEOUT), 0.001)
         sock = socket.create_connection((address.host, address.port), timeout=within)
         try:
-            keep_watch_over(sock)
+            prepare(sock)
             if address.secure:
                 context = tls or ssl.create_default_context()
                 sock = context.wrap_socket(sock, server_hostname=address.host)
-                keep_watch_over(sock)
             sock.settimeout(HEARTBEAT)
+            let_go_in_children(self, sock)
         except ssl.SSLCertVerificationError as error:
             sock.close()
             raise self._client.fail(
