@@ -84,9 +84,7 @@ def _innermost_line(task: asyncio.Task[Any]) -> str:
     line = "not started"
     while (frame := _frame_of(awaited)) is not None:
         line = f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
-        awaited = (
-            awaited.cr_await if isinstance(awaited, CoroutineType) else getattr(awaited, "ag_await", None)
-        )
+        awaited = awaited.cr_await if isinstance(awaited, CoroutineType) else getattr(awaited, "ag_await", None)
     return line
 
 
