@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 PIECE_BYTES = 64 * 1024
 PIECES_HELD = 16  # a direction; beyond, the kernels' buffers fill, and then the sender blocks
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # linger: on, for 0 seconds: close() sends RST
+END_ON_CLOSE = struct.pack("ii", 0, 0)  # linger: off, as sockets are made: close() sends FIN
 
 
 class Proxy:
-    """Listens on a free port of this host and forwards to one target.
+    """Listens on a free port of this host and forwards to one target, over IPv4.
 
     Attributes:
         port: Where it listens.
@@ -58,7 +59,6 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         await self.refuse()
-        await asyncio.sleep(0)  # a connection accepted in this very turn enters `_open` in the next
         tasks = list(self._open)
         self.cut()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,7 +84,7 @@ class Proxy:
     async def accept(self) -> None:
         """Take new connections (again), on the same port."""
         if self._server is None:
-            self._server = await asyncio.start_server(self._forward, "127.0.0.1", self.port)
+            self._server = await asyncio.start_server(self._answer, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> None:
@@ -110,17 +110,27 @@ class Proxy:
         """Forward again, beginning with what was held."""
         self._passing.set()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client, from its connecting until both ends are done."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._open[task] = connection = _Connection()
+    def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = _Connection()
         connection.add(writer)
+        # A task of our own, not the one asyncio makes of a coroutine: 3.12 logs an error if that is cancelled.
+        task = asyncio.get_running_loop().create_task(self._forward(connection, reader, writer))
+        self._open[task] = connection
+        task.add_done_callback(self._forget)
         self.connections += 1
         self._notify()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._open[task]
+        self._notify()
+
+    async def _forward(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve one client, until both ends are done."""
         try:
             await self._passing.wait()
-            target_reader, target_writer = await asyncio.open_connection(*self._target)
+            target_reader, target_writer = await self._dial()
             connection.add(target_writer)
             async with asyncio.TaskGroup() as group:
                 self._carry(group, connection, reader, target_writer, to_target=True)
@@ -131,8 +141,17 @@ class Proxy:
             connection.reset()
         finally:
             await connection.close()
-            del self._open[task]
-            self._notify()
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        with contextlib.ExitStack() as on_failure:
+            sock = on_failure.enter_context(socket.socket())
+            sock.setblocking(False)
+            # Until the connection is taken on: a cut in the middle of the dial must be a reset as well.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            await asyncio.get_running_loop().sock_connect(sock, self._target)
+            streams = await asyncio.open_connection(sock=sock)
+            on_failure.pop_all()
+        return streams
 
     def _carry(
         self,
@@ -207,6 +226,7 @@ class _Connection:
 
     def add(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)
+        _socket(writer).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, END_ON_CLOSE)
         # Small answers must not wait for each other's acknowledgements: this proxy has a `delay` for that.
         _socket(writer).setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._writers.append(writer)

@@ -94,6 +94,18 @@ async def test_a_cut_resets_both_ends(target: Target, proxy: Proxy) -> None:
     await proxy.until(lambda: proxy.open_connections == 0)
 
 
+async def test_a_cut_in_the_middle_of_the_dial_is_a_reset_too(target: Target, proxy: Proxy) -> None:
+    reader, _ = await target.dial_alone(proxy)
+    # The kernel answers for the target, so it has the connection before the proxy has heard that it is made.
+    target_reader, _ = await target.accepted()
+    proxy.cut()
+
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    with pytest.raises(ConnectionResetError):
+        await target_reader.read()
+
+
 async def test_closing_all_ends_both_streams_without_an_error(target: Target, proxy: Proxy) -> None:
     (reader, writer), (target_reader, target_writer) = await target.dial(proxy)
     proxy.close_all()
