@@ -1,0 +1,26 @@
+"""Which event loop a test runs on: real time, or virtual time for those marked `virtual_time`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tests.support.virtual_time import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import pytest
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Choose the loop of one test.
+
+    Asked once per test function, before it is parametrized: the mark counts on a function, a class or a
+    module, not on one `pytest.param`. One factory, so the tests' names stay as they are.
+    """
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual_time": VirtualTimeLoop}
+    return {"real_time": asyncio.new_event_loop}

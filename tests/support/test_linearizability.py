@@ -1,0 +1,293 @@
+"""The checker convicts histories that no order explains, and only those."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from tests.support.linearizability import (
+    UNANSWERED,
+    Add,
+    CompareAndSet,
+    Compared,
+    Delete,
+    Get,
+    Operation,
+    Presence,
+    Put,
+    RegisterInput,
+    RegisterModel,
+    UndecidedError,
+    apply,
+    assert_linearizable,
+    check,
+)
+
+
+def op(call: float, returned: float | None, input: RegisterInput, output: Any = None) -> Operation:
+    if returned is None:
+        output = UNANSWERED
+    return Operation(client=f"at {call:g}", call=call, returned=returned, input=input, output=output)
+
+
+def is_linearizable(*history: Operation) -> bool:
+    return check(history, RegisterModel()).linearizable
+
+
+# Rejected.
+
+
+def test_a_stale_read_is_rejected() -> None:
+    assert not is_linearizable(op(0, 1, Put("k", b"old")), op(2, 3, Put("k", b"new")), op(4, 5, Get("k"), b"old"))
+
+
+def test_two_reads_that_see_a_write_come_and_go_are_rejected() -> None:
+    assert not is_linearizable(
+        op(0, 1, Put("k", b"old")),
+        op(2, 9, Put("k", b"new")),
+        op(3, 4, Get("k"), b"new"),
+        op(5, 6, Get("k"), b"old"),
+    )
+
+
+def test_a_lost_update_is_rejected() -> None:
+    assert not is_linearizable(
+        op(0, 1, Put("k", b"0")),
+        op(2, 5, CompareAndSet("k", b"a", b"0"), Compared(succeeded=True, value=b"a")),
+        op(2, 5, CompareAndSet("k", b"b", b"0"), Compared(succeeded=True, value=b"b")),
+    )
+
+
+def test_an_add_applied_twice_is_rejected() -> None:
+    assert not is_linearizable(op(0, 1, Add("n", 1), 1), op(2, 3, Get("n"), b"2"))
+
+
+def test_an_unanswered_add_is_applied_at_most_once() -> None:
+    assert not is_linearizable(op(0, None, Add("n", 1)), op(2, 3, Get("n"), b"2"))
+
+
+def test_a_read_of_a_value_never_written_is_rejected() -> None:
+    assert not is_linearizable(op(0, 1, Put("k", b"a")), op(0, 1, Get("k"), b"b"))
+
+
+def test_a_compare_and_set_that_succeeded_against_another_value_is_rejected() -> None:
+    assert not is_linearizable(
+        op(0, 1, Put("k", b"actual")),
+        op(2, 3, CompareAndSet("k", b"x", b"expected"), Compared(succeeded=True, value=b"x")),
+    )
+
+
+def test_a_compare_and_set_that_failed_against_the_expected_value_is_rejected() -> None:
+    assert not is_linearizable(
+        op(0, 1, Put("k", b"a")),
+        op(2, 3, CompareAndSet("k", b"x", b"a"), Compared(succeeded=False, value=b"a")),
+    )
+
+
+def test_creating_a_key_twice_is_rejected() -> None:
+    created = Compared(succeeded=True, value=b"me")
+    assert not is_linearizable(
+        op(0, 5, CompareAndSet("k", b"me", Presence.MISSING), created),
+        op(0, 5, CompareAndSet("k", b"me", Presence.MISSING), created),
+    )
+
+
+def test_a_key_deleted_twice_is_rejected() -> None:
+    assert not is_linearizable(op(0, 1, Put("k", b"a")), op(2, 5, Delete("k"), True), op(2, 5, Delete("k"), True))
+
+
+def test_an_answered_sum_of_what_is_no_number_is_rejected() -> None:
+    assert not is_linearizable(op(0, 1, Put("k", b"text")), op(2, 3, Add("k", 1), 1))
+
+
+def test_an_unanswered_write_does_not_take_effect_before_its_call() -> None:
+    assert not is_linearizable(op(0, 1, Get("k"), b"a"), op(2, None, Put("k", b"a")))
+
+
+def test_an_unanswered_write_does_not_come_and_go() -> None:
+    assert not is_linearizable(op(0, None, Put("k", b"a")), op(1, 2, Get("k"), b"a"), op(3, 4, Get("k"), None))
+
+
+def test_one_guilty_key_among_innocent_ones_is_found() -> None:
+    verdict = check(
+        [op(0, 1, Put("good", b"a")), op(0, 1, Put("bad", b"a")), op(2, 3, Get("bad"), b"b")], RegisterModel()
+    )
+    assert not verdict.linearizable
+    assert {operation.input.key for operation in verdict.unexplained} == {"bad"}
+
+
+def test_the_verdict_tells_the_longest_explanation_and_what_does_not_fit() -> None:
+    history = [op(0, 1, Put("k", b"a")), op(2, 3, Get("k"), b"a"), op(4, 5, Get("k"), b"b")]
+    with pytest.raises(AssertionError) as caught:
+        assert_linearizable(history, RegisterModel())
+    assert "at 2 [2, 3] Get(key='k') -> b'a'\nwhich leaves b'a'" in str(caught.value)
+    assert "could have come next:\n  at 4 [4, 5] Get(key='k') -> b'b'" in str(caught.value)
+
+
+# Accepted.
+
+
+def test_nothing_at_all_is_linearizable() -> None:
+    assert is_linearizable()
+    assert is_linearizable(op(0, None, Put("k", b"a")))
+
+
+def test_a_read_beside_a_write_may_see_it_or_not() -> None:
+    for seen in (b"old", b"new"):
+        assert is_linearizable(op(0, 1, Put("k", b"old")), op(2, 5, Put("k", b"new")), op(3, 4, Get("k"), seen))
+
+
+def test_intervals_are_closed_so_a_touch_is_an_overlap() -> None:
+    assert is_linearizable(op(0, 3, Get("k"), b"a"), op(3, 4, Put("k", b"a")))
+
+
+def test_concurrent_writes_may_take_effect_in_the_order_the_reads_need() -> None:
+    assert is_linearizable(
+        op(0, 9, Put("k", b"first called")),
+        op(1, 9, Put("k", b"second called")),
+        op(2, 3, Get("k"), b"second called"),
+        op(4, 5, Get("k"), b"first called"),
+    )
+
+
+def test_an_unanswered_write_may_have_taken_effect_late() -> None:
+    assert is_linearizable(op(0, None, Put("k", b"a")), op(5, 6, Get("k"), None), op(7, 8, Get("k"), b"a"))
+
+
+def test_an_unanswered_write_may_never_have_taken_effect() -> None:
+    assert is_linearizable(op(0, None, Put("k", b"a")), op(1000, 1001, Get("k"), None))
+
+
+def test_unanswered_writes_that_are_alike_count_one_by_one() -> None:
+    adds = [op(0, None, Add("n", 1)) for _ in range(12)]
+    assert is_linearizable(*adds, op(1, 2, Get("n"), b"12"))
+    assert not is_linearizable(*adds, op(1, 2, Get("n"), b"13"))
+
+
+def test_an_unanswered_compare_and_set_may_have_failed_or_succeeded() -> None:
+    unanswered = op(0, None, CompareAndSet("k", b"b", Presence.EXISTING))
+    put = op(1, 2, Put("k", b"a"))
+    assert is_linearizable(put, unanswered, op(3, 4, Get("k"), b"a"))
+    assert is_linearizable(put, unanswered, op(3, 4, Get("k"), b"b"))
+
+
+def test_adds_in_parallel_may_answer_out_of_order() -> None:
+    assert is_linearizable(op(0, 5, Add("n", 1), 2), op(1, 5, Add("n", 1), 1), op(6, 7, Get("n"), b"2"))
+
+
+def test_a_deletion_makes_the_key_missing() -> None:
+    assert is_linearizable(
+        op(0, 1, Put("k", b"a")),
+        op(2, 3, Delete("k"), True),
+        op(4, 5, Delete("k"), False),
+        op(6, 7, CompareAndSet("k", b"b", Presence.MISSING), Compared(succeeded=True, value=b"b")),
+    )
+
+
+def test_a_search_that_grows_too_large_is_undecided_rather_than_passed() -> None:
+    history = [op(0, 100, Put("k", b"%d" % number)) for number in range(16)]
+    with pytest.raises(UndecidedError, match="undecided after"):
+        check([*history, op(101, 102, Get("k"), b"nobody's")], RegisterModel(), configurations_max=1000)
+
+
+def test_half_an_answer_is_no_operation() -> None:
+    with pytest.raises(AssertionError, match="half an answer"):
+        Operation(client="c", call=0, returned=1, input=Get("k"))
+    with pytest.raises(AssertionError, match="before it was called"):
+        op(2, 1, Get("k"))
+
+
+# At random.
+
+
+@dataclass
+class AtomicStore:
+    """A store that really is atomic, under clients that overlap: each operation applies at one drawn moment."""
+
+    rng: random.Random
+    values: dict[str, bytes | None] = field(default_factory=dict)
+
+    def history(self, *, clients: int, operations: int) -> list[Operation]:
+        moments: list[tuple[float, float, float, int]] = []
+        for client in range(clients):
+            now = self.rng.random()
+            for _ in range(operations):
+                call, applied, returned = sorted(now + self.rng.random() * 3 for _ in range(3))
+                moments.append((applied, call, returned, client))
+                now = returned + self.rng.random() * 0.2
+        return [self._apply(call, returned, client) for _, call, returned, client in sorted(moments)]
+
+    def _apply(self, call: float, returned: float, client: int) -> Operation:
+        request = self._draw()
+        after = apply(self.values.get(request.key), request)
+        assert after is not None
+        left, answer = after
+        lost = self.rng.random() < 0.1
+        if not lost or self.rng.random() < 0.5:
+            self.values[request.key] = left
+        if lost:
+            return Operation(client=f"c{client}", call=call, input=request)
+        return Operation(client=f"c{client}", call=call, returned=returned, input=request, output=answer)
+
+    def _draw(self) -> RegisterInput:
+        key = self.rng.choice("ab")
+        value = b"%d" % self.rng.randrange(4)
+        expected = self.rng.choice([b"%d" % self.rng.randrange(4), *Presence])
+        requests: list[RegisterInput] = [
+            Get(key),
+            Put(key, value),
+            Delete(key),
+            CompareAndSet(key, value, expected),
+            Add(key, 1),
+        ]
+        return self.rng.choice(requests)
+
+
+@pytest.mark.parametrize("seed", [*range(20), random.randrange(1 << 32)])
+def test_histories_of_an_atomic_store_are_linearizable(seed: int) -> None:
+    history = AtomicStore(random.Random(seed)).history(clients=5, operations=30)
+    assert_linearizable(history, RegisterModel())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_histories_in_which_one_read_saw_a_value_nobody_wrote_are_not(seed: int) -> None:
+    rng = random.Random(seed)
+    history = AtomicStore(rng).history(clients=5, operations=30)
+    reads = [
+        index
+        for index, operation in enumerate(history)
+        if isinstance(operation.input, Get) and operation.returned is not None
+    ]
+    guilty = rng.choice(reads)
+    history[guilty] = replace(history[guilty], output=b"nobody's")
+
+    assert not check(history, RegisterModel()).linearizable
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_histories_that_end_in_a_stale_read_are_not(seed: int) -> None:
+    history = AtomicStore(random.Random(seed)).history(clients=5, operations=30)
+    end = max(operation.returned or operation.call for operation in history)
+    # No random operation writes 100, nor could an unanswered one make it of 200: they add 1 at a time.
+    stale_read = [
+        op(end + 1, end + 2, Put("a", b"100")),
+        op(end + 3, end + 4, Put("a", b"200")),
+        op(end + 5, end + 6, Get("a"), b"100"),
+    ]
+
+    assert not check([*history, *stale_read], RegisterModel()).linearizable
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_histories_of_a_store_that_applies_an_add_twice_are_not(seed: int) -> None:
+    rng = random.Random(seed)
+    adds = [op(call := rng.random() * 5, call + rng.random(), Add("n", 1), None) for _ in range(20)]
+    total, answered = 0, []
+    for number, add in enumerate(sorted(adds, key=lambda operation: operation.call)):
+        total += 2 if number == 10 else 1
+        answered.append(replace(add, output=total))
+
+    assert not check(answered, RegisterModel()).linearizable

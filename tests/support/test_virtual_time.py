@@ -1,0 +1,141 @@
+"""The loop on virtual time jumps, keeps order, and says who waits for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from contextlib import closing
+
+import anyio
+import pytest
+
+from tests.support.virtual_time import HORIZON, DeadlockError, VirtualTimeLoop
+
+
+@pytest.mark.virtual_time
+async def test_a_day_of_sleep_takes_no_time() -> None:
+    loop = asyncio.get_running_loop()
+    began, began_for_real = loop.time(), time.monotonic()
+
+    await anyio.sleep(86400)
+
+    assert loop.time() - began == 86400
+    assert time.monotonic() - began_for_real < 60  # a bound no slow machine will miss: a day did not pass
+
+
+@pytest.mark.virtual_time
+async def test_timers_fire_in_order_of_their_deadlines() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    woken: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, delay: float) -> None:
+        await anyio.sleep(delay)
+        woken.append((name, loop.time() - began))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(sleeper("late", 600))
+        group.create_task(sleeper("early", 0.5))
+
+    assert woken == [("early", 0.5), ("late", 600)]
+
+
+@pytest.mark.virtual_time
+async def test_a_timeout_runs_out_on_the_virtual_clock() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3600):
+            await asyncio.Event().wait()
+
+
+async def test_an_unmarked_test_runs_on_a_real_loop() -> None:
+    assert not isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+
+
+@pytest.fixture
+async def virtual_fixture_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("number", [1, 2])
+async def test_fixtures_and_parameters_share_the_loop_of_the_test(
+    virtual_fixture_loop: asyncio.AbstractEventLoop, number: int
+) -> None:
+    assert number in {1, 2}
+    assert virtual_fixture_loop is asyncio.get_running_loop()
+    assert isinstance(virtual_fixture_loop, VirtualTimeLoop)
+
+
+def test_waiting_for_nothing_is_a_deadlock_that_names_the_task_and_the_line() -> None:
+    async def wait_for_nothing() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await asyncio.create_task(wait_for_nothing(), name="the-stuck-one")
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        with pytest.raises(DeadlockError, match="no timer is set") as caught:
+            runner.run(main())
+        assert "the-stuck-one: Event.wait" in str(caught.value)
+        assert "main" in str(caught.value)
+
+
+def test_ticking_on_for_a_test_that_waits_forever_is_a_deadlock_too() -> None:
+    async def keep_alive() -> None:
+        for _ in itertools.count():
+            await asyncio.sleep(HORIZON / 4)
+
+    runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
+    with runner, pytest.raises(DeadlockError, match="still not over"):
+        runner.run(keep_alive())
+
+
+@pytest.mark.virtual_time
+async def test_a_callback_from_another_thread_is_heard_before_time_moves() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    called = asyncio.Event()
+    thread = threading.Thread(target=loop.call_soon_threadsafe, args=(called.set,))
+    thread.start()
+    thread.join()
+
+    async with asyncio.timeout(1):
+        await called.wait()
+
+    assert loop.time() == began
+
+
+@pytest.mark.virtual_time
+async def test_work_in_a_thread_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="looks idle to virtual time"):
+        await asyncio.to_thread(time.monotonic)
+
+
+def test_closing_the_loop_cancels_what_is_left_and_closes_its_sockets() -> None:
+    cleaned_up: list[bool] = []
+
+    async def sleep_forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned_up.append(True)
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.create_task(sleep_forever())
+        await asyncio.sleep(1)
+        return task
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        task = runner.run(main())
+        loop = runner.get_loop()
+
+    assert cleaned_up == [True]
+    assert task.cancelled()
+    assert loop.is_closed()
+
+
+def test_the_message_says_so_when_no_task_is_left() -> None:
+    with closing(VirtualTimeLoop()) as loop, pytest.raises(DeadlockError, match="no task is left"):
+        loop.run_forever()
