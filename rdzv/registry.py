@@ -72,14 +72,9 @@ class RendezvousParameters:
         if min_nodes is not None and min_nodes < 1:
             _fail(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
         if (min_nodes is None) != (max_nodes is None):
-            _fail(
-                f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both"
-            )
+            _fail(f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both")
         if min_nodes is not None and max_nodes is not None and max_nodes < min_nodes:
-            _fail(
-                f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; "
-                f"raise one or lower the other"
-            )
+            _fail(f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; raise one or lower the other")
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id
@@ -214,17 +209,11 @@ class RendezvousHandlerRegistry:
 
     def known(self) -> list[str]:
         """Return the schemes that are registered or that an installed package offers, in order."""
-        return sorted(
-            {*self._creators, *(found.name.lower() for found in entry_points(group=ENTRY_POINT_GROUP))}
-        )
+        return sorted({*self._creators, *(found.name.lower() for found in entry_points(group=ENTRY_POINT_GROUP))})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
         # A directory on the path twice shows its entry points twice: only different values are a conflict.
-        found = {
-            point.value: point
-            for point in entry_points(group=ENTRY_POINT_GROUP)
-            if point.name.lower() == scheme
-        }
+        found = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == scheme}
         if not found:
             _fail(
                 f"there is no backend for the scheme {scheme!r}, only for "

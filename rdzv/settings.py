@@ -371,9 +371,7 @@ class Scheme:
 
 # 29400 and /torchelastic/p2p are PyTorch's own defaults, 2379 is etcd's.
 _TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv", takes_many_hosts=False)
-_ETCD: Final = Scheme(
-    family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True
-)
+_ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True)
 SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
     {
         "tcp": _TCP,
@@ -910,9 +908,7 @@ def split_url(url: str) -> UrlParts:
     for item in filter(None, (match["query"] or "").split("&")):
         name, equals, value = item.partition("=")
         if not name or not equals:
-            _fail(
-                f"{_shown(item)} in the URL must be a parameter and its value; write {name or 'name'}=VALUE"
-            )
+            _fail(f"{_shown(item)} in the URL must be a parameter and its value; write {name or 'name'}=VALUE")
         if name in parameters:
             _fail(f"{name} is in the URL twice, with one value too many; leave one out")
         parameters[name] = _unquoted(value, name)

@@ -69,9 +69,7 @@ def test_four_methods_must_be_written() -> None:
     [("status", ()), ("leave", ()), ("ban", ("host10", "broken")), ("unban", ("host10",))],
 )
 async def test_a_method_that_is_left_out_says_so(name: str, arguments: tuple[str, ...]) -> None:
-    with pytest.raises(
-        RendezvousStateError, match=f"does not offer {name}: Smallest would have to override it"
-    ):
+    with pytest.raises(RendezvousStateError, match=f"does not offer {name}: Smallest would have to override it"):
         await getattr(Smallest(), name)(*arguments)
 
 

@@ -124,9 +124,7 @@ def test_an_observer_gives_no_counts() -> None:
         ("mine", 2, None, "min_nodes=2 and max_nodes=None must both be given"),
     ],
 )
-def test_wrong_parameters_are_refused(
-    backend: str, min_nodes: int | None, max_nodes: int | None, said: str
-) -> None:
+def test_wrong_parameters_are_refused(backend: str, min_nodes: int | None, max_nodes: int | None, said: str) -> None:
     with pytest.raises(RendezvousSettingsError, match=said):
         RendezvousParameters(backend, "head:1", "job-7", min_nodes, max_nodes)
 
@@ -159,17 +157,13 @@ def test_what_config_does_not_hold_is_the_default() -> None:
 
 @pytest.mark.parametrize("value", ["maybe", 2, []])
 def test_config_that_is_not_a_flag_is_refused(value: Any) -> None:
-    with pytest.raises(
-        RendezvousSettingsError, match=r"flag=.* must be true or false; write for example flag=true"
-    ):
+    with pytest.raises(RendezvousSettingsError, match=r"flag=.* must be true or false; write for example flag=true"):
         params(flag=value).get_as_bool("flag")
 
 
 @pytest.mark.parametrize("value", ["three", [], float("inf")])
 def test_config_that_is_not_a_number_is_refused(value: Any) -> None:
-    with pytest.raises(
-        RendezvousSettingsError, match=r"size=.* must be a whole number; write for example size=1"
-    ):
+    with pytest.raises(RendezvousSettingsError, match=r"size=.* must be a whole number; write for example size=1"):
         params(size=value).get_as_int("size")
 
 
@@ -188,9 +182,7 @@ def test_registering_again_is_harmless_but_another_creator_is_an_error() -> None
     backends = RendezvousHandlerRegistry()
     backends.register("mine", Fake)
     backends.register("mine", Fake)
-    with pytest.raises(
-        RendezvousSettingsError, match=r"'MINE' cannot be registered for .* choose another name"
-    ):
+    with pytest.raises(RendezvousSettingsError, match=r"'MINE' cannot be registered for .* choose another name"):
         backends.register("MINE", lambda _: Fake(params()))
     with pytest.raises(RendezvousSettingsError, match="name is empty"):
         backends.register("", Fake)
@@ -209,9 +201,7 @@ def test_an_unknown_scheme_is_told_the_known_ones() -> None:
 def test_what_a_creator_makes_must_be_a_handler() -> None:
     backends = RendezvousHandlerRegistry()
     backends.register("mine", lambda _: object())  # type: ignore[arg-type,return-value]
-    with pytest.raises(
-        RendezvousSettingsError, match=r"'mine' made a object, which is not an rdzv\.Rendezvous"
-    ):
+    with pytest.raises(RendezvousSettingsError, match=r"'mine' made a object, which is not an rdzv\.Rendezvous"):
         backends.create_handler(params())
 
 
@@ -226,9 +216,7 @@ def test_the_module_registers_in_the_default_registry(monkeypatch: pytest.Monkey
 
 
 def test_an_installed_package_offers_a_backend(site: Path) -> None:
-    install(
-        site, "rdzv_zk", "zk = rdzv_zk:create", source="from tests.rdzv.test_registry import Fake as create"
-    )
+    install(site, "rdzv_zk", "zk = rdzv_zk:create", source="from tests.rdzv.test_registry import Fake as create")
     backends = RendezvousHandlerRegistry()
     assert backends.known() == ["zk"] and "rdzv_zk" not in sys.modules
     first = backends.create_handler(params("zk"))
@@ -257,9 +245,7 @@ def test_what_is_registered_in_code_wins_and_the_package_is_not_even_loaded(site
 )
 def test_a_package_that_cannot_be_loaded_is_named_with_the_cause(site: Path, source: str, said: str) -> None:
     install(site, "rdzv_zk", "zk = rdzv_zk:create", source=source)
-    with pytest.raises(
-        RendezvousSettingsError, match=f"entry point zk = rdzv_zk:create in rdzv.backends.*{said}"
-    ):
+    with pytest.raises(RendezvousSettingsError, match=f"entry point zk = rdzv_zk:create in rdzv.backends.*{said}"):
         RendezvousHandlerRegistry().create_handler(params("zk"))
 
 

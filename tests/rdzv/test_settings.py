@@ -497,9 +497,7 @@ def test_an_observer_is_told_what_joining_takes() -> None:
     chosen = parsed()
     assert not chosen.can_join
     for name in ("needed", "capacity"):
-        with pytest.raises(
-            RendezvousSettingsError, match=r"min_nodes is missing.*tcp://head:29400/job-7\?min"
-        ):
+        with pytest.raises(RendezvousSettingsError, match=r"min_nodes is missing.*tcp://head:29400/job-7\?min"):
             getattr(chosen, name)
 
 
