@@ -80,13 +80,9 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
         protocol_factory: Callable[[], asyncio.Protocol],
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
-        return await loop.create_connection(
-            protocol_factory,
-            address.host,
-            address.port,
-            ssl=context,
-            happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
-        )
+        # A name may have a dead IPv6 address and a live IPv4 one; uvloop tries them one after the other by itself.
+        options: dict[str, Any] = {"happy_eyeballs_delay": 0.25} if isinstance(loop, asyncio.BaseEventLoop) else {}
+        return await loop.create_connection(protocol_factory, address.host, address.port, ssl=context, **options)
 
     return dial_tcp
 
@@ -127,7 +123,8 @@ class Client(interface.Store):
         dial: How to connect.
         name: The address, for error messages.
         token: What is proven to the server, and asked of it.
-        timeout: Seconds that the first connection, and every call without its own `timeout`, may take.
+        timeout: Seconds that every call without its own `timeout` may take.
+        connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
         rng: For the jitter of reconnecting.
     """
 
@@ -138,11 +135,13 @@ class Client(interface.Store):
         name: str,
         token: bytes | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        connect_timeout: float | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._dial = dial
         self._name = name
         self._timeout = timeout
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._rng = rng or random.Random()
         self._connection = ClientConnection(session_id=secrets.token_bytes(16), token=token, name=name)
         self._wire: _Wire | None = None
@@ -176,13 +175,14 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
-        with anyio.move_on_after(self._timeout):
+        with anyio.move_on_after(self._connect_timeout):
             await self._welcomed.wait()
         if self._failed is not None:
             raise self._failed
         if not self._welcomed.is_set():
             raise ConnectionLost(
-                f"no store at {self._name} within {self._timeout:g} s: {self._last_problem}", maybe_applied=False
+                f"no store at {self._name} within {self._connect_timeout:g} s: {self._last_problem}",
+                maybe_applied=False,
             )
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

@@ -125,7 +125,13 @@ class Watch(ABC):
 
 
 class Store(ABC):
-    """A key-value store, awaited."""
+    """A key-value store, awaited.
+
+    Attributes:
+        operations_max: Operations, or conditions, that one transaction may have.
+    """
+
+    operations_max: int = 10_000
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:

@@ -20,6 +20,7 @@ import logging
 import secrets
 import socket
 import ssl
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -79,6 +80,8 @@ class Server:
         self._refused = 0
         self._leaving = False
         self._nobody_left = asyncio.Event()
+        self._alone = threading.Event()
+        self._alone.set()
         self._connections_max = self._limits.connections_max
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.host = ""
@@ -129,6 +132,7 @@ class Server:
             return
         self._peers[peer.id] = peer
         self._nobody_left.clear()
+        self._alone.clear()
         peer.open(
             ServerConnection(
                 store_id=self.store_id, nonce=secrets.token_bytes(16), token=self._token, limits=self._limits
@@ -169,6 +173,7 @@ class Server:
         self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
         if not self._peers:
             self._nobody_left.set()
+            self._alone.set()
 
     def wrote(self, count: int) -> None:
         """So many bytes were handed to the system."""
@@ -283,6 +288,10 @@ class Server:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._nobody_left.wait()
         self.abort()
+
+    def wait_until_alone(self, within: float) -> bool:
+        """From another thread: wait until no client is connected; False if some still are after `within` seconds."""
+        return self._alone.wait(within)
 
     def abort(self) -> None:
         """Cut every connection that is left, at once."""

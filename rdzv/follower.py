@@ -1,0 +1,85 @@
+"""Shell: one node's watch on the head of its run, and who wants to know when it changes.
+
+This is all that a node watches: the coordinator's key, the last round, the closing, the progress. It is kept as one
+`Head`, from which everything a handler is asked is answered without a round trip.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.barrier import Listeners
+from rdzv.errors import RendezvousStateError
+from rdzv.state import Closed, Coordinator, Head, Keys, Progress, Round
+
+if TYPE_CHECKING:
+    from store import Event, Store
+
+__all__ = ["Follower"]
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Follows the head of a run.
+
+    Attributes:
+        head: What is known of it.
+        error: Why it is not followed any more, if so.
+        synced: Set once the head is known as it stands.
+        listeners: Who is woken at every change.
+    """
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store = store
+        self._keys = keys
+        self.head = Head()
+        self.error: Exception | None = None
+        self.synced = anyio.Event()
+        self.listeners = Listeners()
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until the store is of no more use."""
+        try:
+            async with self._store.watch(self._keys.head, snapshot=True) as watch:
+                async for events in watch.batches():
+                    for event in events:
+                        self._take(event)
+                    self.listeners.changed()
+        except Exception as error:
+            self.error = error
+            self.synced.set()
+            self.listeners.changed()
+            if not isinstance(error, RendezvousStateError):
+                log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
+
+    def take_round(self, round: Round) -> None:
+        """Learn of a round by another way than the watch; the later one counts."""
+        if self.head.round is None or self.head.round.revision < round.revision:
+            self.head = replace(self.head, round=round)
+            self.listeners.changed()
+
+    def _take(self, event: Event) -> None:
+        keys, head = self._keys, self.head
+        match event.kind:
+            case "synced":
+                self.synced.set()
+            case "reset":
+                self.head = Head(round=head.round)  # the snapshot that follows says what holds; rounds only go up
+            case "put" | "delete":
+                put = event.kind == "put"
+                if event.key == keys.coordinator:
+                    coordinator = Coordinator(node_id=event.value.decode(errors="replace"), term=event.create_revision)
+                    self.head = replace(head, coordinator=coordinator if put else None)
+                elif event.key == keys.round:
+                    if put:
+                        self.take_round(Round.unpack(event.value, revision=event.revision))
+                elif event.key == keys.closed:
+                    self.head = replace(head, closed=Closed.unpack(event.value) if put else None)
+                elif event.key == keys.progress:
+                    progress = Progress.unpack(event.value) if put else None
+                    self.head = replace(head, progress=progress, progress_at=self._store.time())
