@@ -40,6 +40,7 @@ PURE_ROOMS = (
     "rdzv.transitions",
     "rdzv.decision",
     "rdzv.ranks",
+    "rdzv.plans",
 )
 """Rooms that are told the time, handed their dice, and reach for nothing."""
 
