@@ -79,6 +79,7 @@ class _Twin:
         timeout: timedelta | float,
         superseded: Callable[[], str | None],
     ) -> None:
+        self._prefix, self._fence, self._superseded = prefix, fence, superseded
         self._plans = Plans(prefix=prefix, fence=fence, superseded=superseded, unique=lambda: secrets.token_hex(16))
         self._timeout = _seconds(timeout)
 
@@ -132,6 +133,16 @@ class SharedStore(_Twin):
         self._client = client
         self._ending = ending = _Ending()
         super().__init__(prefix=prefix, fence=fence, timeout=timeout, superseded=lambda: ending.reason or superseded())
+
+    def blocking(self, client: BlockingStore) -> BlockingSharedStore:
+        """The blocking twin, for the same keys under the same fence, on a client of its own."""
+        return BlockingSharedStore(
+            client,
+            prefix=self._prefix,
+            fence=self._fence,
+            timeout=self._timeout,
+            superseded=self._superseded,
+        )
 
     def supersede(self, reason: str) -> None:
         """End every call under way, and refuse every later one, with `RoundSupersededError`; from the event loop.
