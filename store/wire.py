@@ -195,6 +195,7 @@ class FrameReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
+        self._wanted = 0  # how many bytes must be held before there is anything to look at
 
     @property
     def half_a_frame(self) -> bool:
@@ -209,15 +210,19 @@ class FrameReader:
         """
         if self._held:
             self._held += data
+            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
+                return []
             data, self._held = self._held, bytearray()
         view = memoryview(data)
         bodies = []
         at, end = 0, len(view)
+        self._wanted = 4
         while end - at >= 4:
             (size,) = _length.unpack_from(view, at)
             if size > self.bytes_max:
                 raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
             if end - at - 4 < size:
+                self._wanted = 4 + size
                 break
             bodies.append(view[at + 4 : at + 4 + size])
             at += 4 + size
