@@ -11,6 +11,7 @@ conversation is worth nothing for another one.
 from __future__ import annotations
 
 import hmac
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,11 @@ class ServerConnection:
                 self._last_id = item[0]
             yield item
 
-    def welcome(self, *, resumed: bool, address: str, revision: int) -> bytes:
-        """The answer to a hello."""
+    def welcome(self, *, session: int, address: str, revision: int) -> bytes:
+        """The answer to a hello; `session` is the number of the client's session."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
-        return wire.encode_welcome(Welcome(resumed, address, revision, self._limits.frame_bytes_max, proof))
+        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof))
 
     def _check_hello(self, hello: Hello) -> None:
         if hello.version != VERSION:
@@ -156,7 +157,8 @@ class ClientConnection:
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
-        self._unanswered: dict[int, None] = {}  # mutations that were sent, oldest first
+        self._session: int | None = None  # its number, as the last welcome said
+        self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
         self.in_flight: dict[int, InFlight] = {}
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
@@ -235,6 +237,8 @@ class ClientConnection:
             raise AuthenticationError(
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
+        welcome = welcome._replace(resumed=welcome.session == self._session)
+        self._session = welcome.session
         self.store_id = self._greeting.store_id
         self._frame_bytes_max = welcome.frame_bytes_max
         self._reader.bytes_max = wire.RESPONSE_BYTES_MAX

@@ -156,19 +156,19 @@ class Engine:
 
     # --------------------------------------------------------------------------------------- connections
 
-    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[bool, int | None] | None:
+    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[int, int | None] | None:
         """A client has said hello.
 
         Returns:
-            Whether its session was known, and the peer that had it until now and should be closed; None if there are too
-            many sessions.
+            The number of its session, and the peer that had it until now and should be closed; None if there are too many
+            sessions.
         """
         opened = self._sessions.open(session_id, peer=peer, now=now)
         if opened is None:
             return None
-        session, previous, resumed = opened
+        session, previous = opened
         self._session_of[peer] = session
-        return resumed, previous
+        return session.number, previous
 
     def disconnect(self, peer: int, *, now: float, for_good: bool = False) -> None:
         """The connection of `peer` has closed; `for_good` if its client said that it will not come back."""
@@ -180,7 +180,7 @@ class Engine:
         session = self._session_of.pop(peer, None)
         if session is not None:
             if for_good:
-                self._sessions.end(session)
+                self._sessions.end(session, peer=peer)
             else:
                 self._sessions.close(session, peer=peer, now=now)
 
@@ -211,14 +211,10 @@ class Engine:
                 return Applied(response=_forgotten(request_id))
             if replayed is not None:
                 return Applied(response=replayed)
+            full = self._check_session(session)
+            if full is not None:
+                return Applied(response=full)  # not kept: there is no room for it, and it says that nothing was done
         try:
-            if mutates and session.full(
-                replies_max=self.limits.session_replies_max, bytes_max=self.limits.session_replies_bytes_max
-            ):
-                raise LimitExceeded(
-                    f"{self.limits.session_replies_max} replies of this client wait to be acknowledged, which is the limit "
-                    f"session_replies_max; read replies before sending more"
-                )
             response = self._dispatch(request, peer, request_id)
         except StoreError as error:
             assert not self._events, "a refused request has changed nothing"
@@ -656,6 +652,20 @@ class Engine:
                     self._check_key(operation.key)
                     room.append((operation.key, len(self._joined(operation))))
         self._check_room(room)
+
+    def _check_session(self, session: Session) -> Failed | None:
+        """What to answer a client that wants more replies kept than there is room for."""
+        limits = self.limits
+        if session.replies >= limits.session_replies_max:
+            held = f"{session.replies} replies"
+            limit = f"session_replies_max is {limits.session_replies_max}"
+        elif session.held_bytes >= limits.session_replies_bytes_max:
+            held = f"{session.held_bytes} bytes of replies"
+            limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
+        else:
+            return None
+        message = f"{held} of this client wait to be acknowledged; {limit}: read replies before sending more"
+        return Failed(kind=FailureKind.LIMIT, message=message)
 
     def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None) -> None:
         self._check_key(key)

@@ -10,15 +10,18 @@ behind TLS learns at once if it was refused::
 
     server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
     client     ["rdzv", version, session_id, nonce, proof]                                 the hello
-    server     ["rdzv", resumed, address, revision, frame_bytes_max, proof]                the welcome
+    server     ["rdzv", session, address, revision, frame_bytes_max, proof]                the welcome
 
-or, instead of the last, ``["sorry", kind, message]`` before the server hangs up. After that::
+After that::
 
     client     [code, request_id, acknowledged, *fields]     a request; `acknowledged`: replies received up to there
     server     [code, request_id, *fields]                   a response
     server     [EVENTS, request_id, [event, ...]]            events for the watch that was opened by that request
     server     [LAGGED, request_id, revision]                that watch has ended after `revision`: too slow a reader
     either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
+
+At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number of
+the client's session: another one than last time means that the server had forgotten it.
 
 Fields are positional, in the order of the tables at the end of this file. msgpack extension types are never accepted,
 and nothing received is ever evaluated.
@@ -143,13 +146,18 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The server takes the client in; `address` is where it sees it come from."""
+    """The server takes the client in.
 
-    resumed: bool
+    `session` is the number of the client's session, and `address` where the server sees it come from. `resumed` does not
+    travel: the client works it out from the number.
+    """
+
+    session: int
     address: str
     revision: int
     frame_bytes_max: int
     proof: bytes
+    resumed: bool = False
 
 
 class Sorry(NamedTuple):
@@ -293,12 +301,12 @@ def decode_hello(body: memoryview | bytes) -> Hello:
 
 def encode_welcome(welcome: Welcome) -> bytes:
     """A welcome as a frame."""
-    return _frame(_pack((MAGIC, *welcome)))
+    return _frame(_pack((MAGIC, *welcome[:-1])))  # all but `resumed`
 
 
 def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
     """What a server answered to our hello."""
-    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (bool, str, int, int, bytes)))
+    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (int, str, int, int, bytes)))
 
 
 def encode_sorry(sorry: Sorry) -> bytes:
