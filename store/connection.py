@@ -3,8 +3,8 @@
 `ServerConnection` is one connection as the server sees it. `ClientConnection` outlives its connections: it numbers the
 requests, remembers those without a reply, and says after a reconnect what must be sent again (promises S2, S10).
 
-Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session and
-the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
+Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session
+and the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
 conversation is worth nothing for another one.
 """
 
@@ -187,7 +187,7 @@ class ClientConnection:
             ProtocolError: These bytes are not the protocol, and the connection is of no more use.
             AuthenticationError: The server refused our proof, or has none of its own.
             StoreReplaced: Another store answers than the one this client knew.
-            LimitExceeded: The server has no room for another client.
+            LimitExceeded: The server has no room for this client, or none any more.
         """
         for body in self._reader.feed(data):
             if self._greeting is None:
@@ -196,6 +196,8 @@ class ClientConnection:
                 yield self._take_welcome(wire.decode_welcome(body))
             else:
                 item = wire.decode_server_frame(body)
+                if isinstance(item, Sorry):
+                    raise _refusal(item, self._name)
                 if isinstance(item, Reply):
                     self._unanswered.pop(item.request_id, None)
                 yield item
@@ -260,16 +262,20 @@ class ClientConnection:
 
         Raises:
             LimitExceeded: It is larger than the server takes; it has been forgotten.
+            StoreUsageError: It cannot be sent at all, for what is in it; it has been forgotten.
         """
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
-        frame = wire.encode_request(item.request_id, oldest - 1, item.request)
         try:
+            frame = wire.encode_request(item.request_id, oldest - 1, item.request)
             wire.check_frame(frame, self._frame_bytes_max)
-        except LimitExceeded:
+        except StoreError:
             self._forget(item)
             raise
+        except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
+            self._forget(item)
+            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
         item.sent = True
         return frame
 
