@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
+UNTIDY = 64  # out-of-date entries that are not worth a tidying
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Leases:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
         self._keep(lease, None)
+        self._tidy()
 
     def peer_closed(self, peer: int) -> None:
         """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left."""
@@ -94,6 +96,7 @@ class Leases:
                 if sooner < lease.lapses_at:
                     lease.lapses_at = sooner
                     heapq.heappush(self._due, (sooner, id))
+        self._tidy()
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Seconds until the lease lapses."""
@@ -111,11 +114,17 @@ class Leases:
                 heapq.heappush(self._due, (lease.lapses_at, id))
             else:
                 over[id] = lease
-        return list(over.values())
+        return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something; None if there is no lease."""
         return max(self._due[0][0] - self._served, 0.0) if self._due else None
+
+    def _tidy(self) -> None:
+        """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""
+        if len(self._due) > 2 * len(self._leases) + UNTIDY:
+            self._due = [(lease.lapses_at, lease.id) for lease in self._leases.values()]
+            heapq.heapify(self._due)
 
     def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:

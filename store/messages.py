@@ -436,5 +436,6 @@ class Stats(Request[Figures]):
 
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
-# until they are acknowledged. Renewing or revoking a lease twice is the same as once.
-MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant)
+# until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
+# there is none.
+MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)

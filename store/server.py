@@ -227,7 +227,7 @@ class Server:
         if opened is None:
             self._hang_up(peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max)"))
             return
-        resumed, previous = opened
+        session, previous = opened
         if previous is not None and previous in self._peers:
             # The client came back before its old connection was seen to end; it renews its leases on the new one.
             self._peers[previous].close()
@@ -235,7 +235,7 @@ class Server:
         assert peer.connection is not None
         self._say(
             peer,
-            peer.connection.welcome(resumed=resumed, address=peer.address, revision=self._engine.revision),
+            peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
         )
 
     def _hang_up(self, peer: _Peer, sorry: Sorry) -> None:

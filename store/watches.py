@@ -120,6 +120,7 @@ class History:
 
     def since(self, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
         """The changes under `prefix` from `revision` on, one tuple per revision; None if some are gone."""
+        revision = max(revision, 1)  # 0 and below: from the beginning on
         if revision <= self._compacted:
             return None
         skipped = revision - self._compacted - 1  # revisions have no gaps, so this is an index
