@@ -99,6 +99,7 @@ __all__ = [
     "Reply",
     "Sorry",
     "Welcome",
+    "decode_events",
     "decode_greeting",
     "decode_hello",
     "decode_request",
@@ -395,6 +396,11 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 def encode_events(events: tuple[Event, ...]) -> bytes:
     """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
     return _pack([_event_to(event) for event in events])
+
+
+def decode_events(encoded: bytes) -> tuple[Event, ...]:
+    """What `encode_events` made, back again."""
+    return tuple(map(_event_from, _decode(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
