@@ -44,7 +44,7 @@ def let_go_in_children(owner: object, *socks: Any) -> None:
 
 
 def forget(owner: object) -> None:
-    """The sockets of `owner` are closed. uvloop's stand-ins keep the number, which may soon be another file's."""
+    """The sockets of `owner` are closed. Some stand-ins keep the number, which may soon be another file's."""
     _owned.pop(owner, None)
 
 
