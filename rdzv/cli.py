@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         "--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)"
     )
     sub.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    sub.add_argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
     sub.add_argument("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
     sub.add_argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
     sub.add_argument("--key", metavar="FILE", help="PEM file with its private key")
@@ -159,10 +160,12 @@ async def _serve(options: argparse.Namespace) -> int:
         token=_token_in(options.token_file),
         tls=_server_tls(options),
         insecure=options.insecure,
+        data_dir=options.data_dir,
     )
     async with serving as server:
         where = host_and_port(options.host or "*", server.port)
-        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, in memory only\n")
+        kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
+        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
         if options.port_file:
             _write_whole(options.port_file, f"{server.port}\n")
         await stop.wait()

@@ -82,7 +82,9 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         return None
     stack = contextlib.ExitStack()
     try:
-        server = stack.enter_context(store.sync.serve(sock=sock, token=token, tls=tls, insecure=settings.insecure))
+        server = stack.enter_context(
+            store.sync.serve(sock=sock, token=token, tls=tls, insecure=settings.insecure, data_dir=settings.data_dir)
+        )
     except StoreUsageError as error:
         sock.close()
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None

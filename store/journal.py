@@ -93,9 +93,9 @@ class Journal:
             database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the platters
             (version,) = database.execute("PRAGMA user_version").fetchone()
             if version == 0 and not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
-                database.executescript(
-                    f"BEGIN; {_SCHEMA} INSERT INTO meta VALUES ('store_id', '{new_id}'); PRAGMA user_version={FORMAT}; COMMIT;"
-                )
+                database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT};")
+                database.execute("INSERT INTO meta VALUES ('store_id', ?)", (new_id,))
+                database.execute("COMMIT")
             elif version != FORMAT:
                 raise StoreUsageError(
                     f"{path} has format {version}, and this release reads format {FORMAT}: use the release that wrote it, or "

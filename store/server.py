@@ -10,6 +10,11 @@ revision sent, and its client resumes from the next; while its replies pile up, 
 those that were read already: a packet full of requests may ask for gigabytes of answers.
 
 Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
+
+On a durable store (S3) whatever a step led to is handed to the journal before anything is said, and from then on every
+frame, answers to reads included, waits in its outbox until the journal reports that step durable. If the journal cannot
+write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
+(their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
 """
 
 from __future__ import annotations
@@ -26,17 +31,20 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.to_thread
 
 from store import wire
 from store.address import Address, host_and_port
 from store.connection import ServerConnection
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
+from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
 from store.sockets import forget, let_go_in_children, prepare, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
+    import os
     import socket
     from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -54,6 +62,7 @@ PIECE_BYTES = (
     256 * 1024
 )  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
+TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 
 
@@ -73,8 +82,12 @@ class Server:
         token: bytes | None = None,
         clock: Callable[[], float],
         secure: bool = False,
+        journal: Journal | None = None,
     ) -> None:
         self._engine = engine
+        self._journal = journal
+        self._durable = 0  # up to which number of the journal; every frame that says more is held
+        self._holding: dict[_Peer, None] = {}  # peers with frames that are held
         self._token = token
         self._clock = clock
         self._secure = secure
@@ -87,6 +100,7 @@ class Server:
         self._refused = 0
         self._leaving = False
         self._failure: BaseException | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._nobody_left = asyncio.Event()
         self._alone = threading.Event()
         self._alone.set()
@@ -127,6 +141,7 @@ class Server:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
             "outbox_bytes": sum(peer.backlog for peer in self._peers.values()),
+            "commits": self._journal.commits if self._journal is not None else 0,
         }
 
     # -------------------------------------------------------------------------------------- called by peers
@@ -195,7 +210,9 @@ class Server:
         if self._peers.pop(peer.id, None) is None:
             return
         self._dirty.pop(peer, None)
+        self._holding.pop(peer, None)
         self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
+        self._record()
         if not self._peers:
             self._nobody_left.set()
             self._alone.set()
@@ -208,6 +225,7 @@ class Server:
 
     def _apply(self, peer: _Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
         applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
+        self._record()
         response = applied.response
         if response is not None:
             if type(request) is Stats:
@@ -255,8 +273,12 @@ class Server:
         return False
 
     def _say(self, peer: _Peer, frame: bytes) -> None:
-        peer.queue(frame)
-        self._dirty[peer] = None
+        if self._journal is not None and self._journal.appended > self._durable:
+            peer.hold(frame, self._journal.appended)
+            self._holding[peer] = None
+        else:
+            peer.queue(frame)
+            self._dirty[peer] = None
 
     def _flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
@@ -265,10 +287,80 @@ class Server:
             for peer in dirty:
                 peer.flush()
 
+    # ------------------------------------------------------------------------------------------ durability
+
+    def _record(self) -> None:
+        """Hand what has just been done to the journal, before anything is said of it."""
+        if self._journal is not None and self._engine.read_only is None:
+            facts = self._engine.take_facts()
+            if facts is not None:
+                self._journal.append(facts)
+
+    def start_journal(self) -> None:
+        """Have the journal write from now on."""
+        if self._journal is not None:
+            loop = asyncio.get_running_loop()
+
+            def on_durable(number: int) -> None:
+                loop.call_soon_threadsafe(self._became_durable, number)
+
+            def on_failure(reason: str) -> None:
+                loop.call_soon_threadsafe(self._cannot_write, reason)
+
+            self._durable = self._journal.appended
+            self._journal.start(on_durable=on_durable, on_failure=on_failure)
+
+    def _became_durable(self, number: int) -> None:
+        """Let go of the frames that waited for this."""
+        self._durable = number
+        waiting = list(self._holding)
+        for peer in waiting:
+            if not peer.release(number):
+                del self._holding[peer]
+            self._dirty[peer] = None
+        self._flush()
+        for peer in waiting:
+            peer.read_on()
+
+    def _cannot_write(self, reason: str) -> None:
+        """Go back to what is on disk: of what was done since, nobody has been told anything."""
+        assert self._journal is not None
+        log.error("store %s cannot write: %s; it refuses writes until it can", self.store_id, reason)
+        for peer in list(self._peers.values()):
+            peer.abort()
+        try:
+            self._engine = Engine.restore(self._journal.load(), limits=self._limits, now=self._clock())
+        except StoreUsageError as error:
+            self._stop_serving(error)
+            return
+        self._engine.read_only = f"the disk does not take it ({reason})"
+        self._durable = self._journal.appended
+        self._probing = asyncio.create_task(self._try_to_write())
+        self._probing.add_done_callback(self.timer_ended)
+
+    async def _try_to_write(self) -> None:
+        """Take writes again as soon as the disk does."""
+        assert self._journal is not None
+        while not await anyio.to_thread.run_sync(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+            await anyio.sleep(TRY_AGAIN_AFTER)
+        log.warning("store %s can write again", self.store_id)
+        self._engine.read_only = None
+        self.start_journal()
+        self._record()  # sessions that were opened meanwhile
+
+    async def stop_journal(self) -> None:
+        """Make durable what is pending, and let its frames go."""
+        if self._journal is not None:
+            if self._probing is not None:
+                self._probing.cancel()
+                await asyncio.wait([self._probing])
+            await anyio.to_thread.run_sync(self._journal.stop)  # its last reports are in the loop before this returns
+
     # ------------------------------------------------------------------------------------------ comings and goings
 
     def _take_in(self, peer: _Peer, hello: Hello, now: float) -> None:
         opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
+        self._record()
         if opened is None:
             self._hang_up(peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max)"))
             return
@@ -301,11 +393,13 @@ class Server:
         while True:
             due_in = self._engine.next_tick_in()
             await anyio.sleep(LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY))
-            if self._engine.look(now=self._clock()):
+            if self._engine.look(now=self._clock()) and self._engine.read_only is None:
                 # Two turns of the loop, the second of which comes after every socket has been read once more.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                self._deliver(self._engine.tick(now=self._clock()))
+                deliveries = self._engine.tick(now=self._clock())
+                self._record()
+                self._deliver(deliveries)
                 self._flush()
 
     async def drop_the_silent(self) -> None:
@@ -325,6 +419,8 @@ class Server:
     async def leave(self) -> None:
         """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
         self._leaving = True
+        with anyio.CancelScope(shield=True):
+            await self.stop_journal()
         for peer in list(self._peers.values()):
             if peer.connection is not None and peer.connection.greeted:
                 self._say(peer, wire.encode_bye("the server is leaving"))
@@ -356,10 +452,13 @@ class Server:
     def timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
-            log.critical("the store %s stops serving: its timer has failed", self.store_id, exc_info=error)
-            self._failure = error
-            self._leaving = True
-            self.abort()
+            self._stop_serving(error)
+
+    def _stop_serving(self, error: BaseException) -> None:
+        log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
+        self._failure = error
+        self._leaving = True
+        self.abort()
 
     def check_timers(self) -> None:
         """Raise what a timer has failed of."""
@@ -374,6 +473,7 @@ class _Peer(asyncio.BufferedProtocol):
         self._server = server
         self._transport: asyncio.Transport | None = None
         self._out: deque[bytes] = deque()
+        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
         self._blocked = False  # the transport asked us to stop writing
         self._ending = False  # to be closed once the outbox is empty
         self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
@@ -422,14 +522,7 @@ class _Peer(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._blocked = False
         self.flush()
-        if not self.reading_paused or self._out or self.gone:
-            return
-        self.lags = self.reading_paused = False
-        if self.unread is not None:
-            self._server.go_on(self)
-        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
-            self.received_at = self._server._clock()  # its silence was ours
-            self._transport.resume_reading()
+        self.read_on()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
         forget(self)
@@ -463,6 +556,18 @@ class _Peer(asyncio.BufferedProtocol):
             self._out.append(frame)
             self.queued_bytes += len(frame)
 
+    def hold(self, frame: bytes, number: int) -> None:
+        """Put a frame into the outbox, to be let go once the journal has made this number durable."""
+        if not self.gone:
+            self._held.append((number, frame))
+            self.queued_bytes += len(frame)
+
+    def release(self, number: int) -> bool:
+        """Let go of the frames that waited for this number; whether others still wait."""
+        while self._held and self._held[0][0] <= number:
+            self._out.append(self._held.popleft()[1])
+        return bool(self._held)
+
     def flush(self) -> None:
         """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
 
@@ -477,12 +582,23 @@ class _Peer(asyncio.BufferedProtocol):
             transport.write(piece)
             if transport.is_closing():  # the write found out that nobody is there
                 return
-        if self._out:
+        if self._out or (self._held and self.queued_bytes > PIECE_BYTES):
             if not self.reading_paused:
                 self.reading_paused = True
                 transport.pause_reading()
-        elif self._ending:
+        elif self._ending and not self._held:
             transport.close()
+
+    def read_on(self) -> None:
+        """Carry out and read what this peer asks again, if its outbox has been emptied."""
+        if not self.reading_paused or self._out or self._held or self.gone:
+            return
+        self.lags = self.reading_paused = False
+        if self.unread is not None:
+            self._server.go_on(self)
+        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
+            self.received_at = self._server._clock()  # its silence was ours
+            self._transport.resume_reading()
 
     def refuse(self, sorry: Sorry) -> None:
         """Say why, and close."""
@@ -518,6 +634,7 @@ class _Peer(asyncio.BufferedProtocol):
 
     def _empty(self) -> None:
         self._out.clear()
+        self._held.clear()
         self.queued_bytes = 0
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
@@ -586,13 +703,15 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
 ) -> AsyncIterator[Server]:
-    """Serve a new store for as long as the context lasts.
+    """Serve a store for as long as the context lasts.
 
     Args:
         host: The address to listen on; "" is all interfaces. Anything but loopback wants a token or mutual TLS.
         port: The port; 0 lets the system choose one, see `Server.port`.
+        data_dir: Where the store is kept, so that it survives restarts and power loss; without it, in memory only.
         token: What clients must prove to know.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
@@ -600,7 +719,7 @@ async def serve(
         sock: A bound socket to listen on, instead of `host` and `port`.
 
     Raises:
-        StoreUsageError: It would be open to strangers.
+        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used; the message says why.
         OSError: The address cannot be bound.
     """
     bound_host = sock.getsockname()[0] if sock is not None else host
@@ -608,33 +727,42 @@ async def serve(
     _check_exposure(bound_host, token=secret, tls=tls, insecure=insecure)
     files = raise_file_limit()
     loop = asyncio.get_running_loop()
-    engine = Engine(store_id=secrets.token_hex(8), limits=limits)
-    server = Server(engine, token=secret, clock=loop.time, secure=tls is not None)
-    server.limit_connections(files - 64)  # the rest of the process needs some, too
-    listener = await _listen(server, host, port, sock=sock, tls=tls)
-    let_go_in_children(server, *listener.sockets)
-    server.host = bound_host
-    server.port = listener.sockets[0].getsockname()[1]
-    log.info(
-        "serving store %s on %s, in memory only: it ends with this process; %d files allow about %d connections",
-        server.store_id,
-        host_and_port(bound_host or "*", server.port),
-        files,
-        files - 64,
-    )
-    timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
-    for timer in timers:
-        timer.add_done_callback(server.timer_ended)
-    try:
-        yield server
-    finally:
-        listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
-        forget(server)
+    async with contextlib.AsyncExitStack() as stack:
+        journal = None
+        if data_dir is None:
+            engine = Engine(store_id=secrets.token_hex(8), limits=limits)
+        else:
+            journal = Journal(data_dir, new_id=secrets.token_hex(8))
+            stack.callback(journal.close)
+            engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
+        server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
+        server.limit_connections(files - 64)  # the rest of the process needs some, too
+        listener = await _listen(server, host, port, sock=sock, tls=tls)
+        let_go_in_children(server, *listener.sockets)
+        server.host = bound_host
+        server.port = listener.sockets[0].getsockname()[1]
+        log.info(
+            "serving store %s on %s, %s; %d files allow about %d connections",
+            server.store_id,
+            host_and_port(bound_host or "*", server.port),
+            "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
+            files,
+            files - 64,
+        )
+        server.start_journal()
+        timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+        for timer in timers:
+            timer.add_done_callback(server.timer_ended)
         try:
-            await server.leave()
+            yield server
         finally:
-            server.abort()
-            for timer in timers:
-                timer.cancel()
-            await asyncio.gather(*timers, return_exceptions=True)
-    server.check_timers()
+            listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+            forget(server)
+            try:
+                await server.leave()
+            finally:
+                server.abort()
+                for timer in timers:
+                    timer.cancel()
+                await asyncio.gather(*timers, return_exceptions=True)
+        server.check_timers()

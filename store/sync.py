@@ -503,6 +503,7 @@ def serve(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
 ) -> Iterator[Server]:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
@@ -511,6 +512,8 @@ def serve(
     against anybody's lease.
     """
     with start_blocking_portal(backend_options=backend_options()) as portal:
-        serving = async_server.serve(host, port, token=token, tls=tls, insecure=insecure, limits=limits, sock=sock)
+        serving = async_server.serve(
+            host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock
+        )
         with portal.wrap_async_context_manager(serving) as server:
             yield server
