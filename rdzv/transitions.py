@@ -128,6 +128,8 @@ class View:
     def _synced(self, now: float, last_call_timeout: float) -> None:
         """Everything that was there has been seen; what of the last round is missing has gone."""
         self.synced = True
+        # A snapshot comes in order of name; who is taken in first, and who is a spare, goes by arrival.
+        self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         inherited = self._inherited
         said_to_have_left = set(inherited.departed_ids) if inherited else set()
         for node_id in self.members:
