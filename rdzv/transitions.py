@@ -103,8 +103,10 @@ class View:
             try:
                 record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
             except RendezvousStateError:
-                return  # not a node of ours; it takes part in nothing
-            self._arrived(record)
+                # Not a node of ours: it takes part in nothing, and the arrival that stood there stands no more.
+                self._gone(node_id)
+            else:
+                self._arrived(record)
         else:
             self._gone(node_id)
         if self.synced:
