@@ -203,8 +203,8 @@ class NodeRecord:
                 address=_of(str, plain["address"]),
                 port=_of(int, plain["port"]),
                 payload=plain.get("payload"),
-                attributes=MappingProxyType(_of(dict, plain.get("attributes", {}))),
-                requested_rank=plain.get("requested_rank"),
+                attributes=_attributes(plain.get("attributes", {})),
+                requested_rank=_maybe(int, plain.get("requested_rank")),
                 left=_of(bool, plain.get("left", False)),
                 arrival=arrival,
             )
@@ -272,7 +272,7 @@ def unpack_roster(value: bytes) -> list[Participant]:
                 rank=_of(int, rank),
                 address=_of(str, address),
                 payload=payload,
-                attributes=MappingProxyType(_of(dict, attributes)),
+                attributes=_attributes(attributes),
             )
             for node_id, rank, address, payload, attributes in plain
         ]
@@ -439,12 +439,12 @@ class Progress:
                 live=_of(int, live),
                 waiting=_of(int, waiting),
                 spares=_of(int, spares),
-                spares_after=after,
-                last_call_left=left,
+                spares_after=_maybe(int, after),
+                last_call_left=_maybe(float, left),
                 lost=_of(int, lost),
-                lost_ids=tuple(ids),
+                lost_ids=_names(ids),
                 departed=_of(int, gone),
-                departed_ids=tuple(gone_ids),
+                departed_ids=_names(gone_ids),
             )
 
         return _unpack("the progress", value, build)
@@ -558,6 +558,18 @@ def _of(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
     return value
+
+
+def _maybe(kind: type[T], value: object) -> T | None:
+    return None if value is None else _of(kind, value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_of(str, name) for name in _of(list, value))
+
+
+def _attributes(value: object) -> Mapping[str, str]:
+    return MappingProxyType({_of(str, name): _of(str, said) for name, said in _of(dict, value).items()})
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
