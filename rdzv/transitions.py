@@ -112,8 +112,8 @@ class View:
         if self.synced:
             self._count(now)
 
-    def completed(self, round: Round, members: Iterable[Member]) -> None:
-        """A round was committed with these members."""
+    def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
+        """A round was committed with these members. Spares left over may be enough already for the next one's last call."""
         self.round = round
         self.members = {member.node_id: member for member in members}
         self.live.clear()
@@ -126,6 +126,7 @@ class View:
         waiting, self.waiting = self.waiting, {}
         for record in waiting.values():
             self._place(record)
+        self._count(now)
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         """Everything that was there has been seen; what of the last round is missing has gone."""
