@@ -80,8 +80,8 @@ class Rules:
     order: RankOrder
 
     def admitted(self, count: int) -> int:
-        """How many of so many nodes a round takes in."""
-        return min(count - count % self.unit, self.capacity)
+        """How many of so many nodes a round takes in; none if they are fewer than it needs."""
+        return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,10 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
+    # Below the minimum a regroup would admit nobody, and nobody is beyond it either: all of them are needed, and wait
+    # on their join timeouts. A spare's stands still (promise R1).
     room = rules.admitted(live + joined)
-    spares = live + joined - room
+    spares = min(live + joined - room, joined) if room else 0
     return Progress(
         phase=phase,
         round=view.number,
@@ -153,7 +155,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         capacity=rules.capacity,
         live=live,
         waiting=max(room - live, 0) if live else 0,
-        spares=min(spares, joined),
+        spares=spares,
         spares_after=_spares_after(view, spares),
         last_call_left=None if closed else left,
         lost=view.lost_count,
@@ -230,13 +232,19 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
             return f"last call, {left:.1f} s left; {count}"
         case Phase.COMPLETE:
-            if not progress.joined:
-                return f"round {progress.round} stands with {_nodes(progress.live)}"
-            return f"{_nodes(progress.joined)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
+            coming = progress.joined - progress.spares
+            if not coming:
+                spares = f", and {_spares(progress.spares)}" if progress.spares else ""
+                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}"
+            return f"{_nodes(coming)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
 
 
 def _nodes(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _spares(count: int) -> str:
+    return f"{count} spare{'' if count == 1 else 's'}"
 
 
 def _members(count: int) -> str:
@@ -302,7 +310,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
     elapsed = now - head.progress_at
     if spare:
         assert progress is not None
-        return Parked(reason=f"a spare: all {_nodes(progress.capacity)} that a round takes are there", suspended=True)
+        return Parked(reason=_explain_spare(progress), suspended=True)
     if head.coordinator is None and progress is not None:
         return Parked(reason=f"waiting for a new coordinator; at last, {explain(progress, elapsed=elapsed)}")
     return Parked(
@@ -311,11 +319,21 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
     )
 
 
+def _explain_spare(progress: Progress) -> str:
+    there = progress.live + progress.joined
+    taken = there - progress.spares
+    if taken >= progress.capacity:
+        return f"a spare: all {_nodes(progress.capacity)} that a round takes are there"
+    return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
+
+
 def _is_spare(me: Me, head: Head) -> bool:
     """Whether there is no room for this node, as far as the last progress knows."""
     progress = head.progress
-    if progress is None or progress.spares_after is None or me.was_member:
+    if progress is None or progress.spares_after is None:
         return False
+    if me.was_member and me.known_round == progress.round:
+        return False  # members of the last round come first, until the next has completed without them
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
