@@ -70,6 +70,12 @@ class View:
         self.members = {member.node_id: member for member in members}
         self._inherited = progress if progress is not None and progress.round == self.number else None
         self._inherited_at = progress_at
+        if self._inherited is not None:
+            # In the same order, and also those who have come again meanwhile: what was announced is not taken back.
+            for node_id in self._inherited.lost_ids:
+                self._note(node_id, left=False)
+            for node_id in self._inherited.departed_ids:
+                self._note(node_id, left=True)
 
     @property
     def number(self) -> int:
@@ -134,15 +140,15 @@ class View:
         # A snapshot comes in order of name; who is taken in first, and who is a spare, goes by arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         inherited = self._inherited
-        said_to_have_left = set(inherited.departed_ids) if inherited else set()
+        # Departures beyond those that were named cannot be told from losses by name, only by number.
+        unnamed = max(inherited.departed - self.departed_count, 0) if inherited else 0
         for node_id in self.members:
-            if node_id not in self._records:
-                self._note(node_id, left=node_id in said_to_have_left)
+            if node_id not in self._records and node_id not in self._gone_members:
+                self._note(node_id, left=unnamed > 0)
+                unnamed -= 1
         if inherited is not None:
-            # Departures beyond those that were named cannot be told from losses by name, only by number.
-            unnamed = min(max(inherited.departed - len(inherited.departed_ids), 0), self.lost_count)
-            self.lost_count -= unnamed
-            self.departed_count += unnamed
+            self.lost_count = max(self.lost_count, inherited.lost)
+            self.departed_count = max(self.departed_count, inherited.departed)
         self._count(now)
         if self.enough_since is not None and inherited is not None and inherited.last_call_left is not None:
             left = max(inherited.last_call_left - (now - self._inherited_at), 0.0)
@@ -167,10 +173,10 @@ class View:
 
     def _gone(self, node_id: str, *, left: bool = False) -> None:
         """A node has gone. A member that had come again for the next round is missed like any other."""
-        known = self._records.pop(node_id, None)
+        self._records.pop(node_id, None)
         self.waiting.pop(node_id, None)
         self.live.discard(node_id)
-        if known is not None and node_id in self.members:
+        if node_id in self.members:
             self._note(node_id, left=left)
 
     def _note(self, node_id: str, *, left: bool) -> None:
