@@ -311,12 +311,12 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
     if spare:
         assert progress is not None
         return Parked(reason=_explain_spare(progress), suspended=True)
+    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there.
+    suspended = progress is not None and progress.phase is Phase.LAST_CALL
+    reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
-        return Parked(reason=f"waiting for a new coordinator; at last, {explain(progress, elapsed=elapsed)}")
-    return Parked(
-        reason=explain(progress, elapsed=elapsed),
-        suspended=progress is not None and progress.phase is Phase.LAST_CALL,
-    )
+        reason = f"waiting for a new coordinator; at last, {reason}"
+    return Parked(reason=reason, suspended=suspended)
 
 
 def _explain_spare(progress: Progress) -> str:
