@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv.errors import RendezvousSettingsError
 from rdzv.state import (
     Change,
     Closed,
@@ -112,7 +113,11 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         rules: The run's settings.
         closed: Whether the run is closed.
         now: Seconds on its clock.
+
+    Raises:
+        RendezvousSettingsError: The order, which may be the user's own, has lost nodes or made some up.
     """
+    assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=closed, now=now)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
@@ -180,7 +185,12 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     chosen = sorted(arrivals, key=lambda record: record.node_id not in previous)[: rules.admitted(len(arrivals))]
     chosen.sort(key=lambda record: record.arrival)
-    return Complete(number=view.next_number, members=tuple(rules.order(chosen, previous)), progress=progress)
+    ordered = tuple(rules.order(tuple(chosen), previous))
+    if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
+        raise RendezvousSettingsError(
+            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each of the nodes it gets once"
+        )
+    return Complete(number=view.next_number, members=ordered, progress=progress)
 
 
 # ------------------------------------------------------------------------------------------------ reporting
