@@ -180,7 +180,7 @@ def _spares_after(view: View, spares: int) -> int | None:
 
 
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """The round that can now be committed: members of the last round first, then by arrival, as many as there is room."""
+    """The round that can be committed: members of the last round first, then by arrival, as many as there is room."""
     arrivals = list(view.waiting.values())
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     chosen = sorted(arrivals, key=lambda record: record.node_id not in previous)[: rules.admitted(len(arrivals))]
@@ -188,7 +188,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     ordered = tuple(rules.order(tuple(chosen), previous))
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
-            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each of the nodes it gets once"
+            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
         )
     return Complete(number=view.next_number, members=ordered, progress=progress)
 
@@ -199,8 +199,8 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """When `current` must be written, given what was written last; None: there is nothing new in it.
 
-    At once when its kind changes; else after max(50 ms, 0.1 ms per node), so that a thousand arrivals are not a thousand
-    announcements to each. A running last call is refreshed every second, or tenth of it, for a successor to go on from.
+    At once when its kind changes; else after max(50 ms, 0.1 ms per node), so that a thousand arrivals are not a
+    thousand announcements to each. A running last call is refreshed every second, or tenth of it, for a successor to go on from.
     """
     if last is None or _kind(last) != _kind(current):
         return now

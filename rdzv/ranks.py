@@ -84,7 +84,7 @@ def natural(name: str) -> list[tuple[int, int, str, str]]:
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Numbers by length, then digit by digit: int() refuses those of thousands of digits, and names come from others."""
+    """Numbers by length, then digit by digit: int() refuses thousands of digits, and names come from others."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")

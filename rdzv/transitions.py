@@ -10,8 +10,8 @@ arrivals cost ten thousand small steps. A node's record is all there is to it:
     written with `left`                      gone, on its own account
     deleted, before saying so                gone, and lost if it was a live member
 
-`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling below
-the minimum ends it, and reaching it again begins it anew (promise R11).
+`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling
+below the minimum ends it, and reaching it again begins it anew (promise R11).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class View:
             self._count(now)
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """A round was committed with these members. Spares left over may be enough already for the next one's last call."""
+        """A round was committed with these members. Spares left over may be enough for the next one's last call."""
         self.round = round
         self.members = {member.node_id: member for member in members}
         self.live.clear()
