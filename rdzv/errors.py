@@ -7,7 +7,9 @@
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
     ├── RendezvousStateError          the store holds something that is not ours, or a call came out of order
-    └── RoundSupersededError          this node is no longer part of the round whose store it used
+    ├── RoundSupersededError          this node is no longer part of the round whose store it used
+    ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
+    └── QueueEmptyError               a queue of the round's shared store held nothing, and the caller would not wait
 
 `RendezvousNonRetryableError` is mixed into those that a retry cannot mend, as NVIDIA's and PyTorch's launchers
 distinguish them.
@@ -16,6 +18,7 @@ distinguish them.
 from __future__ import annotations
 
 __all__ = [
+    "QueueEmptyError",
     "RendezvousClosedError",
     "RendezvousClosedException",
     "RendezvousConnectionError",
@@ -28,6 +31,7 @@ __all__ = [
     "RendezvousTimeoutError",
     "RendezvousTimeoutException",
     "RoundSupersededError",
+    "SharedStoreTimeoutError",
 ]
 
 
@@ -73,6 +77,24 @@ class RendezvousStateError(RendezvousError):
 
 class RoundSupersededError(RendezvousError):
     """This node no longer belongs to the round: it left, was dropped, or a later round took its place."""
+
+
+class SharedStoreTimeoutError(RendezvousError, TimeoutError):
+    """A wait at the round's shared store ran out; the round itself may well go on.
+
+    Attributes:
+        keys: Which of the keys waited for were still missing.
+        timeout: How many seconds it waited.
+    """
+
+    def __init__(self, message: str, *, keys: tuple[str, ...] = (), timeout: float = 0.0) -> None:
+        super().__init__(message)
+        self.keys = keys
+        self.timeout = timeout
+
+
+class QueueEmptyError(RendezvousError):
+    """There was nothing to pop, and the caller asked not to wait."""
 
 
 RendezvousException = RendezvousError

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.handler import RendezvousInfo
     from rdzv.state import Change, RunStatus
+    from rdzv.sync import RendezvousInfo as BlockingRendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 
@@ -116,7 +117,7 @@ class BlockingRendezvousHandler(ABC):
     """
 
     @abstractmethod
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> BlockingRendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next."""
 
     @abstractmethod

@@ -101,6 +101,7 @@ class _Wire(asyncio.Protocol):
         if sock is not None:
             prepare(sock)
             let_go_in_children(self, sock)
+        self._client._connected(self)
 
     def data_received(self, data: bytes) -> None:
         self._client._received(self, data)
@@ -260,11 +261,14 @@ class Client(interface.Store):
             _, protocol = await self._dial(lambda: _Wire(self))
         return cast("_Wire", protocol)
 
-    async def _converse(self, link: _Wire) -> bool:
-        """Carry one connection from its first byte to its last; whether it got as far as a welcome."""
+    def _connected(self, link: _Wire) -> None:
+        """The server speaks first, perhaps before the task that connects hears of the connection."""
         self._wire = link
         self._heard_at = self.time()
         self._connection.connected(nonce=secrets.token_bytes(16))
+
+    async def _converse(self, link: _Wire) -> bool:
+        """Carry one connection from its first byte to its last; whether it got as far as a welcome."""
         assert link.transport is not None
         try:
             while not link.closed.done():

@@ -350,7 +350,7 @@ class CompareAndSet(Request[CompareAndSetResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transact(Request[TransactionResult]):
-    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key may be named once a branch."""
+    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch."""
 
     when: tuple[Condition, ...]
     then: tuple[Operation, ...]

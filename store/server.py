@@ -293,6 +293,10 @@ class Server:
         """From another thread: wait until no client is connected; False if some still are after `within` seconds."""
         return self._alone.wait(within)
 
+    def stop_waiting(self) -> None:
+        """From any thread: whoever waits to be alone need wait no longer."""
+        self._alone.set()
+
     def abort(self) -> None:
         """Cut every connection that is left, at once."""
         for peer in list(self._peers.values()):

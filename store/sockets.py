@@ -14,7 +14,7 @@ import socket
 import weakref
 from typing import Any
 
-__all__ = ["let_go_in_children", "prepare", "raise_file_limit"]
+__all__ = ["free_port", "let_go_in_children", "prepare", "raise_file_limit"]
 
 # Sockets by the objects that own them. asyncio's stand-ins for sockets take no weak references themselves; once closed,
 # they have no number any more, so that another file's is never touched.
@@ -40,6 +40,14 @@ def prepare(sock: Any) -> None:
 def let_go_in_children(owner: object, sock: Any) -> None:
     """Remember a socket for as long as its owner lives, in case the process forks."""
     _owned[owner] = sock
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 def raise_file_limit() -> int:

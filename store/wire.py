@@ -558,7 +558,7 @@ _MAYBE_ENTRY = _Field(
 _CONDITIONS = _many(_Field(_condition_from, _condition_to))
 _OPERATIONS = _many(_Field(lambda value: _message_from(value, Operation.__args__), _message_to))
 _GUARDABLE = _Field(
-    lambda value: _message_from(value, (*Operation.__args__, GetMany, List, DeletePrefix, CompareAndSet, Wait)),
+    lambda value: _message_from(value, (*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait)),
     _message_to,
 )
 

@@ -31,11 +31,16 @@ PURE_ROOMS = (
     "store.wire",
     "store.connection",
     "rdzv.errors",
+    "rdzv.refusal",
+    "rdzv.kinds",
+    "rdzv.endpoint",
+    "rdzv.parameters",
     "rdzv.settings",
     "rdzv.state",
     "rdzv.transitions",
     "rdzv.decision",
     "rdzv.ranks",
+    "rdzv.plans",
 )
 """Rooms that are told the time, handed their dice, and reach for nothing."""
 
