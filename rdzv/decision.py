@@ -167,6 +167,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         lost_ids=tuple(view.lost),
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
+        last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
     )
 
 
@@ -199,8 +200,8 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """When `current` must be written, given what was written last; None: there is nothing new in it.
 
-    At once when its kind changes; else after max(50 ms, 0.1 ms per node): a thousand arrivals are not announced to each of
-    them a thousand times. A last call that runs is refreshed every second, or tenth of it, for a successor to go on.
+    At once when its kind changes; else after max(50 ms, 0.1 ms per node): a thousand arrivals are not announced to
+    each of them a thousand times. A last call that runs is refreshed every second, or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now

@@ -383,6 +383,7 @@ class Progress:
         lost_ids: The first of them by name, at most `NAMED_MOST`.
         departed: Members of the last round that have left it.
         departed_ids: The first of them by name.
+        last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
     """
 
     phase: Phase
@@ -399,6 +400,7 @@ class Progress:
     lost_ids: tuple[str, ...] = ()
     departed: int = 0
     departed_ids: tuple[str, ...] = ()
+    last_arrival: int = 0
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
@@ -418,6 +420,7 @@ class Progress:
                 self.lost_ids,
                 self.departed,
                 self.departed_ids,
+                self.last_arrival,
             )
         )
 
@@ -426,9 +429,8 @@ class Progress:
         """From what the key holds."""
 
         def build(plain: Sequence[Any]) -> Progress:
-            (phase, round, joined, needed, capacity, live, waiting, spares, after, left, lost, ids, gone, gone_ids) = (
-                plain[:14]
-            )
+            phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
+            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
             return cls(
                 phase=Phase(phase),
                 round=_of(int, round),
@@ -444,6 +446,7 @@ class Progress:
                 lost_ids=_names(ids),
                 departed=_of(int, gone),
                 departed_ids=_names(gone_ids),
+                last_arrival=_of(int, last_arrival),
             )
 
         return _unpack("the progress", value, build)

@@ -150,10 +150,20 @@ class View:
             self.lost_count = max(self.lost_count, inherited.lost)
             self.departed_count = max(self.departed_count, inherited.departed)
         self._count(now)
-        if self.enough_since is not None and inherited is not None and inherited.last_call_left is not None:
+        if self.enough_since is not None and inherited is not None and self._goes_on(inherited):
+            assert inherited.last_call_left is not None
             left = max(inherited.last_call_left - (now - self._inherited_at), 0.0)
             self.enough_since = now - max(last_call_timeout - left, 0.0)
         self._inherited = None
+
+    def _goes_on(self, inherited: Progress) -> bool:
+        """Whether the last call that ran when this was said still runs.
+
+        It does if those who stood then and stand now are enough; else the count fell below the minimum while nobody
+        was looking, and those who have come since begin a new one.
+        """
+        standing = sum(1 for record in self.waiting.values() if record.arrival <= inherited.last_arrival)
+        return inherited.last_call_left is not None and standing >= self._needed
 
     def _arrived(self, record: NodeRecord) -> None:
         if record.left:
