@@ -268,7 +268,7 @@ class _Term:
             round.host,
             round.port,
         )
-        self._view.completed(committed, members)
+        self._view.completed(committed, members, now=self._store.time())
         self._follower.take_round(committed)
         if last is not None:
             await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)

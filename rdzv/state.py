@@ -19,7 +19,6 @@ be read is `RendezvousStateError`: the store holds something that is not ours.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -30,7 +29,7 @@ import msgpack
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "BUCKET_SIZE",
@@ -203,8 +202,8 @@ class NodeRecord:
                 address=_of(str, plain["address"]),
                 port=_of(int, plain["port"]),
                 payload=plain.get("payload"),
-                attributes=MappingProxyType(_of(dict, plain.get("attributes", {}))),
-                requested_rank=plain.get("requested_rank"),
+                attributes=_attributes(plain.get("attributes", {})),
+                requested_rank=_maybe(int, plain.get("requested_rank")),
                 left=_of(bool, plain.get("left", False)),
                 arrival=arrival,
             )
@@ -272,7 +271,7 @@ def unpack_roster(value: bytes) -> list[Participant]:
                 rank=_of(int, rank),
                 address=_of(str, address),
                 payload=payload,
-                attributes=MappingProxyType(_of(dict, attributes)),
+                attributes=_attributes(attributes),
             )
             for node_id, rank, address, payload, attributes in plain
         ]
@@ -384,6 +383,7 @@ class Progress:
         lost_ids: The first of them by name, at most `NAMED_MOST`.
         departed: Members of the last round that have left it.
         departed_ids: The first of them by name.
+        last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
     """
 
     phase: Phase
@@ -400,6 +400,7 @@ class Progress:
     lost_ids: tuple[str, ...] = ()
     departed: int = 0
     departed_ids: tuple[str, ...] = ()
+    last_arrival: int = 0
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
@@ -419,6 +420,7 @@ class Progress:
                 self.lost_ids,
                 self.departed,
                 self.departed_ids,
+                self.last_arrival,
             )
         )
 
@@ -427,9 +429,8 @@ class Progress:
         """From what the key holds."""
 
         def build(plain: Sequence[Any]) -> Progress:
-            (phase, round, joined, needed, capacity, live, waiting, spares, after, left, lost, ids, gone, gone_ids) = (
-                plain[:14]
-            )
+            phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
+            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
             return cls(
                 phase=Phase(phase),
                 round=_of(int, round),
@@ -439,12 +440,13 @@ class Progress:
                 live=_of(int, live),
                 waiting=_of(int, waiting),
                 spares=_of(int, spares),
-                spares_after=after,
-                last_call_left=left,
+                spares_after=_maybe(int, after),
+                last_call_left=_maybe(float, left),
                 lost=_of(int, lost),
-                lost_ids=tuple(ids),
+                lost_ids=_names(ids),
                 departed=_of(int, gone),
-                departed_ids=tuple(gone_ids),
+                departed_ids=_names(gone_ids),
+                last_arrival=_of(int, last_arrival),
             )
 
         return _unpack("the progress", value, build)
@@ -558,6 +560,18 @@ def _of(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
     return value
+
+
+def _maybe(kind: type[T], value: object) -> T | None:
+    return None if value is None else _of(kind, value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_of(str, name) for name in _of(list, value))
+
+
+def _attributes(value: object) -> Mapping[str, str]:
+    return MappingProxyType({_of(str, name): _of(str, said) for name, said in _of(dict, value).items()})
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
