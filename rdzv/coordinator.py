@@ -1,14 +1,14 @@
 """Shell: takes the role of coordinator when it is free, watches the nodes, asks `decide`, commits, reports.
 
-Every node that takes part is ready to coordinate. The role is a key on a lease of its own, with a short TTL, kept by the
-very loop that does the work: a loop that is blocked loses the role soon, whatever its keeper thread does for its
+Every node that takes part is ready to coordinate. The role is a key on a lease of its own, with a short TTL, kept by
+the very loop that does the work: a loop that is blocked loses the role soon, whatever its keeper thread does for its
 membership. The revision that created the key is the *term*. Every write of a coordinator is conditional on its term, so
 one that was paused and wakes up writes nothing, and whatever a dead one left lies under its term and is never read
 (promise R7).
 
-A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is not
-closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of the
-watch brings a new decision.
+A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
+not closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of
+the watch brings a new decision.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from rdzv.state import (
     BUCKET_SIZE,
     Member,
     Participant,
+    Progress,
     Round,
     bucket_of,
     pack_members,
@@ -34,13 +35,13 @@ from rdzv.state import (
     unpack_members,
 )
 from rdzv.transitions import View
-from store import ConditionFailed, ConnectionLost, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
+from store import ConditionFailed, ConnectionLost, LeaseNotFound, Put, StoreTimeoutError, when
 
 if TYPE_CHECKING:
     import random
 
     from rdzv.follower import Follower
-    from rdzv.state import Keys, NodeRecord, Progress
+    from rdzv.state import Keys, NodeRecord
     from store import Condition, Event, Store
     from store.keepalive import Keeper
 
@@ -92,16 +93,24 @@ class Candidacy:
         """Take the role whenever nobody has it, for as long as this node takes part."""
         with self._follower.listeners.listening(self._barrier):
             await self._follower.synced.wait()
-            while True:
+            while self._follower.error is None:
                 while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
                     await self._barrier.sleep_until(None)
                 await anyio.sleep(self._rng.uniform(0, self._election_pause()))
                 if self._follower.head.coordinator is None:
-                    try:
-                        await self._take_role()
-                    except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
-                        log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
-                        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
+                    await self._take_role_and_survive()
+
+    async def _take_role_and_survive(self) -> None:
+        """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
+        try:
+            await self._take_role()
+        except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
+            log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
+        except Exception:  # a limit of the store, or a `rank_order` of the user's that raises
+            log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+        else:
+            return
+        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
 
     def _election_pause(self) -> float:
         head = self._follower.head
@@ -164,14 +173,17 @@ class _Term:
     async def _take_over(self) -> None:
         """Learn where the last coordinator was."""
         head = self._follower.head
-        round_entry = await self._store.get(self._keys.round)
+        # The progress as it stands, not as heard: what we take for said already is not said again.
+        round_entry, progress_entry = await self._store.get_many((self._keys.round, self._keys.progress))
+        progress = Progress.unpack(progress_entry.value) if progress_entry else None
+        progress_at = head.progress_at if progress == head.progress else self._store.time()
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         members: list[Member] = []
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(unpack_members(entry.value))
-        self._view.took_over(round, members, head.progress, progress_at=head.progress_at)
-        self._reported, self._reported_at = head.progress, head.progress_at
+        self._view.took_over(round, members, progress, progress_at=progress_at)
+        self._reported, self._reported_at = progress, progress_at
         await self._clear_away(round)
 
     async def _watch_nodes(self) -> None:
@@ -181,7 +193,7 @@ class _Term:
                 async for events in watch.batches():
                     self._events.extend(events)
                     self._barrier.changed()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  the deciding task must not wait for events that will never come
             self._watch_failed = error
             self._barrier.changed()
 
@@ -255,7 +267,8 @@ class _Term:
         )
         if not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
-            await self._check_in_office()
+            # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
             await self._barrier.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
@@ -302,11 +315,6 @@ class _Term:
             result = await self._store.transact(when=self._in_office, then=writes[at : at + most])
             if not result.succeeded:
                 raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
-
-    async def _check_in_office(self) -> None:
-        entry = await self._store.get(self._keys.coordinator)
-        if entry is None or entry.create_revision != self._term:
-            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
 
     async def _clear_away(self, round: Round | None) -> None:
         """Delete what older rounds, and coordinators that died before their commit, have left behind."""

@@ -1,8 +1,8 @@
 """Shell: `rdzv demo`: an elastic run on this machine with real processes, narrated and verified.
 
-The nodes are processes of this very module (`python -m rdzv.demo URL NODE`). Each meets the others, shares a value, does a
-small all-reduce over the shared store, and reports in lines of JSON; then it trains on until its round changes. The parent
-starts them, kills one, starts a replacement, checks every claim, and tells what happens when it happens.
+The nodes are processes of this very module (`python -m rdzv.demo URL NODE`). Each meets the others, shares a value,
+does a small all-reduce over the shared store, and reports in lines of JSON; then it trains on until its round changes.
+The parent starts them, kills one, starts a replacement, checks every claim, and tells what happens when it happens.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import anyio
 
 import rdzv.backends
 from rdzv.errors import RoundSupersededError
-from rdzv.handler import RendezvousInfo
 from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
 from store.loops import loop_factory
 from store.sockets import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rdzv.handler import RendezvousInfo
 
 __all__ = ["run"]
 
@@ -126,7 +127,7 @@ class _Director:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that these nodes, and no others, make up a round whose sums are right; when the last of them had it."""
+        """Verify that these nodes, and no others, make up a round whose sums are right; when the last had it."""
         heard = await self.hear("round", names, ignoring=("gone", "waiting", "ended"))
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
