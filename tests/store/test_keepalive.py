@@ -283,7 +283,7 @@ async def test_a_thread_that_cannot_start_is_an_error_not_a_wait_for_ever(monkey
 
     monkeypatch.setattr(keepalive, "loop_factory", no_loop)
     keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1"))
-    with pytest.raises(RuntimeError, match="could not start: .*Too many open files"):
+    with pytest.raises(RuntimeError, match=r"could not start: .*Too many open files"):
         await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
     await keeper.aclose()
     monkeypatch.undo()
