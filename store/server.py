@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
+LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 PIECE_BYTES = (
     256 * 1024
@@ -392,7 +393,7 @@ class Server:
         """Let leases lapse when they are due, for as long as the server runs."""
         while True:
             due_in = self._engine.next_tick_in()
-            await anyio.sleep(LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY))
+            await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             if self._engine.look(now=self._clock()) and self._engine.read_only is None:
                 # Two turns of the loop, the second of which comes after every socket has been read once more.
                 await asyncio.sleep(0)
