@@ -411,6 +411,7 @@ class Handler(RendezvousHandler):
                 last_call=settings.last_call_timeout,
                 early_last_call=settings.early_last_call,
                 order=order_named(settings.rank_order),
+                keep=settings.closed_ttl,
             ),
             node_id=self._node_id,
             follower=link.follower,
@@ -630,6 +631,7 @@ class Handler(RendezvousHandler):
             link.store,
             prefix=self._keys.shared(round.number, round.term),
             fence=fence,
+            lease=round.lease,
             superseded=lambda: membership.over,
         )
         membership.on_over.append(shared.supersede)
