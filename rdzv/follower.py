@@ -66,6 +66,12 @@ class Follower:
                 self._anew = replace(self._anew, round=round)
             self.listeners.changed()
 
+    def take_closing(self, closed: Closed) -> None:
+        """Learn of the closing by another way than the watch; what the watch says later counts."""
+        if self.head.closed is None:
+            self.head = replace(self.head, closed=closed)
+            self.listeners.changed()
+
     def _take(self, event: Event) -> None:
         match event.kind:
             case "synced":

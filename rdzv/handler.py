@@ -811,7 +811,10 @@ class Handler(RendezvousHandler):
                     self._keys.closed, closed.pack(), expected_revision=0, lease=lease
                 )
                 if not result.succeeded:
-                    await lease.revoke()
+                    with contextlib.suppress(StoreError):  # it lapses some day; the run is closed
+                        await lease.revoke()
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
         except (StoreError, TimeoutError) as error:
             raise self._connection_error(error) from error
 
