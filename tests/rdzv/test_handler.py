@@ -472,4 +472,3 @@ async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_ru
         with pytest.raises(RendezvousStateError, match="something else writes under this prefix"):
             await a.next_rendezvous()
         await run.clients["a"].delete("/rdzv/job/head/round")
-
