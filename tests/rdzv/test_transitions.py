@@ -89,8 +89,12 @@ def test_a_completed_round_forgets_who_was_missed_in_the_last() -> None:
     run.arrive("a", "b")
     assert run.commit() == ["a", "b"]
     assert (run.view.lost, run.view.lost_count, run.view.departed, run.view.departed_count) == ([], 0, [], 0)
-    run.die("a")
-    assert run.view.lost == ["a"]
+    run.arrive("c", "a")
+    run.die("b")
+    run.now += run.rules.last_call
+    assert run.commit() == ["a", "c"]
+    run.die("c")
+    assert (run.view.lost, run.view.lost_count) == (["c"], 1), "also one who was missed in an earlier round"
 
 
 def test_only_the_first_are_named_but_all_are_counted() -> None:
