@@ -503,13 +503,11 @@ def test_members_beyond_the_unit_become_spares_once_a_round_has_passed_them_over
     # failed at the end of their join timeouts.
     names = [f"n{index}" for index in range(8)]
     run = round_of(*names, needed=4, capacity=8, unit=4)
-    known = run.round
-    assert known is not None
     run.die("n7")
     run.arrive(*names[:7])
     assert run.commit() == names[:4]
     assert run.round is not None
-    answer = run.follow("n6", known_round=known.number, was_member=True, passed_over=run.round.revision)
+    answer = run.follow("n6", known_round=run.round.number, was_member=True, passed_over=run.round.revision)
     assert isinstance(answer, Parked)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"
