@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -32,6 +33,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousTimeoutError,
 )
+from rdzv.handler import Handler
 from rdzv.settings import parse
 from rdzv.state import Participant, RunStatus
 from store.address import DEFAULT_PORT, host_and_port
@@ -60,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read our output has enough of it
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (RendezvousError, store.StoreError, OSError, ValueError) as error:
         if options.debug:
@@ -106,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)"
     )
-    sub.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    sub.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    sub.add_argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
     sub.add_argument("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
     sub.add_argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
     sub.add_argument("--key", metavar="FILE", help="PEM file with its private key")
@@ -127,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
     return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not from 0 to 65535")
+    return port
 
 
 def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -159,10 +169,12 @@ async def _serve(options: argparse.Namespace) -> int:
         token=_token_in(options.token_file),
         tls=_server_tls(options),
         insecure=options.insecure,
+        data_dir=options.data_dir,
     )
     async with serving as server:
         where = host_and_port(options.host or "*", server.port)
-        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, in memory only\n")
+        kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
+        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
         if options.port_file:
             _write_whole(options.port_file, f"{server.port}\n")
         await stop.wait()
@@ -173,8 +185,11 @@ async def _serve(options: argparse.Namespace) -> int:
 def _token_in(path: str | None) -> bytes | None:
     if path is None:
         return None
-    with open(path, "rb") as file:
-        token = file.read().strip()
+    try:
+        with open(path, "rb") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise store.StoreUsageError(f"--token-file {path} cannot be read: {error.strerror or error}") from error
     if not token:
         raise store.StoreUsageError(f"--token-file {path} is empty; write the shared secret into it")
     return token
@@ -185,11 +200,17 @@ def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         if options.key is not None or options.ca is not None:
             raise store.StoreUsageError("--key and --ca need --cert beside them")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(options.cert, options.key)
-    if options.ca is not None:
-        context.load_verify_locations(options.ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.cert, options.key)
+        if options.ca is not None:
+            context.load_verify_locations(options.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise store.StoreUsageError(
+            f"--cert {options.cert}, --key {options.key}, --ca {options.ca} cannot be used: {error}; "
+            f"they must be readable PEM files, and the key the certificate's"
+        ) from error
     return context
 
 
@@ -207,15 +228,14 @@ def _write_whole(path: str, text: str) -> None:
 async def _status(options: argparse.Namespace) -> int:
     show = _as_json if options.json else _in_words
     async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
-        status = await handler.status()
-        print(show(status), flush=True)
-        if options.watch and status.closed is None:
-            async with handler.changes() as changes:
-                async for _ in changes:
-                    status = await handler.status()
-                    print(show(status), flush=True)
-                    if status.closed is not None:
-                        break
+        if options.watch and isinstance(handler, Handler):
+            shown = ""
+            async with contextlib.aclosing(handler.statuses()) as statuses:
+                async for status in statuses:
+                    if shown != (shown := show(status)):
+                        print(shown, flush=True)
+        else:
+            print(show(await handler.status()), flush=True)
         return DONE
 
 

@@ -290,6 +290,7 @@ class Round:
         buckets: Over how many buckets their ranks are spread.
         host: Where rank 0 is reached.
         port: A port that was free there.
+        lease: The run's own lease, with which all of it goes once nobody has coordinated for `closed_ttl`.
         revision: The revision of its commit.
     """
 
@@ -299,6 +300,7 @@ class Round:
     buckets: int
     host: str
     port: int
+    lease: int | None = None
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -311,6 +313,7 @@ class Round:
                 "buckets": self.buckets,
                 "host": self.host,
                 "port": self.port,
+                "lease": self.lease,
             }
         )
 
@@ -326,6 +329,7 @@ class Round:
                 buckets=_of(int, plain["buckets"]),
                 host=_of(str, plain["host"]),
                 port=_of(int, plain["port"]),
+                lease=_maybe(int, plain.get("lease")),
                 revision=revision,
             )
 

@@ -3,14 +3,15 @@
 `ServerConnection` is one connection as the server sees it. `ClientConnection` outlives its connections: it numbers the
 requests, remembers those without a reply, and says after a reconnect what must be sent again (promises S2, S10).
 
-Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session and
-the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
+Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session
+and the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
 conversation is worth nothing for another one.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +108,11 @@ class ServerConnection:
                 self._last_id = item[0]
             yield item
 
-    def welcome(self, *, resumed: bool, address: str, revision: int) -> bytes:
-        """The answer to a hello."""
+    def welcome(self, *, session: int, address: str, revision: int) -> bytes:
+        """The answer to a hello; `session` is the number of the client's session."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
-        return wire.encode_welcome(Welcome(resumed, address, revision, self._limits.frame_bytes_max, proof))
+        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof))
 
     def _check_hello(self, hello: Hello) -> None:
         if hello.version != VERSION:
@@ -156,7 +157,8 @@ class ClientConnection:
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
-        self._unanswered: dict[int, None] = {}  # mutations that were sent, oldest first
+        self._session: int | None = None  # its number, as the last welcome said
+        self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
         self.in_flight: dict[int, InFlight] = {}
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
@@ -185,7 +187,7 @@ class ClientConnection:
             ProtocolError: These bytes are not the protocol, and the connection is of no more use.
             AuthenticationError: The server refused our proof, or has none of its own.
             StoreReplaced: Another store answers than the one this client knew.
-            LimitExceeded: The server has no room for another client.
+            LimitExceeded: The server has no room for this client, or none any more.
         """
         for body in self._reader.feed(data):
             if self._greeting is None:
@@ -194,6 +196,8 @@ class ClientConnection:
                 yield self._take_welcome(wire.decode_welcome(body))
             else:
                 item = wire.decode_server_frame(body)
+                if isinstance(item, Sorry):
+                    raise _refusal(item, self._name)
                 if isinstance(item, Reply):
                     self._unanswered.pop(item.request_id, None)
                 yield item
@@ -235,6 +239,8 @@ class ClientConnection:
             raise AuthenticationError(
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
+        welcome = welcome._replace(resumed=welcome.session == self._session)
+        self._session = welcome.session
         self.store_id = self._greeting.store_id
         self._frame_bytes_max = welcome.frame_bytes_max
         self._reader.bytes_max = wire.RESPONSE_BYTES_MAX
@@ -256,16 +262,20 @@ class ClientConnection:
 
         Raises:
             LimitExceeded: It is larger than the server takes; it has been forgotten.
+            StoreUsageError: It cannot be sent at all, for what is in it; it has been forgotten.
         """
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
-        frame = wire.encode_request(item.request_id, oldest - 1, item.request)
         try:
+            frame = wire.encode_request(item.request_id, oldest - 1, item.request)
             wire.check_frame(frame, self._frame_bytes_max)
-        except LimitExceeded:
+        except StoreError:
             self._forget(item)
             raise
+        except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
+            self._forget(item)
+            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
         item.sent = True
         return frame
 

@@ -10,16 +10,17 @@ The order of one `apply`:
     3. its changes, if any, are made at the next revision, all at the same one;
     4. what they cause is collected: events for watches, answers to parked waits.
 
-Leases lapse only in `tick`, which the server calls when `next_tick_in` says so, and after it has read what waited in its
-sockets: a keep-alive that has arrived is never overtaken by its own lease (S5).
+Leases lapse only in `tick`, which the server calls when `next_tick_in` says so, and after it has read what waited in
+its sockets: a keep-alive that has arrived is never overtaken by its own lease (S5).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.facts import Facts, KeptReply, SavedLease
 from store.index import SortedKeys
 from store.leases import Leases
 from store.limits import Limits
@@ -75,11 +76,13 @@ from store.watches import History, Watcher, Watches, event_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from store.facts import Saved
     from store.leases import LeaseRecord
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
+WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
 ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
 SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
 
@@ -114,6 +117,7 @@ class _Parked:
     """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
 
     keys: tuple[str, ...]
+    names: frozenset[str]  # the same, to look things up in
     missing: set[str]
     when: tuple[Condition, ...]
 
@@ -132,11 +136,17 @@ class Engine:
     Args:
         store_id: The random identity of this store (promise S10).
         limits: What clients may ask of it.
+        durable: Whether somebody takes the facts and keeps them (promise S3).
+
+    Attributes:
+        read_only: Why nothing can be written now; None if it can.
     """
 
-    def __init__(self, *, store_id: str, limits: Limits | None = None) -> None:
+    def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
         self.store_id = store_id
         self.limits = limits or Limits()
+        self.read_only: str | None = None
+        self._facts: Facts | None = Facts() if durable else None
         self.revision = 0
         self._entries: dict[str, Entry] = {}
         self._index = SortedKeys()
@@ -148,41 +158,76 @@ class Engine:
         self._session_of: dict[int, Session] = {}
         self._parked: dict[Watcher, _Parked] = {}
         self._parked_on: dict[str, dict[Watcher, None]] = {}
-        self._parked_by: dict[int, int] = {}  # how many a peer has
+        self._parked_by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
         self._events: list[Event] = []  # of the change being made
         self._deliveries: list[Delivery | Answer] = []
         self._requests = 0
         self._lapsed = 0
 
+    @classmethod
+    def restore(cls, saved: Saved, *, limits: Limits | None = None, now: float) -> Engine:
+        """A durable store as it was saved; it goes on from there."""
+        engine = cls(store_id=saved.store_id, limits=limits, durable=True)
+        engine.revision = saved.revision
+        engine._leases.restore(saved.leases, last=saved.last_lease)
+        for entry in saved.entries:
+            engine._entries[entry.key] = entry
+            engine._index.add(entry.key)
+            engine._stored_bytes += ENTRY_OVERHEAD + len(entry.key) + len(entry.value)
+            lease = engine._leases.get(entry.lease) if entry.lease is not None else None
+            if lease is not None:
+                lease.keys.add(entry.key)
+        engine._history.restore(saved.history, compacted=saved.compacted)
+        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=_response_cost)
+        return engine
+
+    def take_facts(self) -> Facts | None:
+        """What must be made durable before anything of it is said; None if there is nothing."""
+        facts = self._facts
+        if not facts:
+            return None
+        self._facts = Facts()
+        return facts
+
     # --------------------------------------------------------------------------------------- connections
 
-    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[bool, int | None] | None:
+    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[int, int | None] | None:
         """A client has said hello.
 
         Returns:
-            Whether its session was known, and the peer that had it until now and should be closed; None if there are too
+            The number of its session, and the peer that had it until now and should be closed; None if there are too
             many sessions.
         """
-        opened = self._sessions.open(session_id, peer=peer, now=now)
+        self._expire_sessions(now)
+        made = self._sessions.made
+        opened = self._sessions.open(session_id, peer=peer)
         if opened is None:
             return None
-        session, previous, resumed = opened
+        session, previous = opened
+        if self._facts is not None and self._sessions.made != made:
+            self._facts.opened.append((session.id, session.number))
         self._session_of[peer] = session
-        return resumed, previous
+        return session.number, previous
 
     def disconnect(self, peer: int, *, now: float, for_good: bool = False) -> None:
         """The connection of `peer` has closed; `for_good` if its client said that it will not come back."""
         self._leases.advance(now)
         self._leases.peer_closed(peer)
         self._watches.peer_closed(peer)
-        for watcher in [watcher for watcher in self._parked if watcher[0] == peer] if peer in self._parked_by else ():
-            self._unpark(watcher)
+        for request_id in list(self._parked_by.get(peer, ())):
+            self._unpark((peer, request_id))
         session = self._session_of.pop(peer, None)
         if session is not None:
             if for_good:
-                self._sessions.end(session)
+                if self._sessions.end(session, peer=peer) and self._facts is not None:
+                    self._facts.forgotten.append(session.id)
             else:
                 self._sessions.close(session, peer=peer, now=now)
+
+    def _expire_sessions(self, now: float) -> None:
+        forgotten = self._sessions.expire(now)
+        if self._facts is not None:
+            self._facts.forgotten.extend(forgotten)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
         """The server drops a watch whose reader is too slow; False if it was closed already."""
@@ -210,15 +255,12 @@ class Engine:
             if isinstance(replayed, _Forgotten):
                 return Applied(response=_forgotten(request_id))
             if replayed is not None:
+                self._keep_again(replayed, peer)
                 return Applied(response=replayed)
+            refusal = self._check_session(session)
+            if refusal is not None:
+                return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
         try:
-            if mutates and session.full(
-                replies_max=self.limits.session_replies_max, bytes_max=self.limits.session_replies_bytes_max
-            ):
-                raise LimitExceeded(
-                    f"{self.limits.session_replies_max} replies of this client wait to be acknowledged, which is the limit "
-                    f"session_replies_max; read replies before sending more"
-                )
             response = self._dispatch(request, peer, request_id)
         except StoreError as error:
             assert not self._events, "a refused request has changed nothing"
@@ -226,8 +268,21 @@ class Engine:
         self._announce()
         if mutates and response is not None:
             session.keep(request_id, response, _response_cost(response))
+            if self._facts is not None:
+                self._facts.replies.append(
+                    KeptReply(
+                        session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
+                    )
+                )
         deliveries, self._deliveries = tuple(self._deliveries), []
         return Applied(response=response, deliveries=deliveries)
+
+    def _keep_again(self, replayed: Response, peer: int) -> None:
+        """Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it."""
+        if isinstance(replayed, Granted):
+            lease = self._leases.get(replayed.lease)
+            if lease is not None:
+                self._leases.keep_alive(lease, peer=peer)
 
     def tick(self, *, now: float) -> tuple[Delivery | Answer, ...]:
         """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned."""
@@ -236,7 +291,7 @@ class Engine:
             self._lapsed += 1
             self._end_lease(lease)
             self._announce()
-        self._sessions.expire(now)
+        self._expire_sessions(now)
         deliveries, self._deliveries = tuple(self._deliveries), []
         return deliveries
 
@@ -300,7 +355,12 @@ class Engine:
 
     def _get_many(self, request: GetMany) -> Listing:
         self._check_count(len(request.keys), "keys")
-        return Listing(entries=tuple(map(self._entries.get, request.keys)), revision=self.revision)
+        return self._entries_of(request.keys)
+
+    def _entries_of(self, keys: tuple[str, ...]) -> Listing:
+        entries = tuple(map(self._entries.get, keys))
+        self._check_answer(sum(map(_entry_bytes, entries)))
+        return Listing(entries=entries, revision=self.revision)
 
     def _list(self, request: List) -> Listing:
         entries = []
@@ -309,7 +369,7 @@ class Engine:
             entry = self._entries[key]
             if request.keys_only:
                 entry = replace(entry, value=b"")
-            room -= len(key) + len(entry.value) + 40
+            room -= _entry_bytes(entry)
             if room < 0:
                 raise LimitExceeded(
                     f"the keys under {request.prefix!r} do not fit in one frame of frame_bytes_max = "
@@ -347,7 +407,8 @@ class Engine:
     def _compare_and_set(self, request: CompareAndSet) -> CompareAndSetResult:
         if (request.expected_revision is None) == (request.expected_value is None):
             raise StoreUsageError(
-                f"compare_and_set of {request.key!r} takes exactly one expectation: expected_revision or expected_value"
+                f"compare_and_set of {_shown(request.key)} takes exactly one expectation: expected_revision or "
+                f"expected_value"
             )
         self._check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
         entry = self._entries.get(request.key)
@@ -362,16 +423,16 @@ class Engine:
         return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
 
     def _add(self, request: Add) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._sum(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=int(value), revision=self._rewrite(request.key, value))
+        return Added(value=int(value), revision=self._rewrite(request, value))
 
     def _append(self, request: Append) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._joined(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=len(value), revision=self._rewrite(request.key, value))
+        return Added(value=len(value), revision=self._rewrite(request, value))
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._check_count(len(request.when), "conditions")
@@ -394,11 +455,11 @@ class Engine:
                 return self._erase(operation.key)
             case Add():
                 value = self._sum(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return int(value)
             case Append():
                 value = self._joined(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return len(value)
 
     # -------------------------------------------------------------------------------------- leases
@@ -408,8 +469,23 @@ class Engine:
         if request.disconnect_ttl is not None:
             self._check_ttl(request.disconnect_ttl, name="disconnect_ttl")
         self._check_lease_room()
-        lease = self._leases.grant(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=peer)
+        lease = self._new_lease(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
+
+    def _new_lease(
+        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None = None, anonymous: bool = False
+    ) -> LeaseRecord:
+        lease = self._leases.grant(ttl, disconnect_ttl=disconnect_ttl, peer=peer, anonymous=anonymous)
+        if self._facts is not None:
+            self._facts.granted.append(
+                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+            )
+        return lease
+
+    def _forget_lease(self, lease: LeaseRecord) -> None:
+        self._leases.end(lease)
+        if self._facts is not None:
+            self._facts.ended.append(lease.id)
 
     def _revoke(self, request: Revoke) -> Done:
         self._end_lease(self._lease(request.lease))
@@ -417,6 +493,7 @@ class Engine:
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:
         lease = self._lease(request.lease)
+        self._check_answer(sum(map(len, lease.keys)))
         return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
 
     def _lease(self, id: int) -> LeaseRecord:
@@ -429,13 +506,18 @@ class Engine:
         for key in sorted(lease.keys):
             self._erase(key)
         if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
-            self._leases.end(lease)
+            self._forget_lease(lease)
 
     # -------------------------------------------------------------------------------------- watches and waits
 
     def _watch(self, request: Watch, peer: int, request_id: int) -> Response:
         if request.snapshot and request.start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
+        if request.start_revision is not None and request.start_revision > self.revision + 1:
+            raise StoreUsageError(
+                f"a watch cannot start at revision {request.start_revision}: the store is at {self.revision}"
+            )
+        self._check_size(request.prefix, "prefix")
         self._check_open(peer)
         watcher = ((peer, request_id),)
         if request.snapshot:
@@ -448,8 +530,8 @@ class Engine:
             if past is None:
                 return Failed(
                     kind=FailureKind.COMPACTED,
-                    message=f"the changes from revision {request.start_revision} on are no longer kept: history begins at "
-                    f"{self._history.compacted + 1}; watch with snapshot=True to be told of a reset instead",
+                    message=f"the changes from revision {request.start_revision} on are no longer kept: history begins "
+                    f"at {self._history.compacted + 1}; watch with snapshot=True to be told of a reset instead",
                 )
             self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in past)
         self._watches.add(peer, request_id, request.prefix)
@@ -481,44 +563,57 @@ class Engine:
         self._check_count(len(request.keys), "keys")
         for key in request.keys:
             self._check_key(key)
-        missing = {key for key in request.keys if key not in self._entries}
+        names = frozenset(request.keys)
+        missing = {key for key in names if key not in self._entries}
         if not missing:
-            return self._get_many(GetMany(keys=request.keys))
+            return self._entries_of(request.keys)
         self._check_open(peer)
+        cost = sum(map(_key_cost, request.keys)) + sum(map(_condition_cost, when))
+        self._check_waits(peer, cost)
         watcher = (peer, request_id)
-        self._parked[watcher] = _Parked(keys=request.keys, missing=missing, when=when)
-        self._parked_by[peer] = self._parked_by.get(peer, 0) + 1
-        for key in missing.union(condition.key for condition in when):
+        self._parked[watcher] = _Parked(keys=request.keys, names=names, missing=missing, when=when)
+        self._parked_by.setdefault(peer, {})[request_id] = cost
+        # Also the keys that are there already: they may go before the others come.
+        for key in names.union(condition.key for condition in when):
             self._parked_on.setdefault(key, {})[watcher] = None
         return None
 
-    def _unpark(self, watcher: Watcher) -> _Parked:
+    def _unpark(self, watcher: Watcher) -> None:
         parked = self._parked.pop(watcher)
-        peer = watcher[0]
-        self._parked_by[peer] -= 1
+        peer, request_id = watcher
+        del self._parked_by[peer][request_id]
         if not self._parked_by[peer]:
             del self._parked_by[peer]
-        for key in {*parked.keys, *(condition.key for condition in parked.when)}:
-            waiting = self._parked_on.get(key)
-            if waiting is not None:
-                waiting.pop(watcher, None)
-                if not waiting:
-                    del self._parked_on[key]
-        return parked
+        for key in parked.names.union(condition.key for condition in parked.when):
+            waiting = self._parked_on[key]
+            del waiting[watcher]
+            if not waiting:
+                del self._parked_on[key]
 
-    def _answer_parked(self, watcher: Watcher, event: Event) -> None:
-        """A key has changed that this wait is waiting for, or depends on."""
-        parked = self._parked[watcher]
+    def _stir(self, events: tuple[Event, ...]) -> None:
+        """Look again at the waits that the changes of one revision bear on, once all of these are noted."""
+        stirred: dict[Watcher, _Parked] = {}
+        for event in events:
+            for watcher in self._parked_on.get(event.key, ()):
+                parked = stirred[watcher] = self._parked[watcher]
+                if event.kind == "put":
+                    parked.missing.discard(event.key)
+                elif event.key in parked.names:
+                    parked.missing.add(event.key)
+        for watcher, parked in stirred.items():
+            self._answer_parked(watcher, parked)
+
+    def _answer_parked(self, watcher: Watcher, parked: _Parked) -> None:
+        """Answer a wait that has come to its end, either way."""
         peer, request_id = watcher
         response: Response
-        if event.kind == "put":
-            parked.missing.discard(event.key)
-        elif event.key in parked.keys:
-            parked.missing.add(event.key)
         if not all(map(self._holds, parked.when)):
             response = Failed(kind=FailureKind.CONDITION, message=self._broken(parked.when))
         elif not parked.missing:
-            response = self._get_many(GetMany(keys=parked.keys))
+            try:
+                response = self._entries_of(parked.keys)
+            except LimitExceeded as error:
+                response = Failed(kind=FailureKind.LIMIT, message=str(error))
         else:
             return
         self._unpark(watcher)
@@ -530,13 +625,13 @@ class Engine:
         """Write a checked put at the next revision, and move the key to the lease it asks for."""
         lease = request.lease
         if request.ttl is not None:
-            lease = self._leases.grant(request.ttl, peer=None, anonymous=True).id
+            lease = self._new_lease(request.ttl, anonymous=True).id
         return self._write(request.key, request.value, lease)
 
-    def _rewrite(self, key: str, value: bytes) -> int:
-        """Write a new value and leave the key on the lease it is on."""
-        entry = self._entries.get(key)
-        return self._write(key, value, entry.lease if entry else None)
+    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
+        entry = self._entries.get(request.key)
+        return self._write(request.key, value, entry.lease if entry else request.lease)
 
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self.revision + 1
@@ -578,7 +673,7 @@ class Engine:
         if lease is not None:
             lease.keys.discard(key)
             if lease.anonymous and not lease.keys:
-                self._leases.end(lease)
+                self._forget_lease(lease)
 
     def _announce(self) -> None:
         """Close the revision being made, if anything changed, and collect who must hear of it."""
@@ -587,13 +682,13 @@ class Engine:
         events, self._events = tuple(self._events), []
         self.revision += 1
         self._history.append(events)
+        if self._facts is not None:
+            self._facts.revisions.append(events)
+            self._facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._deliveries.append(Delivery(watchers=watchers, events=about))
         if self._parked_on:
-            for event in events:
-                for watcher in list(self._parked_on.get(event.key, ())):
-                    if watcher in self._parked:  # not answered by an earlier event of this revision
-                        self._answer_parked(watcher, event)
+            self._stir(events)
 
     # -------------------------------------------------------------------------------------- conditions and limits
 
@@ -615,7 +710,7 @@ class Engine:
 
     def _broken(self, when: Sequence[Condition]) -> str:
         broken = next(condition for condition in when if not self._holds(condition))
-        return f"{broken.target.name.lower()} of {broken.key!r} is no longer {broken.expected!r}"
+        return f"{broken.target.name.lower()} of {_shown(broken.key)} is no longer {_shown(broken.expected)}"
 
     def _sum(self, request: Add) -> bytes:
         entry = self._entries.get(request.key)
@@ -638,48 +733,99 @@ class Engine:
     def _check_operations(self, operations: tuple[Operation, ...]) -> None:
         """Refuse a branch as a whole, before its first write."""
         room = []
-        written = set()
+        written: dict[str, int] = {}  # and the size that its value will have
+        answer = leases = 0
         for operation in operations:
             if isinstance(operation, Get):
+                entry = self._entries.get(operation.key)
+                answer += max(_entry_bytes(entry), len(operation.key) + written.get(operation.key, 0))
                 continue
             if operation.key in written:
-                raise StoreUsageError(f"a transaction writes {operation.key!r} twice; once is what it may")
-            written.add(operation.key)
+                raise StoreUsageError(f"a transaction writes {_shown(operation.key)} twice; once is what it may")
+            written[operation.key] = 0
             match operation:
                 case Put():
-                    self._check_put(operation.key, operation.value, ttl=operation.ttl, lease=operation.lease)
-                    room.append((operation.key, len(operation.value)))
+                    leases += operation.ttl is not None
+                    self._check_put(
+                        operation.key, operation.value, ttl=operation.ttl, lease=operation.lease, leases=leases
+                    )
+                    size = len(operation.value)
                 case Add():
-                    self._check_key(operation.key)
-                    room.append((operation.key, len(self._sum(operation))))
+                    self._check_rewrite(operation)
+                    size = len(self._sum(operation))
                 case Append():
-                    self._check_key(operation.key)
-                    room.append((operation.key, len(self._joined(operation))))
+                    self._check_rewrite(operation)
+                    size = len(self._joined(operation))
+                case Delete():
+                    continue
+                case _:
+                    assert_never(operation)
+            written[operation.key] = size
+            room.append((operation.key, size))
         self._check_room(room)
+        self._check_answer(answer)
 
-    def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None) -> None:
+    def _check_session(self, session: Session) -> Failed | None:
+        """What to answer a mutation that could not be kept, or whose reply could not."""
+        limits = self.limits
+        if self.read_only is not None:
+            message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
+            return Failed(kind=FailureKind.LIMIT, message=message)
+        if session.replies >= limits.session_replies_max:
+            held = f"{session.replies} replies"
+            limit = f"session_replies_max is {limits.session_replies_max}"
+        elif session.held_bytes >= limits.session_replies_bytes_max:
+            held = f"{session.held_bytes} bytes of replies"
+            limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
+        else:
+            return None
+        message = f"{held} of this client wait to be acknowledged; {limit}: read replies before sending more"
+        return Failed(kind=FailureKind.LIMIT, message=message)
+
+    def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
+        """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
         self._check_key(key)
         self._check_value(key, len(value))
         if ttl is not None:
             if lease is not None:
-                raise StoreUsageError(f"a put of {key!r} takes ttl or lease, not both")
+                raise StoreUsageError(f"a put of {_shown(key)} takes ttl or lease, not both")
             self._check_ttl(ttl)
-            self._check_lease_room()
+            self._check_lease_room(leases)
         if lease is not None:
-            self._lease(lease)
+            self._check_lease(lease, key)
+
+    def _check_rewrite(self, request: Add | Append) -> None:
+        """Refuse an add or an append."""
+        self._check_key(request.key)
+        if request.lease is not None:
+            self._check_lease(request.lease, request.key)
+
+    def _check_lease(self, lease: int, key: str) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
+        record = self._lease(lease)
+        if record.anonymous and key not in record.keys:
+            # It ends with its one key, which may be about to go in this very transaction.
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
+            )
 
     def _check_key(self, key: str) -> None:
         if not key:
             raise StoreUsageError("a key has at least one character")
-        if len(key) * 4 > self.limits.key_bytes_max and len(key.encode()) > self.limits.key_bytes_max:
+        self._check_size(key, "key")
+
+    def _check_size(self, key: str, what: str) -> None:
+        """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
+        most = self.limits.key_bytes_max
+        if len(key) * 4 > most and len(key.encode()) > most:
             raise LimitExceeded(
-                f"the key {key[:40]!r}... has {len(key.encode())} bytes; key_bytes_max is {self.limits.key_bytes_max}"
+                f"the {what} {_shown(key)} has {len(key.encode())} bytes; key_bytes_max is {most}: use a shorter one"
             )
 
     def _check_value(self, key: str, size: int) -> None:
         if size > self.limits.value_bytes_max:
             raise LimitExceeded(
-                f"the value for {key!r} has {size} bytes; value_bytes_max is {self.limits.value_bytes_max}: "
+                f"the value for {_shown(key)} has {size} bytes; value_bytes_max is {self.limits.value_bytes_max}: "
                 f"store a reference to it instead, or start the server with a higher limit"
             )
 
@@ -699,21 +845,45 @@ class Engine:
             )
         if size > self.limits.stored_bytes_max and size > self._stored_bytes:
             raise LimitExceeded(
-                f"the store would hold {size} bytes; stored_bytes_max is {self.limits.stored_bytes_max}: delete some keys"
+                f"the store would hold {size} bytes; stored_bytes_max is {self.limits.stored_bytes_max}: delete some"
             )
 
     def _check_ttl(self, ttl: float, *, name: str = "ttl") -> None:
-        if not 0 < ttl <= self.limits.lease_ttl_max:
-            raise StoreUsageError(f"{name} is {ttl} s; it must be above 0 and at most {self.limits.lease_ttl_max:g} s")
+        if not ttl > 0:
+            raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
+        if ttl > self.limits.lease_ttl_max:
+            raise LimitExceeded(
+                f"{name} is {ttl:g} s; lease_ttl_max is {self.limits.lease_ttl_max:g} s: ask for less, and renew it"
+            )
 
-    def _check_lease_room(self) -> None:
-        if len(self._leases) >= self.limits.leases_max:
-            raise LimitExceeded(f"the store has {len(self._leases)} leases; leases_max is {self.limits.leases_max}")
+    def _check_lease_room(self, leases: int = 1) -> None:
+        if len(self._leases) + leases > self.limits.leases_max:
+            raise LimitExceeded(
+                f"the store has {len(self._leases)} leases; leases_max is {self.limits.leases_max}: revoke some, or "
+                f"start the server with a higher limit"
+            )
 
     def _check_open(self, peer: int) -> None:
-        if self._watches.of(peer) + self._parked_by.get(peer, 0) >= self.limits.watches_max:
+        count = self._watches.of(peer) + len(self._parked_by.get(peer, ()))
+        if count >= self.limits.watches_max:
             raise LimitExceeded(
-                f"this connection has {self.limits.watches_max} watches and waits open, which is watches_max: end some"
+                f"this connection has {count} watches and waits; watches_max is {self.limits.watches_max}: end some"
+            )
+
+    def _check_waits(self, peer: int, cost: int) -> None:
+        size = sum(self._parked_by.get(peer, {}).values()) + cost
+        if size > self.limits.waits_bytes_max:
+            raise LimitExceeded(
+                f"the waits of this connection would take {size} bytes; waits_bytes_max is "
+                f"{self.limits.waits_bytes_max}: wait for fewer keys at once"
+            )
+
+    def _check_answer(self, size: int) -> None:
+        """Refuse to answer with more than a message may have: one key may be asked for thousands of times."""
+        if size > self.limits.frame_bytes_max:
+            raise LimitExceeded(
+                f"the answer would take {size} bytes; frame_bytes_max is {self.limits.frame_bytes_max}: ask for fewer "
+                f"keys at once"
             )
 
     def _check_count(self, count: int, what: str) -> None:
@@ -732,6 +902,29 @@ def _put_event(entry: Entry) -> Event:
         create_revision=entry.create_revision,
         lease=entry.lease,
     )
+
+
+def _entry_bytes(entry: Entry | None) -> int:
+    """About how many bytes an entry takes in an answer."""
+    return 1 if entry is None else len(entry.key) + len(entry.value) + 40
+
+
+def _key_cost(key: str) -> int:
+    """About how many bytes it takes to wait for a key."""
+    return WAIT_OVERHEAD + len(key)
+
+
+def _condition_cost(condition: Condition) -> int:
+    """About how many bytes it takes to wait under a condition."""
+    expected = condition.expected
+    return _key_cost(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
+
+
+def _shown(value: object) -> str:
+    """A key or a value as messages show it: they end up in logs, and a key that was refused may be megabytes long."""
+    if isinstance(value, str | bytes) and len(value) > 40:
+        return f"{value[:40]!r}..."
+    return repr(value)
 
 
 def _number(value: bytes) -> int:

@@ -96,6 +96,13 @@ def _compare_and_set(
     )
 
 
+def _keys(keys: Iterable[str]) -> tuple[str, ...]:
+    """Several keys; one string would be taken for its letters."""
+    if isinstance(keys, str):
+        raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
+    return tuple(keys)
+
+
 def _entries(entries: Iterable[Entry | None]) -> list[Entry]:
     """The entries of a listing in which none can be missing."""
     return [entry for entry in entries if entry is not None]
@@ -178,7 +185,7 @@ class Store(ABC):
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
         """What several keys hold at one revision, in the order asked."""
-        return list((await self.call(GetMany(keys=tuple(keys)), timeout=timeout)).entries)
+        return list((await self.call(GetMany(keys=_keys(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
@@ -246,7 +253,7 @@ class Store(ABC):
         Raises:
             ConditionFailed: One of `when` ceased to hold.
         """
-        return _entries((await self.call(_guarded(Wait(keys=tuple(keys)), when), timeout=timeout)).entries)
+        return _entries((await self.call(_guarded(Wait(keys=_keys(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> Lease:
         """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
@@ -364,7 +371,7 @@ class BlockingStore(ABC):
 
     def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
         """What several keys hold at one revision, in the order asked."""
-        return list(self.call(GetMany(keys=tuple(keys)), timeout=timeout).entries)
+        return list(self.call(GetMany(keys=_keys(keys)), timeout=timeout).entries)
 
     def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
@@ -420,7 +427,7 @@ class BlockingStore(ABC):
 
     def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and give what they hold then; without `timeout`, for as long as it takes."""
-        return _entries(self.call(_guarded(Wait(keys=tuple(keys)), when), timeout=timeout).entries)
+        return _entries(self.call(_guarded(Wait(keys=_keys(keys)), when), timeout=timeout).entries)
 
     def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> BlockingLease:
         """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""

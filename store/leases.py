@@ -12,10 +12,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.facts import SavedLease
 
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
+UNTIDY = 64  # out-of-date entries that are not worth a tidying
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +52,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
+        """Take up the leases of an earlier life of this store, each with its full TTL.
+
+        Nobody keeps them yet, so that `disconnect_ttl` means nothing until the first keep-alive (promise S5).
+        """
+        self._last_id = last
+        for one in saved:
+            self._add(one.id, one.ttl, one.disconnect_ttl, anonymous=one.anonymous)
+
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
         if self._looked_at is not None:
@@ -60,16 +76,7 @@ class Leases:
     ) -> LeaseRecord:
         """Make a lease that lapses in `ttl` seconds unless it is renewed."""
         self._last_id += 1
-        lease = LeaseRecord(
-            id=self._last_id,
-            ttl=ttl,
-            disconnect_ttl=disconnect_ttl,
-            lapses_at=self._served + ttl,
-            keeper=None,
-            anonymous=anonymous,
-        )
-        self._leases[lease.id] = lease
-        heapq.heappush(self._due, (lease.lapses_at, lease.id))
+        lease = self._add(self._last_id, ttl, disconnect_ttl, anonymous=anonymous)
         if not anonymous:
             self._keep(lease, peer)
         return lease
@@ -83,6 +90,7 @@ class Leases:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
         self._keep(lease, None)
+        self._tidy()
 
     def peer_closed(self, peer: int) -> None:
         """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left."""
@@ -94,6 +102,7 @@ class Leases:
                 if sooner < lease.lapses_at:
                     lease.lapses_at = sooner
                     heapq.heappush(self._due, (sooner, id))
+        self._tidy()
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Seconds until the lease lapses."""
@@ -111,11 +120,30 @@ class Leases:
                 heapq.heappush(self._due, (lease.lapses_at, id))
             else:
                 over[id] = lease
-        return list(over.values())
+        return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something; None if there is no lease."""
         return max(self._due[0][0] - self._served, 0.0) if self._due else None
+
+    def _tidy(self) -> None:
+        """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""
+        if len(self._due) > 2 * len(self._leases) + UNTIDY:
+            self._due = [(lease.lapses_at, lease.id) for lease in self._leases.values()]
+            heapq.heapify(self._due)
+
+    def _add(self, id: int, ttl: float, disconnect_ttl: float | None, *, anonymous: bool) -> LeaseRecord:
+        lease = LeaseRecord(
+            id=id,
+            ttl=ttl,
+            disconnect_ttl=disconnect_ttl,
+            lapses_at=self._served + ttl,
+            keeper=None,
+            anonymous=anonymous,
+        )
+        self._leases[id] = lease
+        heapq.heappush(self._due, (lease.lapses_at, id))
+        return lease
 
     def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:

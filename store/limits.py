@@ -15,14 +15,15 @@ class Limits:
     """What a server refuses to go beyond. Bytes, counts, and seconds where the name says neither.
 
     Attributes:
-        frame_bytes_max: One message on the wire. It bounds what a transaction, a listing and a value can be.
+        frame_bytes_max: One message on the wire. It bounds what a transaction, an answer and a value can be.
         value_bytes_max: One value. Pickled objects that a job broadcasts pass through here, so it is generous.
-        key_bytes_max: One key, in UTF-8.
+        key_bytes_max: One key or watched prefix, in UTF-8.
         keys_max: Keys in the store.
         stored_bytes_max: All keys and values together, each counted with its bookkeeping.
         history_bytes_max: Past changes kept so that watches can resume; the oldest go first.
         operations_max: Conditions, and operations, in one transaction.
         watches_max: Open watches and parked waits of one connection.
+        waits_bytes_max: Keys and conditions of the parked waits of one connection, each counted with its bookkeeping.
         outbox_bytes_max: What waits for one slow reader. Past it, its watches end and may resume later.
         connections_max: Connections, those that have not said hello yet included.
         sessions_max: Sessions, connected or not.
@@ -43,6 +44,7 @@ class Limits:
     history_bytes_max: int = 64 * MIB
     operations_max: int = 16_384
     watches_max: int = 4_096
+    waits_bytes_max: int = 8 * MIB
     outbox_bytes_max: int = 64 * MIB
     connections_max: int = 32_768
     sessions_max: int = 65_536

@@ -290,18 +290,20 @@ class Delete(Request[Counted]):
 
 @dataclass(frozen=True, slots=True)
 class Add(Request[Added]):
-    """Add to the decimal number a key holds; a missing key counts from 0. The key keeps its lease."""
+    """Add to the decimal number a key holds; a missing key counts from 0, and is put on `lease`. Others keep theirs."""
 
     key: str
     amount: int
+    lease: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Append(Request[Added]):
-    """Append bytes to what a key holds; a missing key counts as empty. The key keeps its lease."""
+    """Append bytes to what a key holds; a missing key counts as empty, and is put on `lease`. Others keep theirs."""
 
     key: str
     value: bytes
+    lease: int | None = None
 
 
 Operation = Put | Get | Delete | Add | Append
@@ -436,5 +438,6 @@ class Stats(Request[Figures]):
 
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
-# until they are acknowledged. Renewing or revoking a lease twice is the same as once.
-MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant)
+# until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
+# there is none.
+MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)

@@ -5,13 +5,22 @@ up to which number it has had the replies to all its mutations. After a reconnec
 to: what was applied already is answered from here.
 
 Only replies to mutations are kept; reading twice does no harm.
+
+A session has a number, which it gets when it is made. A client that meets its session under another number knows that
+the server has forgotten it in between. "I know this session" would not do: where the welcome that said "I do not" was
+lost on the way, the next one would say "I do", of a session that is empty, and what was applied under the old one would
+be applied again.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from store.facts import SavedSession
     from store.messages import Response
 
 __all__ = ["FORGOTTEN", "Session", "Sessions"]
@@ -27,13 +36,15 @@ FORGOTTEN = _Forgotten()
 class Session:
     """One client's replies, and the connection it has now, if any."""
 
-    __slots__ = ("_bytes", "_highest", "_replies", "abandoned_at", "id", "peer")
+    __slots__ = ("_bytes", "_highest", "_replies", "abandoned_at", "id", "number", "peer")
 
-    def __init__(self, id: bytes) -> None:
+    def __init__(self, id: bytes, number: int) -> None:
         self.id = id
+        self.number = number
         self.peer: int | None = None
         self.abandoned_at: float | None = None  # on the server's clock
-        self._replies: dict[int, tuple[Response, int]] = {}
+        # Oldest first. Ordered, since a plain dictionary seeks its first key past all that were removed before it.
+        self._replies: OrderedDict[int, tuple[Response, int]] = OrderedDict()
         self._bytes = 0
         self._highest = 0
 
@@ -52,9 +63,15 @@ class Session:
             return kept[0]
         return FORGOTTEN if request_id <= self._highest else None
 
-    def full(self, *, replies_max: int, bytes_max: int) -> bool:
-        """Whether another reply would pass a limit."""
-        return len(self._replies) >= replies_max or self._bytes >= bytes_max
+    @property
+    def replies(self) -> int:
+        """How many replies are kept."""
+        return len(self._replies)
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes they hold on to."""
+        return self._bytes
 
     def keep(self, request_id: int, response: Response, cost: int) -> None:
         """Keep the reply to a mutation that was just applied; `cost` is its rough size in bytes."""
@@ -70,27 +87,32 @@ class Sessions:
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
-        self._abandoned: dict[bytes, None] = {}  # those without a connection, longest first
+        self._made = 0
+        self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None, bool] | None:
-        """Give a session to a connection.
+    @property
+    def made(self) -> int:
+        """How many sessions there have ever been; the number of the newest."""
+        return self._made
+
+    def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
+        """Give a session to a connection; the caller has let those expire that are due.
 
         Returns:
-            The session, the peer that had it until now, and whether it was known before; None if there are too many.
+            The session, and the peer that had it until now; None if there are too many.
         """
-        self.expire(now)
         session = self._sessions.get(id)
-        resumed = session is not None
         if session is None:
             if len(self._sessions) >= self._max:
                 return None
-            session = self._sessions[id] = Session(id)
+            self._made += 1
+            session = self._sessions[id] = Session(id, self._made)
         self._abandoned.pop(id, None)
         previous, session.peer, session.abandoned_at = session.peer, peer, None
-        return session, previous, resumed
+        return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
         """The connection `peer` of a session has closed; the session waits for its client to come back."""
@@ -98,17 +120,33 @@ class Sessions:
             session.peer, session.abandoned_at = None, now
             self._abandoned[session.id] = None
 
-    def end(self, session: Session) -> None:
-        """The client said that it will not come back."""
-        self._abandoned.pop(session.id, None)
-        self._sessions.pop(session.id, None)
+    def end(self, session: Session, *, peer: int) -> bool:
+        """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
+        if session.peer != peer:
+            return False
+        session.peer = None
+        del self._sessions[session.id]
+        return True
 
-    def expire(self, now: float) -> None:
-        """Forget the sessions whose clients have been away for too long."""
+    def expire(self, now: float) -> list[bytes]:
+        """Forget the sessions whose clients have been away for too long; which they were."""
+        forgotten = []
         while self._abandoned:
             id = next(iter(self._abandoned))
             abandoned_at = self._sessions[id].abandoned_at
             assert abandoned_at is not None, "an abandoned session knows since when"
             if now - abandoned_at < self._ttl:
-                return
+                break
             del self._abandoned[id], self._sessions[id]
+            forgotten.append(id)
+        return forgotten
+
+    def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
+        """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
+        self._made = last
+        for one in saved:
+            session = self._sessions[one.id] = Session(one.id, one.number)
+            session.abandoned_at = now
+            self._abandoned[one.id] = None
+            for request_id, response in one.replies:
+                session.keep(request_id, response, cost(response))

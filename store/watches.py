@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from store.messages import Event
 
@@ -109,6 +109,12 @@ class History:
         """What the history costs to keep."""
         return self._bytes
 
+    def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
+        """Take up the history of an earlier life of this store: every revision after `compacted`."""
+        self._compacted = compacted
+        for events in saved:
+            self.append(events)
+
     def append(self, events: tuple[Event, ...]) -> None:
         """Remember the changes of one revision, forgetting the oldest as room demands."""
         self._revisions.append(events)
@@ -120,6 +126,7 @@ class History:
 
     def since(self, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
         """The changes under `prefix` from `revision` on, one tuple per revision; None if some are gone."""
+        revision = max(revision, 1)  # 0 and below: from the beginning on
         if revision <= self._compacted:
             return None
         skipped = revision - self._compacted - 1  # revisions have no gaps, so this is an index

@@ -1,13 +1,19 @@
 """Conditions that read like what they mean: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
-`==` on these terms makes a `Condition` rather than comparing; that is the whole trick of this room.
+`==` on these terms makes a `Condition` rather than comparing; that is the whole trick of this room. There is no `!=`:
+Python would make one by turning a condition into False, and a transaction without its condition is what it must not be.
 """
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from store.messages import Condition, Target
 
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value"]
+
+
+_NO_NE = "a condition says what is, not what is not: use ==, exists or missing"
 
 
 class _Revision:
@@ -20,9 +26,12 @@ class _Revision:
         self._key, self._target = key, target
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        if not isinstance(other, int):
+        if not isinstance(other, int) or isinstance(other, bool):
             raise TypeError(f"a revision of {self._key!r} is compared with {other!r}; revisions are int")
         return Condition(key=self._key, target=self._target, expected=other)
+
+    def __ne__(self, other: object) -> NoReturn:
+        raise TypeError(_NO_NE)
 
 
 class _Value:
@@ -38,6 +47,9 @@ class _Value:
         if not isinstance(other, bytes):
             raise TypeError(f"the value of {self._key!r} is compared with {other!r}; values are bytes")
         return Condition(key=self._key, target=Target.VALUE, expected=other)
+
+    def __ne__(self, other: object) -> NoReturn:
+        raise TypeError(_NO_NE)
 
 
 def mod_revision(key: str) -> _Revision:

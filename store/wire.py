@@ -10,15 +10,18 @@ behind TLS learns at once if it was refused::
 
     server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
     client     ["rdzv", version, session_id, nonce, proof]                                 the hello
-    server     ["rdzv", resumed, address, revision, frame_bytes_max, proof]                the welcome
+    server     ["rdzv", session, address, revision, frame_bytes_max, proof]                the welcome
 
-or, instead of the last, ``["sorry", kind, message]`` before the server hangs up. After that::
+After that::
 
     client     [code, request_id, acknowledged, *fields]     a request; `acknowledged`: replies received up to there
     server     [code, request_id, *fields]                   a response
     server     [EVENTS, request_id, [event, ...]]            events for the watch that was opened by that request
     server     [LAGGED, request_id, revision]                that watch has ended after `revision`: too slow a reader
     either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
+
+At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
+of the client's session: another one than last time means that the server had forgotten it.
 
 Fields are positional, in the order of the tables at the end of this file. msgpack extension types are never accepted,
 and nothing received is ever evaluated.
@@ -33,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgpack
 
-from store.errors import LimitExceeded, ProtocolError
+from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
     Added,
@@ -96,6 +99,7 @@ __all__ = [
     "Reply",
     "Sorry",
     "Welcome",
+    "decode_events",
     "decode_greeting",
     "decode_hello",
     "decode_request",
@@ -143,13 +147,18 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The server takes the client in; `address` is where it sees it come from."""
+    """The server takes the client in.
 
-    resumed: bool
+    `session` is the number of the client's session, and `address` where the server sees it come from. `resumed` does
+    not travel: the client works it out from the number.
+    """
+
+    session: int
     address: str
     revision: int
     frame_bytes_max: int
     proof: bytes
+    resumed: bool = False
 
 
 class Sorry(NamedTuple):
@@ -195,6 +204,7 @@ class FrameReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
+        self._wanted = 0  # how many bytes must be held before there is anything to look at
 
     @property
     def half_a_frame(self) -> bool:
@@ -209,15 +219,19 @@ class FrameReader:
         """
         if self._held:
             self._held += data
+            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
+                return []
             data, self._held = self._held, bytearray()
         view = memoryview(data)
         bodies = []
         at, end = 0, len(view)
+        self._wanted = 4
         while end - at >= 4:
             (size,) = _length.unpack_from(view, at)
             if size > self.bytes_max:
                 raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
             if end - at - 4 < size:
+                self._wanted = 4 + size
                 break
             bodies.append(view[at + 4 : at + 4 + size])
             at += 4 + size
@@ -288,12 +302,12 @@ def decode_hello(body: memoryview | bytes) -> Hello:
 
 def encode_welcome(welcome: Welcome) -> bytes:
     """A welcome as a frame."""
-    return _frame(_pack((MAGIC, *welcome)))
+    return _frame(_pack((MAGIC, *welcome[:-1])))  # all but `resumed`
 
 
 def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
     """What a server answered to our hello."""
-    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (bool, str, int, int, bytes)))
+    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (int, str, int, int, bytes)))
 
 
 def encode_sorry(sorry: Sorry) -> bytes:
@@ -303,19 +317,33 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
     fields = _decode(body)
-    if fields[0] == SORRY and len(fields) == 3 and type(fields[1]) is str and type(fields[2]) is str:
-        return Sorry(fields[1], fields[2])
+    sorry = _sorry(fields)
+    if sorry is not None:
+        return sorry
     if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
     return kind(*fields[1:])
+
+
+def _sorry(fields: list[Any]) -> Sorry | None:
+    if fields[0] == SORRY and len(fields) == 3 and type(fields[1]) is str and type(fields[2]) is str:
+        return Sorry(fields[1], fields[2])
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------- messages
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any]) -> bytes:
-    """A request as a frame."""
-    layout = _LAYOUT_OF[type(request)]
+    """A request as a frame.
+
+    Raises:
+        StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up.
+    """
+    layout = _LAYOUT_OF.get(type(request))
+    if layout is None:
+        raise StoreUsageError(f"{_shown(request)} is no request")
+    layout.verify(request)
     body = _pack((layout.code, request_id, acknowledged, *layout.fields(request)))
     return _length.pack(len(body)) + body
 
@@ -327,7 +355,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
         return _decode_bye(fields)
     layout = _REQUESTS.get(fields[0]) if type(fields[0]) is int else None
     if layout is None:
-        raise ProtocolError(f"a frame has the code {fields[0]!r}, which no request has")
+        raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     return fields[1], fields[2], layout.build(fields[3:])
@@ -340,12 +368,15 @@ def encode_response(request_id: int, response: Response) -> bytes:
     return _length.pack(len(body)) + body
 
 
-def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye:
+def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:
     """A server's frame."""
     fields = _decode(body)
     code = fields[0]
     if code == BYE:
         return _decode_bye(fields)
+    sorry = _sorry(fields)
+    if sorry is not None:
+        return sorry
     if len(fields) < 2 or type(code) is not int or type(fields[1]) is not int:
         raise ProtocolError("a response does not begin with its code and the id of its request")
     if code == EVENTS:
@@ -365,6 +396,11 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 def encode_events(events: tuple[Event, ...]) -> bytes:
     """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
     return _pack([_event_to(event) for event in events])
+
+
+def decode_events(encoded: bytes) -> tuple[Event, ...]:
+    """What `encode_events` made, back again."""
+    return tuple(map(_event_from, _decode(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
@@ -409,28 +445,53 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """How one field travels: `check` accepts what was received, `encode` prepares what is sent (None: as it is)."""
+    """How one field travels.
+
+    `check` accepts what was received, `encode` prepares what is sent (None: as it is). `takes` says whether a caller's
+    value can be sent: what the peer would not accept must not leave, since it would cost the caller the connection.
+    """
 
     check: Callable[[Any], Any]
     encode: Callable[[Any], Any] | None = None
+    takes: Callable[[Any], bool] = lambda _: True
 
 
-def _exactly(type_: type) -> _Field:
+def _shown(value: object) -> str:
+    """What was received, as errors show it: they end up in logs, and the value may be megabytes long, or deep."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _exactly(type_: type, *also: type) -> _Field:
+    """A field of one type; `also` are types that become it on the way."""
+    sendable = (type_, *also)
+
     def check(value: Any) -> Any:
         if type(value) is not type_:
-            raise ProtocolError(f"{value!r:.60} stands where {type_.__name__} belongs")
+            raise ProtocolError(f"{_shown(value)} stands where {type_.__name__} belongs")
         return value
 
-    return _Field(check)
+    def takes(value: Any) -> bool:
+        # A subclass arrives as its base, except that a bool, which is an int here, arrives as a bool.
+        return type(value) is type_ or (isinstance(value, sendable) and type(value) is not bool)
+
+    return _Field(check, takes=takes)
 
 
 def _optional(field: _Field) -> _Field:
-    return _Field(lambda value: None if value is None else field.check(value), field.encode)
+    return _Field(
+        lambda value: None if value is None else field.check(value),
+        field.encode,
+        lambda value: value is None or field.takes(value),
+    )
 
 
 def _check_seconds(value: Any) -> float:
     if type(value) not in (int, float):
-        raise ProtocolError(f"{value!r:.60} stands where seconds belong")
+        raise ProtocolError(f"{_shown(value)} stands where seconds belong")
     return float(value)
 
 
@@ -439,11 +500,15 @@ def _many(field: _Field) -> _Field:
 
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
-            raise ProtocolError(f"{value!r:.60} stands where an array belongs")
+            raise ProtocolError(f"{_shown(value)} stands where an array belongs")
         return tuple(map(field.check, value))
 
     encode = field.encode
-    return _Field(check, None if encode is None else lambda values: [encode(value) for value in values])
+    return _Field(
+        check,
+        None if encode is None else lambda values: [encode(value) for value in values],
+        lambda values: type(values) in (tuple, list) and all(map(field.takes, values)),
+    )
 
 
 def _entry_to(entry: Entry) -> tuple[Any, ...]:
@@ -454,7 +519,7 @@ def _entry_from(value: Any) -> Entry:
     match value:
         case [str(key), bytes(held), int(created), int(changed), int() | None as lease]:
             return Entry(key=key, value=held, create_revision=created, mod_revision=changed, lease=lease)
-    raise ProtocolError(f"{value!r:.60} stands where an entry belongs")
+    raise ProtocolError(f"{_shown(value)} stands where an entry belongs")
 
 
 _EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
@@ -473,7 +538,7 @@ def _event_from(value: Any) -> Event:
             return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
         case [1 | 2 | 3 as code, int(revision), str(key)]:
             return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
-    raise ProtocolError(f"{value!r:.60} stands where an event belongs")
+    raise ProtocolError(f"{_shown(value)} stands where an event belongs")
 
 
 def _condition_to(condition: Condition) -> tuple[Any, ...]:
@@ -500,7 +565,13 @@ def _condition_from(value: Any) -> Condition:
         if type(value[2]) is _EXPECTED_TYPE[target]:
             expected: int | bytes | bool = value[2]
             return Condition(key=value[0], target=target, expected=expected)
-    raise ProtocolError(f"{value!r:.60} stands where a condition belongs")
+    raise ProtocolError(f"{_shown(value)} stands where a condition belongs")
+
+
+def _takes_condition(value: Any) -> bool:
+    return (
+        type(value) is Condition and _STR.takes(value.key) and type(value.expected) is _EXPECTED_TYPE.get(value.target)
+    )
 
 
 _TARGETS = {target.value: target for target in Target}
@@ -516,7 +587,19 @@ def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
         layout = _REQUESTS.get(value[0])
         if layout is not None and layout.message in allowed:
             return layout.build(value[1:])
-    raise ProtocolError(f"{value!r:.60} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
+    raise ProtocolError(f"{_shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
+
+
+def _one_of(allowed: tuple[type, ...]) -> _Field:
+    """A message within a message."""
+
+    def takes(value: Any) -> bool:
+        if type(value) not in allowed:
+            return False
+        _LAYOUT_OF[type(value)].verify(value)
+        return True
+
+    return _Field(lambda value: _message_from(value, allowed), _message_to, takes)
 
 
 def _result_to(result: int | bool | Entry | None) -> Any:
@@ -530,8 +613,10 @@ def _result_from(value: Any) -> int | bool | Entry | None:
 
 
 def _check_figures(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise ProtocolError(f"{value!r:.60} stands where figures belong")
+    if type(value) is not dict or not all(
+        type(name) is str and type(figure) in (str, int, float, bool) for name, figure in value.items()
+    ):
+        raise ProtocolError(f"{_shown(value)} stands where figures belong")
     return value
 
 
@@ -540,27 +625,24 @@ def _enumerated(kind: type[FailureKind]) -> _Field:
         try:
             return kind(value)
         except ValueError:
-            raise ProtocolError(f"{value!r:.60} is no kind of failure") from None
+            raise ProtocolError(f"{_shown(value)} is no kind of failure") from None
 
     return _Field(check, int)
 
 
 _STR = _exactly(str)
-_BYTES = _exactly(bytes)
+_BYTES = _exactly(bytes, bytearray, memoryview)
 _INT = _exactly(int)
 _BOOL = _exactly(bool)
-_SECONDS = _Field(_check_seconds)
+_SECONDS = _Field(_check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool)
 _ENTRY = _Field(_entry_from, _entry_to)
 _MAYBE_ENTRY = _Field(
     lambda value: None if value is None else _entry_from(value),
     lambda entry: None if entry is None else _entry_to(entry),
 )
-_CONDITIONS = _many(_Field(_condition_from, _condition_to))
-_OPERATIONS = _many(_Field(lambda value: _message_from(value, Operation.__args__), _message_to))
-_GUARDABLE = _Field(
-    lambda value: _message_from(value, (*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait)),
-    _message_to,
-)
+_CONDITIONS = _many(_Field(_condition_from, _condition_to, _takes_condition))
+_OPERATIONS = _many(_one_of(Operation.__args__))
+_GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
 
 M = TypeVar("M")
 
@@ -568,13 +650,21 @@ M = TypeVar("M")
 class _Layout(Generic[M]):
     """How one kind of message travels."""
 
-    __slots__ = ("_checks", "_names", "code", "fields", "message")
+    __slots__ = ("_checks", "_names", "_takes", "code", "fields", "message")
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
         self.code, self.message = code, message
         self._names = tuple(fields)
         self._checks = tuple(field.check for field in fields.values())
+        self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
         self.fields = _reader(fields)
+
+    def verify(self, message: M) -> None:
+        """Refuse a message that a caller gave fields of the wrong types."""
+        for get, takes, name in self._takes:
+            value = get(message)
+            if not takes(value):
+                raise StoreUsageError(f"{self.message.__name__} takes no {_shown(value)} as its {name}")
 
     def build(self, values: list[Any]) -> M:
         """The message of these field values."""
@@ -614,8 +704,8 @@ _REQUESTS: dict[int, _Layout[Any]] = {
         _Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
         _Layout(2, Get, key=_STR),
         _Layout(3, Delete, key=_STR),
-        _Layout(4, Add, key=_STR, amount=_INT),
-        _Layout(5, Append, key=_STR, value=_BYTES),
+        _Layout(4, Add, key=_STR, amount=_INT, lease=_optional(_INT)),
+        _Layout(5, Append, key=_STR, value=_BYTES, lease=_optional(_INT)),
         _Layout(6, GetMany, keys=_many(_STR)),
         _Layout(7, List, prefix=_STR, keys_only=_BOOL),
         _Layout(8, Count, prefix=_STR),
