@@ -345,7 +345,7 @@ def _is_spare(me: Me, head: Head) -> bool:
     progress = head.progress
     if progress is None or progress.spares_after is None:
         return False
-    if me.was_member and me.known_round == progress.round:
+    if me.was_member and not me.passed_over and me.known_round == progress.round:
         return False  # members of the last round come first, until the next has completed without them
     return me.arrival > progress.spares_after and progress.joined > 0
 
