@@ -1,7 +1,8 @@
 """S5: leases, seen by clients.
 
-"A key on a lease never goes before its TTL, and goes within 100 ms after it on an idle server." "time in which the server itself stood still is not counted against leases, and queued keep-alives are read before any
-lease lapses." "a killed process is noticed in about a second, a cut network only after the TTL."
+"A key on a lease never goes before its TTL, and goes within 100 ms after it on an idle server." "time in which the
+server itself stood still is not counted against leases, and queued keep-alives are read before any lease lapses." "a
+killed process is noticed in about a second, a cut network only after the TTL."
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def deletion(watch: Watch) -> float:
 
 
 @virtual_time
-@pytest.mark.parametrize("ttl", [0.05, 0.5, 1.0, 9.99, 3600.0])
+@pytest.mark.parametrize("ttl", [0.05, 0.5, 1.0, 9.99, 600.0])
 async def test_a_key_goes_between_its_ttl_and_a_tenth_of_a_second_later(ttl: float) -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
