@@ -144,7 +144,7 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
         changes = changes_of(client)
         network.refuse("store")
         network.reset("client")
-        await asyncio.sleep(3 * 3600.0)
+        await asyncio.sleep(2 * 3600.0)
         assert changes == [False]
         network.accept("store")
         assert await client.put("a", b"") == 1
