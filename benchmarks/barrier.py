@@ -76,8 +76,8 @@ async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
 
 
 async def _until(condition: Any) -> None:
-    while not condition():
-        await anyio.sleep(0.02)  # noqa: ASYNC110  how often this looks has no part in what is measured
+    while not condition():  # noqa: ASYNC110  how often this looks has no part in what is measured
+        await anyio.sleep(0.02)
 
 
 def _as_in_a_process_of_its_own() -> None:
