@@ -112,7 +112,7 @@ async def impostor(heard: list[bytes]) -> AsyncIterator[int]:
         writer.write(wire.encode_greeting(wire.Greeting(1, 1, "impostor", bytes(16), True)))
         size = int.from_bytes(await reader.readexactly(4), "big")
         heard.append(await reader.readexactly(size))
-        writer.write(wire.encode_welcome(wire.Welcome(False, "", 0, 10_000, bytes(32))))
+        writer.write(wire.encode_welcome(wire.Welcome(1, "", 0, 10_000, bytes(32))))
         heard.append(await reader.read())
         writer.close()
 
