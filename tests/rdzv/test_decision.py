@@ -562,10 +562,10 @@ def told(seen: Sequence[Change], progress: Progress | None, **fields: Any) -> li
 
 def test_changes_begin_with_what_already_holds() -> None:
     assert told([], TOLD, closed=CLOSED, dropped="away for too long") == [
+        CLOSED,
         NodesLost(1, ("x",)),
         NodesLeft(2, ("y", "z")),
         NodesWaiting(4),
-        CLOSED,
         Dropped("away for too long"),
     ]
 
