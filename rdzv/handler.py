@@ -42,6 +42,7 @@ from rdzv.ranks import order_named
 from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
+    NAMED_MOST,
     Assignment,
     Change,
     Closed,
@@ -74,6 +75,7 @@ __all__ = ["Handler", "RendezvousInfo"]
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
 
 
@@ -600,12 +602,13 @@ class Handler(RendezvousHandler):
         known = link.follower.head.round
         key = self._keys.node(self._node_id)
         assert self._record is not None
+        assert link.lease is not None
         result = await link.store.transact(
             when=(
                 when.mod_revision(self._keys.round) == (known.revision if known else 0),
                 when.mod_revision(key) == me.arrival,
             ),
-            then=(Put(key, replace(self._record, left=True).pack()),),
+            then=(Put(key, replace(self._record, left=True).pack(), lease=link.lease.id),),
             otherwise=(Get(self._keys.round),),
         )
         if result.succeeded:
@@ -712,9 +715,9 @@ class Handler(RendezvousHandler):
         self._check_usable()
         if self._joining:
             raise RendezvousStateError(f"node {self._node_id} is joining run {self.run_id}; cancel that call instead")
+        await self._withdraw()
         if self._link is not None:
             await self._link.step_down()
-        await self._withdraw()
 
     async def _withdraw(self) -> None:
         """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
@@ -727,19 +730,37 @@ class Handler(RendezvousHandler):
             lease, link.lease = link.lease, None
             await lease.release()  # whatever was written is on it, and goes with it
             return
-        if record is None:
+        if record is None or link.lease is None:
             return
         key = self._keys.node(self._node_id)
         with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
-                when=(when.mod_revision(key) == record.arrival,), then=(Put(key, replace(record, left=True).pack()),)
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=link.lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
             return
         if link.lease is not None:  # the record still stands, and must not be kept alive
             lease, link.lease = link.lease, None
             await lease.release()
+
+    async def _see_departure_reported(self, link: _Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self._membership, Barrier()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
 
     def _end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
