@@ -44,6 +44,7 @@ from rdzv.ranks import order_named
 from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
+    NAMED_MOST,
     Assignment,
     Ban,
     Change,
@@ -642,6 +643,7 @@ class Handler(RendezvousHandler):
         known = link.follower.head.round
         key = self._keys.node(self._node_id)
         assert self._record is not None
+        assert link.lease is not None
         result = await link.store.transact(
             when=(
                 when.mod_revision(self._keys.round) == (known.revision if known else 0),
@@ -790,19 +792,36 @@ class Handler(RendezvousHandler):
             lease, link.lease = link.lease, None
             await lease.release()  # whatever was written is on it, and goes with it
             return
-        if record is None:
+        if record is None or link.lease is None:
             return
         key = self._keys.node(self._node_id)
         with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
                 when=(when.mod_revision(key) == record.arrival,), then=(self._farewell(link, record),)
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
             return
         if link.lease is not None:  # the record still stands, and must not be kept alive
             lease, link.lease = link.lease, None
             await lease.release()
+
+    async def _see_departure_reported(self, link: _Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self._membership, Barrier()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
 
     def _end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""

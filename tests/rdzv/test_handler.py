@@ -284,7 +284,7 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
                 await asyncio.wait([keeping])
             return rank
 
-        a._find_rank = slowly  # type: ignore[method-assign]
+        a._find_rank = slowly  # type: ignore[method-assign, assignment]
         heard = await listen(run, b)
         joining = await run.join(a)
         first = await b.next_rendezvous()
@@ -396,7 +396,7 @@ async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
         async with a.changes() as changes:
-            following = run.start(anext(changes))  # type: ignore[arg-type]  # an awaitable that create_task takes
+            following = run.start(anext(changes))
             await asyncio.sleep(1)
             await a.aclose()
             with pytest.raises(RendezvousStateError, match="is closed"):

@@ -20,7 +20,6 @@ import store
 from rdzv.backends import tcp_handler
 from rdzv.handler import Handler, RendezvousInfo
 from rdzv.settings import parse
-from rdzv.state import Change
 from store.client import Client
 from store.engine import Engine
 from store.keepalive import TaskKeeper
@@ -29,12 +28,15 @@ from store.server import Server
 from tests.support.memory_network import MemoryNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from types import TracebackType
+
+    from rdzv.state import Change
 
 R = TypeVar("R", bound=Response)
 
-Hook = "Callable[[Request[Any], str], Awaitable[None]]"
+PATIENCE = 3600.0
+"""In virtual seconds; no story here takes so long, and idling through more of them takes real ones."""
 
 
 class HookedClient(Client):
@@ -66,10 +68,14 @@ class VirtualRun:
         self._rng = random.Random(seed)
         self._handlers: dict[str, Handler] = {}
         self._tasks: list[asyncio.Task[Any]] = []
+        self._joins: list[tuple[Handler, asyncio.Task[Any]]] = []
+        self._looks = 0
         self.clients: dict[str, HookedClient] = {}
 
     async def __aenter__(self) -> Self:
         self._before = asyncio.all_tasks()
+        self._limit = asyncio.timeout(PATIENCE)
+        await self._limit.__aenter__()
         self.network = MemoryNetwork(latency=(0.0005, 0.001), rng=self._rng)
         self.found_store()
         return self
@@ -77,9 +83,14 @@ class VirtualRun:
     def found_store(self) -> None:
         """A new and empty store, in place of the one there was."""
         self.engine = Engine(store_id=f"{self._rng.getrandbits(32):08x}")
-        self.server = Server(self.engine, clock=asyncio.get_running_loop().time)
+        self.server = Server(self.engine, clock=self._clock)
         self._listener = self.network.listen("store", self.server.protocol)
         self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
+
+    def _clock(self) -> float:
+        # Like a real clock it never stands still: a lease that is due in less than a float can add must get there, too.
+        self._looks += 1
+        return asyncio.get_running_loop().time() + self._looks * 1e-9
 
     async def end_store(self) -> None:
         """The store dies, and with it everything in it."""
@@ -91,6 +102,7 @@ class VirtualRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._limit.__aexit__(kind, error, trace)  # a test that hangs ends here, with a TimeoutError
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -138,6 +150,7 @@ class VirtualRun:
         """Call `next_rendezvous`, and return once the node is parked there."""
         await handler._connect()
         task = self.start(handler.next_rendezvous(), f"join {handler.node_id}")
+        self._joins.append((handler, task))
         await asyncio.sleep(0.02)
         return task
 
@@ -150,8 +163,8 @@ class VirtualRun:
         self.network.refuse(name)
         self.network.cut(name)
         handler = self._handlers.pop(name)
-        for task in self._tasks:
-            if task.get_name() == f"join {name}":
+        for joining, task in self._joins:
+            if joining is handler:
                 task.cancel()
         self.start(handler.aclose(), f"bury {name}")
 
@@ -204,7 +217,7 @@ async def listen(run: VirtualRun, handler: Handler) -> Heard:
     return heard
 
 
-def assert_one_round(infos: list[RendezvousInfo]) -> None:
+def assert_one_round(infos: Sequence[RendezvousInfo]) -> None:
     """All agree on one round: its number, its size, its address, and ranks 0 to n-1 once each (promise R3)."""
     assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
     assert sorted(info.rank for info in infos) == list(range(infos[0].world_size))
