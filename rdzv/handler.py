@@ -78,7 +78,7 @@ __all__ = ["Handler", "RendezvousInfo"]
 
 log = logging.getLogger(__name__)
 
-HAND_OVER_WITHIN = 0.5  # seconds for a coordinator that leaves to say so itself
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
 
 
@@ -148,8 +148,7 @@ class _Membership:
 class _Link:
     """What belongs to one connection to one store."""
 
-    def __init__(self, store: Store, keeper: Keeper, keys: Keys, *, node_id: str) -> None:
-        self._node_id = node_id
+    def __init__(self, store: Store, keeper: Keeper, keys: Keys) -> None:
         self.store = store
         self.keeper = keeper
         self.follower = Follower(store, keys)
@@ -170,12 +169,6 @@ class _Link:
         """Be ready to coordinate from now on."""
         if self._candidacy is None:
             self._candidacy = self.start(candidacy.run(), "candidacy")
-
-    @property
-    def leads(self) -> bool:
-        """Whether this node coordinates now, as far as it knows."""
-        coordinator = self.follower.head.coordinator
-        return self._candidacy is not None and coordinator is not None and coordinator.node_id == self._node_id
 
     async def step_down(self) -> None:
         """Coordinate no more."""
@@ -303,7 +296,7 @@ class Handler(RendezvousHandler):
         try:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
-                link = _Link(client, self._open_keeper(client), self._keys, node_id=self._node_id)
+                link = _Link(client, self._open_keeper(client), self._keys)
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 stack.enter_context(link.follower.listeners.listening(self._listeners))
@@ -408,6 +401,7 @@ class Handler(RendezvousHandler):
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._withdraw()
+                await link.step_down()  # who is not in decides nothing for those who are
             if isinstance(error, StoreError):
                 raise self._connection_error(error) from error
             raise
@@ -649,7 +643,7 @@ class Handler(RendezvousHandler):
                 when.mod_revision(self._keys.round) == (known.revision if known else 0),
                 when.mod_revision(key) == me.arrival,
             ),
-            then=(self._farewell(link, self._record),),
+            then=(Put(key, replace(self._record, left=True).pack(), lease=link.lease.id),),
             otherwise=(Get(self._keys.round),),
         )
         if result.succeeded:
@@ -761,33 +755,16 @@ class Handler(RendezvousHandler):
         if self._joining:
             raise RendezvousStateError(f"node {self._node_id} is joining run {self.run_id}; cancel that call instead")
         await self._withdraw()
+        if self._link is not None:
+            await self._link.step_down()
 
     async def _withdraw(self) -> None:
-        """Leave the round, or the wait for one, and coordinate no more: who is not in decides nothing for others."""
-        link, membership = self._link, self._membership
-        was_in = membership.round if membership is not None and membership.over is None else None
-        self._end_membership("this node has left it")
-        if link is not None:
-            await self._take_record_back(link)
-            await self._hand_over(link, was_in)
-
-    def _farewell(self, link: _Link, record: NodeRecord) -> Put:
-        """The record, saying that its node has left. It stays on the lease: should this arrive late, it goes with that."""
-        lease = link.lease.id if link.lease is not None else None
-        return Put(self._keys.node(self._node_id), replace(record, left=True).pack(), lease=lease)
-
-    async def _hand_over(self, link: _Link, left: Round | None) -> None:
-        """Coordinate no more. First let the others be told that this node has left: a successor could not know."""
-        barrier = Barrier()
-        with anyio.move_on_after(HAND_OVER_WITHIN), link.follower.listeners.listening(barrier):
-            while left is not None and link.leads and not _told_of_leaving(self._node_id, left, link.follower.head):
-                await barrier.sleep_until(None)
-        await link.step_down()
-
-    async def _take_record_back(self, link: _Link) -> None:
         """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
-        record, arriving = self._record, self._arriving
+        link, record, arriving = self._link, self._record, self._arriving
         self._record, self._arriving = None, False
+        self._end_membership("this node has left it")
+        if link is None:
+            return
         if arriving and link.lease is not None:
             lease, link.lease = link.lease, None
             await lease.release()  # whatever was written is on it, and goes with it
@@ -798,7 +775,8 @@ class Handler(RendezvousHandler):
         with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
             # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
-                when=(when.mod_revision(key) == record.arrival,), then=(self._farewell(link, record),)
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=link.lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
@@ -1017,14 +995,6 @@ async def _first_change(watch: Watch, key: str, changed: Barrier) -> None:
             if event.key == key:
                 break
     changed.changed()
-
-
-def _told_of_leaving(node_id: str, round: Round, head: Head) -> bool:
-    """Whether the coordinator has announced that this node left this round, or has no more reason to."""
-    progress = head.progress
-    if progress is None or progress.round != round.number:
-        return progress is not None and progress.round > round.number
-    return progress.live == 0 or node_id in progress.departed_ids or progress.departed > len(progress.departed_ids)
 
 
 def _report_defect(task: asyncio.Task[None]) -> None:
