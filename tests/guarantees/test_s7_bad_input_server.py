@@ -41,13 +41,15 @@ async def bystander(server: Server) -> AsyncIterator[Bystander]:
     async with store.connect(server.url) as client:
         it = Bystander(client)
         going_on = asyncio.create_task(it.go_on())
-        yield it
-        before = it.additions
-        while it.additions < before + 10 and not going_on.done():  # noqa: ASYNC110 - it announces nothing
-            await asyncio.sleep(0)
-        going_on.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await going_on
+        try:
+            yield it
+            before = it.additions
+            while it.additions < before + 10 and not going_on.done():  # noqa: ASYNC110 - it announces nothing
+                await asyncio.sleep(0)
+        finally:
+            going_on.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await going_on
         assert it.losses == []
 
 

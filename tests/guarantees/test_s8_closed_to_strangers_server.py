@@ -7,19 +7,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 import store
-from store import wire
+from store import server as server_room
+from store.connection import ServerConnection
 from store.errors import AuthenticationError, ConnectionLost, StoreUsageError
 from tests.support.processes import require
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
+
+    from store.server import Server
+    from store.wire import Hello
 
 TOKEN = "correct horse battery staple"
 
@@ -104,45 +107,60 @@ async def test_a_client_with_a_token_refuses_a_server_that_asks_for_none() -> No
             await asyncio.to_thread(connect_blocking, server.url, TOKEN)
 
 
-@contextlib.asynccontextmanager
-async def impostor(heard: list[bytes]) -> AsyncIterator[int]:
-    """A server that pretends to know the token: it asks for it, and welcomes whoever answers."""
+class Credulous(ServerConnection):
+    """The server's side of a connection for a server that pretends to know the token: it believes every proof."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(wire.encode_greeting(wire.Greeting(1, 1, "impostor", bytes(16), True)))
-        size = int.from_bytes(await reader.readexactly(4), "big")
-        heard.append(await reader.readexactly(size))
-        writer.write(wire.encode_welcome(wire.Welcome(1, "", 0, 10_000, bytes(32))))
-        heard.append(await reader.read())
-        writer.close()
+    heard: ClassVar[list[bytes]] = []
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
+    def receive(self, data: bytes | memoryview) -> Iterator[Any]:
+        self.heard.append(bytes(data))
+        return super().receive(data)
+
+    def _check_hello(self, hello: Hello) -> None:
+        pass
 
 
-async def test_a_client_refuses_a_server_that_cannot_prove_the_token_and_tells_it_nothing() -> None:
-    heard: list[bytes] = []
-    async with impostor(heard) as port:
-        with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
-            async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
-                raise AssertionError("it trusted the server")
-        with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
-            await asyncio.to_thread(connect_blocking, f"tcp://127.0.0.1:{port}", TOKEN)
-    said = b"".join(heard)
+@pytest.fixture
+async def impostor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    with monkeypatch.context() as patch:
+        patch.setattr(server_room, "ServerConnection", Credulous)
+        Credulous.heard.clear()
+        async with store.serve(token="something else") as server:
+            yield server
+
+
+async def test_a_client_refuses_a_server_that_cannot_prove_the_token_and_tells_it_nothing(impostor: Server) -> None:
+    with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
+        async with store.connect(impostor.url, token=TOKEN):
+            raise AssertionError("it trusted the server")
+    with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
+        await asyncio.to_thread(connect_blocking, impostor.url, TOKEN)
+    said = b"".join(Credulous.heard)
     assert len(said) > 100
     assert TOKEN.encode() not in said, "the token never crosses the wire"
+    assert impostor.figures()["requests"] == 0
 
 
 async def test_a_recorded_hello_is_worth_nothing_in_another_conversation() -> None:
-    heard: list[bytes] = []
-    async with impostor(heard) as port:
-        with pytest.raises(AuthenticationError):
-            async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
-                raise AssertionError("it trusted the server")
     async with store.serve(token=TOKEN) as server:
+        recorded = []
+
+        async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(await from_server.read(10_000))  # the greeting
+            recorded.append(await reader.read(10_000))  # the hello
+            for each in (writer, to_server):
+                each.close()
+
+        recorder = await asyncio.start_server(record, "127.0.0.1", 0)
+        with pytest.raises(ConnectionLost):
+            async with store.connect(
+                f"tcp://127.0.0.1:{recorder.sockets[0].getsockname()[1]}", token=TOKEN, timeout=0.1
+            ):
+                raise AssertionError("it was let in")
+        recorder.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(len(heard[0]).to_bytes(4, "big") + heard[0])
+        writer.write(recorded[0])
         assert b"not the server's" in await reader.read()
         writer.close()
         await writer.wait_closed()

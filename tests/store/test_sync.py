@@ -298,9 +298,9 @@ async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.Mo
 
 def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else(server: Server) -> None:
     with store.sync.connect(server.url) as client:
-        with pytest.raises(StoreUsageError, match="Put takes no"):
+        with pytest.raises(StoreUsageError, match="Put"):
             client.put("a", cast("bytes", object()))
-        with pytest.raises(StoreUsageError, match="Add cannot be sent"):
+        with pytest.raises(StoreUsageError, match="Add"):
             client.add("a", 2**70)
         with pytest.raises(store.LimitExceeded, match="frame_bytes_max"):
             client.put("a", bytes(65 * MIB))
