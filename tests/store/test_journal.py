@@ -18,6 +18,7 @@ from store.errors import StoreUsageError
 from store.facts import Facts, KeptReply, Saved, SavedLease, SavedSession
 from store.journal import FILE, FORMAT, LOCK, UNFINISHED, Journal
 from store.messages import Added, Entry, Event, Written
+from tests.support.journals import HeldBack
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
@@ -56,22 +57,6 @@ class Outcome:
         with self._changed:
             self.failures.append(reason)
             self._changed.notify_all()
-
-
-class HeldBack(Journal):
-    """A journal whose disk takes its time: each commit begins when it is let."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.may_commit = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
-        self.groups: list[list[Facts]] = []
-
-    def _commit(self, group: list[Facts]) -> None:
-        self.begun.release()
-        assert self.may_commit.acquire(timeout=10)
-        self.groups.append(group)
-        super()._commit(group)
 
 
 @contextlib.contextmanager
