@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import random
@@ -31,6 +32,7 @@ from rdzv.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    RendezvousRefusedError,
     RendezvousSettingsError,
     RendezvousStateError,
     RendezvousTimeoutError,
@@ -43,6 +45,7 @@ from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
     Assignment,
+    Ban,
     Change,
     Closed,
     Head,
@@ -58,7 +61,7 @@ from rdzv.state import (
     unpack_settings,
 )
 from rdzv.status import read_status
-from store import ConnectionLost, Get, LeaseNotFound, Put, StoreError, when
+from store import ConditionFailed, ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
 from store.keepalive import TaskKeeper
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.settings import Settings
-    from store import BlockingStore, Entry, Store
+    from store import BlockingStore, Store
     from store.interface import Watch
     from store.keepalive import HeldLease, Keeper
 
@@ -361,6 +364,7 @@ class Handler(RendezvousHandler):
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
             RendezvousGracefulExitError: This node was a spare, and the run is closed.
             RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
         if self._joining:
@@ -383,6 +387,7 @@ class Handler(RendezvousHandler):
         link = await self._connect()
         was_member = self._membership is not None and self._membership.over is None
         try:
+            await self._check_health(link)
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
             while True:
@@ -393,10 +398,30 @@ class Handler(RendezvousHandler):
                 me = await self._arrive(link, clock, me)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
+                await link.step_down()  # who is not in does not decide for those who are
                 await self._withdraw()
             if isinstance(error, StoreError):
                 raise self._connection_error(error) from error
             raise
+
+    async def _check_health(self, link: _Link) -> None:
+        """Run the user's health check. A node that fails it stays out, with its reason there for all to read (R17)."""
+        check = self._settings.health_check
+        if check is None:
+            return
+        try:
+            verdict = check()
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+            verdict = f"{type(error).__name__}: {error}"
+        key = self._keys.unfit(self._node_id)
+        if verdict is None or verdict is True:
+            await link.store.delete(key)  # it may have failed before
+            return
+        reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+        await link.store.put(key, reason.encode(), ttl=self._settings.closed_ttl)
+        raise RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} {reason}")
 
     def _candidacy(self, link: _Link) -> Candidacy:
         settings = self._settings
@@ -411,6 +436,7 @@ class Handler(RendezvousHandler):
                 last_call=settings.last_call_timeout,
                 early_last_call=settings.early_last_call,
                 order=order_named(settings.rank_order),
+                keep=settings.closed_ttl,
             ),
             node_id=self._node_id,
             follower=link.follower,
@@ -436,9 +462,13 @@ class Handler(RendezvousHandler):
             self._arriving = True
             try:
                 result = await link.store.transact(
-                    when=(when.value(self._keys.settings) == ours, when.mod_revision(key) == expected),
+                    when=(
+                        when.value(self._keys.settings) == ours,
+                        when.mod_revision(key) == expected,
+                        when.missing(self._keys.banned(self._node_id)),
+                    ),
                     then=(Put(key, record.pack(), lease=lease.id),),
-                    otherwise=(Get(self._keys.settings), Get(key)),
+                    otherwise=(Get(self._keys.settings), Get(key), Get(self._keys.banned(self._node_id))),
                 )
             except LeaseNotFound:
                 link.lease = None  # it lapsed just now; the keeper's word of it is on its way
@@ -451,7 +481,9 @@ class Handler(RendezvousHandler):
                 self._end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=self._known_round)
             else:
-                settings_entry, there = result.results
+                settings_entry, there, ban = result.results
+                if isinstance(ban, Entry):
+                    raise self._banned_error(Ban.unpack(ban.value))
                 await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
                 expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
@@ -570,6 +602,9 @@ class Handler(RendezvousHandler):
                 case Refused(closed=closed, spare=spare):
                     raise self._closed_error(closed, spare=spare)
                 case Parked(reason=reason, suspended=suspended):
+                    ban = link.follower.head.bans.get(self._node_id)
+                    if ban is not None:
+                        raise self._banned_error(ban)
                     self._wait_for(reason)
                     clock.set(suspended=suspended, now=now)
                     if await barrier.sleep_until(clock.deadline(now)):
@@ -630,6 +665,7 @@ class Handler(RendezvousHandler):
             link.store,
             prefix=self._keys.shared(round.number, round.term),
             fence=fence,
+            lease=round.lease,
             superseded=lambda: membership.over,
         )
         membership.on_over.append(shared.supersede)
@@ -690,6 +726,9 @@ class Handler(RendezvousHandler):
         head = link.follower.head
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self._closed_error(head.closed, spare=False)
+
+    def _banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        return RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} is {ban}")
 
     def _closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
         reason = f": {closed.reason}" if closed.reason else ""
@@ -764,7 +803,11 @@ class Handler(RendezvousHandler):
                 if membership is None or membership.over is not None:
                     continue
                 round = link.follower.head.round
-                if link.follower.error is not None:
+                ban = link.follower.head.bans.get(self._node_id)
+                if ban is not None and ban.now:
+                    self._record = None  # whoever banned it has deleted it
+                    self._end_membership(f"this node is {ban}", dropped=True)
+                elif link.follower.error is not None:
                     self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
                 elif round is not None and round.revision > membership.round.revision:
                     self._end_membership(f"round {round.number} was completed without this node", dropped=True)
@@ -809,7 +852,10 @@ class Handler(RendezvousHandler):
                     self._keys.closed, closed.pack(), expected_revision=0, lease=lease
                 )
                 if not result.succeeded:
-                    await lease.revoke()
+                    with contextlib.suppress(StoreError):  # it lapses some day; the run is closed
+                        await lease.revoke()
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
         except (StoreError, TimeoutError) as error:
             raise self._connection_error(error) from error
 
@@ -851,6 +897,45 @@ class Handler(RendezvousHandler):
                 if status.closed is not None:
                     return
                 await barrier.sleep_until(None)
+
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+
+        A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
+        """
+        link = await self._connect()
+        key = self._keys.node(node_id)
+        ban = Ban(reason=reason, by=self._node_id, now=now)
+        try:
+            round = link.follower.head.round
+            lease = round.lease if round is not None and round.lease is not None else None
+            if lease is None:
+                lease = (await link.store.grant(self._settings.closed_ttl)).id
+            await link.store.put(self._keys.banned(node_id), ban.pack(), lease=lease)
+            while (there := await link.store.get(key)) is not None:
+                if not now and await self._is_live_member(link, node_id, there.mod_revision):
+                    return
+                with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                    await link.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def unban(self, node_id: str) -> None:
+        """Let a banned node come again."""
+        link = await self._connect()
+        try:
+            await link.store.delete(self._keys.banned(node_id))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def _is_live_member(self, link: _Link, node_id: str, arrival: int) -> bool:
+        entry = await link.store.get(self._keys.round)
+        if entry is None:
+            return False
+        round = Round.unpack(entry.value, revision=entry.mod_revision)
+        bucket = await link.store.get(self._keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+        members = unpack_members(bucket.value) if bucket is not None else []
+        return any(member.node_id == node_id and member.arrival == arrival for member in members)
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""

@@ -424,16 +424,16 @@ class Engine:
         return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
 
     def _add(self, request: Add) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._sum(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=int(value), revision=self._rewrite(request.key, value))
+        return Added(value=int(value), revision=self._rewrite(request, value))
 
     def _append(self, request: Append) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._joined(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=len(value), revision=self._rewrite(request.key, value))
+        return Added(value=len(value), revision=self._rewrite(request, value))
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._check_count(len(request.when), "conditions")
@@ -456,11 +456,11 @@ class Engine:
                 return self._erase(operation.key)
             case Add():
                 value = self._sum(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return int(value)
             case Append():
                 value = self._joined(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return len(value)
 
     # -------------------------------------------------------------------------------------- leases
@@ -629,10 +629,10 @@ class Engine:
             lease = self._new_lease(request.ttl, anonymous=True).id
         return self._write(request.key, request.value, lease)
 
-    def _rewrite(self, key: str, value: bytes) -> int:
-        """Write a new value and leave the key on the lease it is on."""
-        entry = self._entries.get(key)
-        return self._write(key, value, entry.lease if entry else None)
+    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
+        entry = self._entries.get(request.key)
+        return self._write(request.key, value, entry.lease if entry else request.lease)
 
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self.revision + 1
@@ -752,10 +752,10 @@ class Engine:
                     )
                     size = len(operation.value)
                 case Add():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._sum(operation))
                 case Append():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._joined(operation))
                 case Delete():
                     continue
@@ -793,12 +793,22 @@ class Engine:
             self._check_ttl(ttl)
             self._check_lease_room(leases)
         if lease is not None:
-            record = self._lease(lease)
-            if record.anonymous and key not in record.keys:
-                # It ends with its one key, which may be about to go in this very transaction.
-                raise StoreUsageError(
-                    f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
-                )
+            self._check_lease(lease, key)
+
+    def _check_rewrite(self, request: Add | Append) -> None:
+        """Refuse an add or an append."""
+        self._check_key(request.key)
+        if request.lease is not None:
+            self._check_lease(request.lease, request.key)
+
+    def _check_lease(self, lease: int, key: str) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
+        record = self._lease(lease)
+        if record.anonymous and key not in record.keys:
+            # It ends with its one key, which may be about to go in this very transaction.
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
+            )
 
     def _check_key(self, key: str) -> None:
         if not key:

@@ -16,7 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 TELLING = {
     "async_orchestrator": [
-        "ada: round 0, rank 0 of 3, our sum is 6",
+        "of 3, our sum is 6",
         "gone: cleo",
         "waiting to come in: 1",
         "the run is closed: all is done",

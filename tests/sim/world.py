@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Link", "Machine", "Process", "Script", "Sleep", "World"]
 
 LOOK_EVERY = 0.25  # seconds between two looks of the server; below its notion of a stall
+TICK = 1e-6  # seconds; what a timer is late, so that it is never early by a rounding
 DELAY_MOST = 0.02  # seconds that a message travels
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Wait for the answer to a request."""
+    """Wait for the answer to a request. `peril`: how many requests it counts for when a fault is drawn."""
 
     request: Request[Any]
+    peril: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,9 @@ class World:
         self.engine = Engine(store_id="simulated")
         self.calm = True  # no faults but those that somebody orders
         self.faults = 0
-        self.disturbed_at = self.now
+        self.disturbed_until = 0.0  # when what went wrong last may still be felt
         self.links: dict[int, Link] = {}
+        self.observer: tuple[int, Callable[[tuple[Event, ...]], None]] | None = None
         self._peers = 0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._steps = 0
@@ -105,21 +108,24 @@ class World:
         for delivery in deliveries:
             if isinstance(delivery, Delivery):
                 for peer, watch_id in delivery.watchers:
+                    if self.observer is not None and peer == self.observer[0]:
+                        self.observer[1](delivery.events)  # at once: it sees the store as it is
+                        continue
                     self.links[peer].down(peer, watch_id, delivery.events)
 
-    def fault_due(self) -> bool:
-        """Whether a fault strikes at this request."""
+    def fault_due(self, peril: int) -> bool:
+        """Whether a fault strikes at this request; those of more peril draw more of them."""
         if self.calm:
             return False
-        self._fault_in -= 1
+        self._fault_in -= peril
         if self._fault_in > 0:
             return False
         self._fault_in = int(self.rng.expovariate(1 / self.fault_every)) + 1
         return True
 
-    def disturbed(self, what: str) -> None:
-        """Something has gone wrong, on purpose."""
-        self.disturbed_at = self.now
+    def disturbed(self, what: str, *, lasting: float) -> None:
+        """Something has gone wrong, on purpose, and its consequences may be felt for so long."""
+        self.disturbed_until = max(self.disturbed_until, self.now + lasting)
         self.faults += 1
         self.say(what)
 
@@ -304,10 +310,10 @@ class Process:
         except StopIteration:
             self.over = True
             return
-        if self.over:
-            return
+        if not self._goes_on():
+            return  # killed by what it has just done
         if isinstance(waits_for, Ask):
-            self._machine.ask(waits_for.request, self.resume)
+            self._machine.ask(waits_for.request, self.resume, peril=waits_for.peril)
         elif self._poked:
             self._poked = False
             self._machine.world.soon(lambda: self.resume(None))
@@ -317,8 +323,12 @@ class Process:
             if waits_for.until is not None:
                 machine = self._machine
                 machine.world.at(
-                    waits_for.until - machine.clock_offset, lambda: machine.when_awake(lambda: self._wake(sleep))
+                    max(waits_for.until - machine.clock_offset, machine.world.now) + TICK,
+                    lambda: machine.when_awake(lambda: self._wake(sleep)),
                 )
+
+    def _goes_on(self) -> bool:
+        return not self.over
 
     def _wake(self, sleep: int) -> None:
         if sleep == self._sleeping:
@@ -329,6 +339,8 @@ class Process:
 
 class Machine:
     """A few processes behind one connection, with a clock of their own."""
+
+    pauses: tuple[tuple[float, float], ...] = ((0.05, 0.5),)  # from how many to how many seconds; one is drawn
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -344,6 +356,11 @@ class Machine:
         """Seconds on this machine's clock."""
         return self.world.now + self.clock_offset
 
+    @property
+    def asleep(self) -> bool:
+        """Whether it stands still."""
+        return self._asleep
+
     def run(self, script: Script) -> Process:
         """Begin a process."""
         process = Process(self, script)
@@ -351,10 +368,10 @@ class Machine:
         self.world.soon(lambda: process.resume(None))
         return process
 
-    def ask(self, request: Request[Any], answered: Callable[[Response], None]) -> None:
+    def ask(self, request: Request[Any], answered: Callable[[Response], None], *, peril: int = 1) -> None:
         """Send a request, unless a fault strikes before it is sent, or just after."""
         world = self.world
-        if not world.fault_due():
+        if not world.fault_due(peril):
             self.link.ask(request, answered)
             return
         before = world.rng.random() < 0.5
@@ -371,14 +388,14 @@ class Machine:
             case "crash":
                 self.crash()
             case "pause":
-                self.pause(self.world.rng.choice((0.1, 0.6, 1.5, 4.0)))
+                self.pause(self.world.rng.uniform(*self.world.rng.choice(self.pauses)))
             case _:
-                self.world.disturbed(f"{self.name} loses its connection")
+                self.world.disturbed(f"{self.name} loses its connection", lasting=2.0)
                 self.link.cut()
 
     def pause(self, seconds: float) -> None:
         """Stand still for a while, then go on as if nothing had happened."""
-        self.world.disturbed(f"{self.name} stands still for {seconds} s")
+        self.world.disturbed(f"{self.name} stands still for {seconds:.2f} s", lasting=seconds + 3.0)
         self._pauses += 1
         pause = self._pauses
         self._asleep = True
@@ -387,8 +404,10 @@ class Machine:
     def resume(self) -> None:
         """End a pause."""
         self._asleep = False
-        while self._deferred and not self._asleep:
+        while self._deferred:
             self._deferred.popleft()()
+            if self.asleep:  # what it has just done was its last step for a while
+                return
 
     def crash(self) -> None:
         """Be gone; the store notices at once, or not before the leases lapse."""
@@ -396,7 +415,7 @@ class Machine:
 
     def stop(self, *, noticed: bool = True, why: str = "ends") -> None:
         """End all processes and hang up."""
-        self.world.disturbed(f"{self.name} {why}")
+        self.world.disturbed(f"{self.name} {why}", lasting=3.0)
         self.alive = False
         for process in self._processes:
             process.kill()
