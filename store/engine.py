@@ -205,7 +205,7 @@ class Engine:
             return None
         session, previous = opened
         if self._facts is not None and self._sessions.made != made:
-            self._facts.opened.append((session.id, session.number))
+            self._facts.opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
@@ -220,14 +220,15 @@ class Engine:
         if session is not None:
             if for_good:
                 if self._sessions.end(session, peer=peer) and self._facts is not None:
-                    self._facts.forgotten.append(session.id)
+                    self._facts.forgotten(session.id)
             else:
                 self._sessions.close(session, peer=peer, now=now)
 
     def _expire_sessions(self, now: float) -> None:
         forgotten = self._sessions.expire(now)
         if self._facts is not None:
-            self._facts.forgotten.extend(forgotten)
+            for session_id in forgotten:
+                self._facts.forgotten(session_id)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
         """The server drops a watch whose reader is too slow; False if it was closed already."""

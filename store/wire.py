@@ -121,6 +121,7 @@ VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
+NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -358,6 +359,8 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
         raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
+        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
     return fields[1], fields[2], layout.build(fields[3:])
 
 
