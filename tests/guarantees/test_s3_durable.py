@@ -173,12 +173,12 @@ async def test_s3_leases_survive_kill_9_with_their_full_ttl(tmp_path: Path) -> N
             lease = await keeper.grant(20.0, disconnect_ttl=0.1)
             await keeper.put("held", b"", lease=lease)
             await keeper.put("alone", b"", ttl=20.0)
-            while await lease.time_to_live() > 19.9:
+            while await lease.time_to_live() > 18:
                 await keeper.ping()
             server.kill()
         await stack.enter_async_context(serving(tmp_path, port))
         left = (await other.call(TimeToLive(lease=lease.id))).remaining
-        assert left > 19.9, "counted from the restart"
+        assert left > 18, "counted from the restart"
         assert await other.get("alone") is not None
         await keeper.ping()
         await leaving.aclose()
