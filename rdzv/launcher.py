@@ -287,8 +287,8 @@ class _Launcher:
                         )
                     else:
                         sys.stderr.write(
-                            f"rdzv run: {where}: rank {rank} {ended}, and --max-restarts {self._job.max_restarts} allows "
-                            f"no restart; see what it wrote, or allow more\n"
+                            f"rdzv run: {where}: rank {rank} {ended}, and --max-restarts {self._job.max_restarts} "
+                            f"allows no restart; see what it wrote, or allow more\n"
                         )
                         return status if status >= 0 else 128 - status
                 case _Changed(why=why):
@@ -332,6 +332,7 @@ class _Launcher:
                 if end is None:  # a signal; or a defect, and then, too, others had better not be blamed
                     await _is_to_blame(info)
                 await self._stop(processes)
+        assert end is not None, "the group was cancelled by nobody else"
         return end
 
     async def _end_of_round(
