@@ -27,7 +27,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["main"]
 
@@ -41,18 +41,29 @@ def main(control: int, files: int, command: list[str]) -> NoReturn:
     os.set_inheritable(control, False)
     as_inherited = {number: signal.getsignal(number) for number in PASSED_OVER}
     for number in PASSED_OVER:
-        signal.signal(number, signal.SIG_IGN)
+        if as_inherited[number] is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
+    # What is sent to the child before it is itself must wait until then, or it would be handled in our way: by nobody.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
-        _become(command, guard=guard, files=files, as_inherited=as_inherited)
+        _become(command, guard=guard, files=files, as_inherited=as_inherited, mask=mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):  # the child does so, too; whoever is first
         os.setpgid(group, group)
     _mirror(_watch(group, control, child_ended))
 
 
-def _become(command: list[str], *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object]) -> NoReturn:
+def _become(
+    command: list[str],
+    *,
+    guard: int,
+    files: int,
+    as_inherited: Mapping[signal.Signals, object],
+    mask: Iterable[int],
+) -> NoReturn:
     """In the child: leave no trace of the guard, and execute the command."""
     try:
         os.setpgid(0, 0)
@@ -62,6 +73,7 @@ def _become(command: list[str], *, guard: int, files: int, as_inherited: Mapping
             signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         os.execvp(command[0], command)  # noqa: S606  that is what it is for
