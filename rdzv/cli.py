@@ -163,6 +163,14 @@ def _parser() -> argparse.ArgumentParser:
     sub = _looking_at_a_run(command("close", _close, "close a run for all its nodes"))
     sub.add_argument("--reason", default="", help="why; every node is told")
 
+    sub = _looking_at_a_run(command("ban", _ban, "keep a node out of a run"))
+    sub.add_argument("node", metavar="NODE", help="the node's id")
+    sub.add_argument("--reason", default="", help="why; the node is told")
+    sub.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
+
+    sub = _looking_at_a_run(command("unban", _unban, "let a banned node come again"))
+    sub.add_argument("node", metavar="NODE", help="the node's id")
+
     sub = command("ping", _ping, "measure how quickly a store answers")
     sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
@@ -320,6 +328,7 @@ def _as_json(status: RunStatus) -> str:
 
     fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
     fields["phase"] = status.phase.value
+    fields["refused"] = dict(status.refused)
     return json.dumps(fields, default=plain)
 
 
@@ -330,6 +339,7 @@ def _in_words(status: RunStatus) -> str:
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
     lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
+    lines.extend(f"    refused  {node_id}: {reason}" for node_id, reason in status.refused.items())
     lines.append(f"coordinator: {status.coordinator or 'none'}")
     return "\n".join(lines)
 
@@ -338,6 +348,20 @@ async def _close(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
         await handler.set_closed(options.reason)
         print(f"run {handler.run_id} is closed")
+    return DONE
+
+
+async def _ban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+        await handler.ban(options.node, options.reason, now=options.now)
+        print(f"node {options.node} is banned from run {handler.run_id}")
+    return DONE
+
+
+async def _unban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+        await handler.unban(options.node)
+        print(f"node {options.node} may come again to run {handler.run_id}")
     return DONE
 
 

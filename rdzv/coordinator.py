@@ -35,7 +35,7 @@ from rdzv.state import (
     unpack_members,
 )
 from rdzv.transitions import View
-from store import ConditionFailed, ConnectionLost, LeaseNotFound, Put, StoreTimeoutError, when
+from store import ConditionFailed, ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
 
 if TYPE_CHECKING:
     import random
@@ -53,6 +53,7 @@ LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off ma
 LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most so long
+RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two coordinators
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
 
 
@@ -157,18 +158,21 @@ class _Term:
         self._reported: Progress | None = None
         self._reported_at = 0.0
         self._said = ""
+        self._run_lease: Lease | None = None
 
     async def lead(self) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed."""
         await self._take_over()
         watching = asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}")
+        keeping = asyncio.create_task(self._keep_run(), name=f"keep run {self._keys.run_id}")
         try:
             with self._follower.listeners.listening(self._barrier):
                 await self._decide_until_closed()
         finally:
             watching.cancel()
+            keeping.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([watching])
+                await asyncio.wait([watching, keeping])
 
     async def _take_over(self) -> None:
         """Learn where the last coordinator was."""
@@ -185,6 +189,35 @@ class _Term:
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
         await self._clear_away(round)
+        self._run_lease = await self._hold_run(round)
+        settings = await self._store.get(self._keys.settings)
+        if settings is not None:
+            unchanged = when.mod_revision(self._keys.settings) == settings.mod_revision
+            await self._store.put(
+                self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
+            )
+
+    async def _hold_run(self, round: Round | None) -> Lease:
+        """The run's own lease, on which everything of it is but its nodes (promise R19).
+
+        Coordinators keep it, one after the other. A run that is closed, or that everybody has left, has none: a day
+        later its keys are gone, and the server has not grown by having seen it.
+        """
+        ttl = max(self._rules.keep, RUN_TTL_LEAST)
+        if round is not None and round.lease is not None:
+            lease = Lease(self._store, id=round.lease, ttl=ttl)
+            with contextlib.suppress(LeaseNotFound):
+                await lease.keep_alive()
+                return lease
+        return await self._store.grant(ttl)
+
+    async def _keep_run(self) -> None:
+        """Renew the run's lease for as long as this node is in office."""
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        while True:
+            await anyio.sleep(self._run_lease.ttl / 3)
+            with contextlib.suppress(StoreError):  # there are two more times before it matters
+                await self._run_lease.keep_alive()
 
     async def _watch_nodes(self) -> None:
         """Hand every event of the nodes to the deciding task."""
@@ -227,7 +260,7 @@ class _Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        await self._store.put(self._keys.progress, progress.pack(), when=self._in_office)
+        await self._store.put(self._keys.progress, progress.pack(), lease=self._run_lease, when=self._in_office)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
@@ -244,6 +277,7 @@ class _Term:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
+        assert self._run_lease is not None, "a term begins with taking the lease over"
         first = decision.members[0]
         buckets = -(-len(members) // BUCKET_SIZE)
         await self._write_buckets(decision.number, members, decision.members, buckets)
@@ -254,6 +288,7 @@ class _Term:
             buckets=buckets,
             host=first.address,
             port=first.port,
+            lease=self._run_lease.id,
         )
         last = self._view.round
         result = await self._store.transact(
@@ -263,7 +298,7 @@ class _Term:
                 when.missing(self._keys.closed),
                 *(when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members),
             ),
-            then=(Put(self._keys.round, round.pack()),),
+            then=(Put(self._keys.round, round.pack(), lease=self._run_lease.id),),
         )
         if not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
@@ -290,11 +325,13 @@ class _Term:
         self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
     ) -> None:
         """Write ranks by bucket of the node's id, and the roster by rank, under this term."""
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        lease = self._run_lease.id
         by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
         for member in members:
             by_bucket[bucket_of(member.node_id, buckets)].append(member)
         writes = [
-            Put(self._keys.ranks(number, self._term, index), pack_members(bucket))
+            Put(self._keys.ranks(number, self._term, index), pack_members(bucket), lease=lease)
             for index, bucket in enumerate(by_bucket)
         ]
         for index in range(buckets):
@@ -309,7 +346,7 @@ class _Term:
                 )
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
-            writes.append(Put(self._keys.roster(number, self._term, index), pack_roster(roster)))
+            writes.append(Put(self._keys.roster(number, self._term, index), pack_roster(roster), lease=lease))
         most = self._store.operations_max
         for at in range(0, len(writes), most):
             result = await self._store.transact(when=self._in_office, then=writes[at : at + most])

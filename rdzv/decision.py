@@ -71,6 +71,7 @@ class Rules:
         last_call: Seconds.
         early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
         order: Who gets which rank.
+        keep: Seconds that the run's keys outlive its last coordinator.
     """
 
     needed: int
@@ -79,6 +80,7 @@ class Rules:
     last_call: float = 30.0
     early_last_call: bool = True
     order: RankOrder
+    keep: float = 86_400.0
 
     def admitted(self, count: int) -> int:
         """How many of so many nodes a round takes in; none if they are fewer than it needs."""
@@ -343,7 +345,7 @@ def _is_spare(me: Me, head: Head) -> bool:
     progress = head.progress
     if progress is None or progress.spares_after is None:
         return False
-    if me.was_member and me.known_round == progress.round:
+    if me.was_member and not me.passed_over and me.known_round == progress.round:
         return False  # members of the last round come first, until the next has completed without them
     return me.arrival > progress.spares_after and progress.joined > 0
 
@@ -383,7 +385,8 @@ def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dr
         round: The round this node is in; None if in none.
         dropped: Why it is not in it any more, if so.
     """
-    now: list[Change] = []
+    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
+    now: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost:
@@ -393,8 +396,6 @@ def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dr
         told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
         if progress.waiting or told_of_waiting:
             now.append(NodesWaiting(progress.waiting))
-    if head.closed is not None:
-        now.append(head.closed)
     if dropped is not None:
         now.append(Dropped(dropped))
     return [change for change in now if change not in seen]

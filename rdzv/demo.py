@@ -42,7 +42,9 @@ VECTOR = 4  # numbers in the all-reduce
 
 async def _node(url: str, name: str) -> None:
     """One node's life: meet, compute, and meet again whenever somebody has gone or come."""
-    async with rdzv.backends.connect(url, node_id=name) as handler, handler.changes() as changes:
+    # Any of them would start the store if it came first; the one that is to be killed must not be the one that did.
+    is_host = name == NODES[0]
+    async with rdzv.backends.connect(url, node_id=name, is_host=is_host) as handler, handler.changes() as changes:
         while True:
             info = await handler.next_rendezvous()
             with contextlib.suppress(RoundSupersededError):  # the round changed in the middle of it: meet again

@@ -14,7 +14,7 @@ import anyio
 
 from rdzv.barrier import Listeners
 from rdzv.errors import RendezvousStateError
-from rdzv.state import Closed, Coordinator, Head, Keys, Progress, Round
+from rdzv.state import Ban, Closed, Coordinator, Head, Keys, Progress, Round
 
 if TYPE_CHECKING:
     from store import Event, Store
@@ -66,6 +66,12 @@ class Follower:
                 self._anew = replace(self._anew, round=round)
             self.listeners.changed()
 
+    def take_closing(self, closed: Closed) -> None:
+        """Learn of the closing by another way than the watch; what the watch says later counts."""
+        if self.head.closed is None:
+            self.head = replace(self.head, closed=closed)
+            self.listeners.changed()
+
     def _take(self, event: Event) -> None:
         match event.kind:
             case "synced":
@@ -95,4 +101,9 @@ class Follower:
         if event.key == keys.progress:
             progress = Progress.unpack(event.value) if put else None
             return replace(head, progress=progress, progress_at=self._store.time())
+        if event.key.startswith(keys.bans):
+            bans = {node_id: ban for node_id, ban in head.bans.items() if keys.banned(node_id) != event.key}
+            if put:
+                bans[event.key.removeprefix(keys.bans)] = Ban.unpack(event.value)
+            return replace(head, bans=bans)
         return head

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import random
@@ -31,6 +32,7 @@ from rdzv.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    RendezvousRefusedError,
     RendezvousSettingsError,
     RendezvousStateError,
     RendezvousTimeoutError,
@@ -42,7 +44,9 @@ from rdzv.ranks import order_named
 from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
+    NAMED_MOST,
     Assignment,
+    Ban,
     Change,
     Closed,
     Head,
@@ -58,7 +62,7 @@ from rdzv.state import (
     unpack_settings,
 )
 from rdzv.status import read_status
-from store import ConnectionLost, Get, LeaseNotFound, Put, StoreError, when
+from store import ConditionFailed, ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
 from store.keepalive import TaskKeeper
 
 if TYPE_CHECKING:
@@ -66,7 +70,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.settings import Settings
-    from store import BlockingStore, Entry, Store
+    from store import BlockingStore, Store
     from store.interface import Watch
     from store.keepalive import HeldLease, Keeper
 
@@ -74,6 +78,7 @@ __all__ = ["Handler", "RendezvousInfo"]
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
 
 
@@ -361,6 +366,7 @@ class Handler(RendezvousHandler):
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
             RendezvousGracefulExitError: This node was a spare, and the run is closed.
             RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
         if self._joining:
@@ -383,6 +389,7 @@ class Handler(RendezvousHandler):
         link = await self._connect()
         was_member = self._membership is not None and self._membership.over is None
         try:
+            await self._check_health(link)
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
             while True:
@@ -394,9 +401,29 @@ class Handler(RendezvousHandler):
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._withdraw()
+                await link.step_down()  # who is not in decides nothing for those who are
             if isinstance(error, StoreError):
                 raise self._connection_error(error) from error
             raise
+
+    async def _check_health(self, link: _Link) -> None:
+        """Run the user's health check. A node that fails it stays out, with its reason there for all to read (R17)."""
+        check = self._settings.health_check
+        if check is None:
+            return
+        try:
+            verdict = check()
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+            verdict = f"{type(error).__name__}: {error}"
+        key = self._keys.unfit(self._node_id)
+        if verdict is None or verdict is True:
+            await link.store.delete(key)  # it may have failed before
+            return
+        reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+        await link.store.put(key, reason.encode(), ttl=self._settings.closed_ttl)
+        raise RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} {reason}")
 
     def _candidacy(self, link: _Link) -> Candidacy:
         settings = self._settings
@@ -411,6 +438,7 @@ class Handler(RendezvousHandler):
                 last_call=settings.last_call_timeout,
                 early_last_call=settings.early_last_call,
                 order=order_named(settings.rank_order),
+                keep=settings.closed_ttl,
             ),
             node_id=self._node_id,
             follower=link.follower,
@@ -436,9 +464,13 @@ class Handler(RendezvousHandler):
             self._arriving = True
             try:
                 result = await link.store.transact(
-                    when=(when.value(self._keys.settings) == ours, when.mod_revision(key) == expected),
+                    when=(
+                        when.value(self._keys.settings) == ours,
+                        when.mod_revision(key) == expected,
+                        when.missing(self._keys.banned(self._node_id)),
+                    ),
                     then=(Put(key, record.pack(), lease=lease.id),),
-                    otherwise=(Get(self._keys.settings), Get(key)),
+                    otherwise=(Get(self._keys.settings), Get(key), Get(self._keys.banned(self._node_id))),
                 )
             except LeaseNotFound:
                 link.lease = None  # it lapsed just now; the keeper's word of it is on its way
@@ -451,7 +483,9 @@ class Handler(RendezvousHandler):
                 self._end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=self._known_round)
             else:
-                settings_entry, there = result.results
+                settings_entry, there, ban = result.results
+                if isinstance(ban, Entry):
+                    raise self._banned_error(Ban.unpack(ban.value))
                 await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
                 expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
@@ -570,6 +604,9 @@ class Handler(RendezvousHandler):
                 case Refused(closed=closed, spare=spare):
                     raise self._closed_error(closed, spare=spare)
                 case Parked(reason=reason, suspended=suspended):
+                    ban = link.follower.head.bans.get(self._node_id)
+                    if ban is not None:
+                        raise self._banned_error(ban)
                     self._wait_for(reason)
                     clock.set(suspended=suspended, now=now)
                     if await barrier.sleep_until(clock.deadline(now)):
@@ -600,12 +637,13 @@ class Handler(RendezvousHandler):
         known = link.follower.head.round
         key = self._keys.node(self._node_id)
         assert self._record is not None
+        assert link.lease is not None
         result = await link.store.transact(
             when=(
                 when.mod_revision(self._keys.round) == (known.revision if known else 0),
                 when.mod_revision(key) == me.arrival,
             ),
-            then=(Put(key, replace(self._record, left=True).pack()),),
+            then=(Put(key, replace(self._record, left=True).pack(), lease=link.lease.id),),
             otherwise=(Get(self._keys.round),),
         )
         if result.succeeded:
@@ -630,6 +668,7 @@ class Handler(RendezvousHandler):
             link.store,
             prefix=self._keys.shared(round.number, round.term),
             fence=fence,
+            lease=round.lease,
             superseded=lambda: membership.over,
         )
         membership.on_over.append(shared.supersede)
@@ -691,6 +730,9 @@ class Handler(RendezvousHandler):
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self._closed_error(head.closed, spare=False)
 
+    def _banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        return RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} is {ban}")
+
     def _closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
@@ -712,9 +754,9 @@ class Handler(RendezvousHandler):
         self._check_usable()
         if self._joining:
             raise RendezvousStateError(f"node {self._node_id} is joining run {self.run_id}; cancel that call instead")
+        await self._withdraw()
         if self._link is not None:
             await self._link.step_down()
-        await self._withdraw()
 
     async def _withdraw(self) -> None:
         """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
@@ -727,19 +769,37 @@ class Handler(RendezvousHandler):
             lease, link.lease = link.lease, None
             await lease.release()  # whatever was written is on it, and goes with it
             return
-        if record is None:
+        if record is None or link.lease is None:
             return
         key = self._keys.node(self._node_id)
         with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
-                when=(when.mod_revision(key) == record.arrival,), then=(Put(key, replace(record, left=True).pack()),)
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=link.lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
             return
         if link.lease is not None:  # the record still stands, and must not be kept alive
             lease, link.lease = link.lease, None
             await lease.release()
+
+    async def _see_departure_reported(self, link: _Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self._membership, Barrier()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
 
     def _end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
@@ -764,7 +824,11 @@ class Handler(RendezvousHandler):
                 if membership is None or membership.over is not None:
                     continue
                 round = link.follower.head.round
-                if link.follower.error is not None:
+                ban = link.follower.head.bans.get(self._node_id)
+                if ban is not None and ban.now:
+                    self._record = None  # whoever banned it has deleted it
+                    self._end_membership(f"this node is {ban}", dropped=True)
+                elif link.follower.error is not None:
                     self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
                 elif round is not None and round.revision > membership.round.revision:
                     self._end_membership(f"round {round.number} was completed without this node", dropped=True)
@@ -809,7 +873,10 @@ class Handler(RendezvousHandler):
                     self._keys.closed, closed.pack(), expected_revision=0, lease=lease
                 )
                 if not result.succeeded:
-                    await lease.revoke()
+                    with contextlib.suppress(StoreError):  # it lapses some day; the run is closed
+                        await lease.revoke()
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
         except (StoreError, TimeoutError) as error:
             raise self._connection_error(error) from error
 
@@ -851,6 +918,45 @@ class Handler(RendezvousHandler):
                 if status.closed is not None:
                     return
                 await barrier.sleep_until(None)
+
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+
+        A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
+        """
+        link = await self._connect()
+        key = self._keys.node(node_id)
+        ban = Ban(reason=reason, by=self._node_id, now=now)
+        try:
+            round = link.follower.head.round
+            lease = round.lease if round is not None and round.lease is not None else None
+            if lease is None:
+                lease = (await link.store.grant(self._settings.closed_ttl)).id
+            await link.store.put(self._keys.banned(node_id), ban.pack(), lease=lease)
+            while (there := await link.store.get(key)) is not None:
+                if not now and await self._is_live_member(link, node_id, there.mod_revision):
+                    return
+                with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                    await link.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def unban(self, node_id: str) -> None:
+        """Let a banned node come again."""
+        link = await self._connect()
+        try:
+            await link.store.delete(self._keys.banned(node_id))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def _is_live_member(self, link: _Link, node_id: str, arrival: int) -> bool:
+        entry = await link.store.get(self._keys.round)
+        if entry is None:
+            return False
+        round = Round.unpack(entry.value, revision=entry.mod_revision)
+        bucket = await link.store.get(self._keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+        members = unpack_members(bucket.value) if bucket is not None else []
+        return any(member.node_id == node_id and member.arrival == arrival for member in members)
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""

@@ -8,6 +8,8 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
     head/progress                   how far the next round is, and who has gone from the last one
+    head/banned/<id>                that a node may not join, and why
+    unfit/<id>                      why a node that wanted to join failed its health check
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     rounds/<n>/<term>/store/        what the members of the round share
@@ -35,6 +37,7 @@ __all__ = [
     "BUCKET_SIZE",
     "NAMED_MOST",
     "Assignment",
+    "Ban",
     "Change",
     "Closed",
     "Coordinator",
@@ -117,6 +120,16 @@ class Keys:
         return f"{self.head}progress"
 
     @property
+    def bans(self) -> str:
+        """The prefix of all bans."""
+        return f"{self.head}banned/"
+
+    @property
+    def unfits(self) -> str:
+        """The prefix of all failed health checks."""
+        return f"{self.root}unfit/"
+
+    @property
     def rounds(self) -> str:
         """The prefix of all rounds."""
         return f"{self.root}rounds/"
@@ -124,6 +137,14 @@ class Keys:
     def node(self, node_id: str) -> str:
         """One node's record."""
         return f"{self.nodes}{node_id}"
+
+    def banned(self, node_id: str) -> str:
+        """That one node may not join."""
+        return f"{self.bans}{node_id}"
+
+    def unfit(self, node_id: str) -> str:
+        """Why one node failed its health check."""
+        return f"{self.unfits}{node_id}"
 
     def attempt(self, number: int, term: int) -> str:
         """The prefix of one coordinator's attempt at one round."""
@@ -290,6 +311,7 @@ class Round:
         buckets: Over how many buckets their ranks are spread.
         host: Where rank 0 is reached.
         port: A port that was free there.
+        lease: The run's own lease, with which all of it goes once nobody has coordinated for `closed_ttl`.
         revision: The revision of its commit.
     """
 
@@ -299,6 +321,7 @@ class Round:
     buckets: int
     host: str
     port: int
+    lease: int | None = None
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -311,6 +334,7 @@ class Round:
                 "buckets": self.buckets,
                 "host": self.host,
                 "port": self.port,
+                "lease": self.lease,
             }
         )
 
@@ -326,6 +350,7 @@ class Round:
                 buckets=_of(int, plain["buckets"]),
                 host=_of(str, plain["host"]),
                 port=_of(int, plain["port"]),
+                lease=_maybe(int, plain.get("lease")),
                 revision=revision,
             )
 
@@ -362,6 +387,40 @@ class Closed:
         return _unpack(
             "the closing", value, lambda plain: cls(reason=_of(str, plain["reason"]), by=_of(str, plain["by"]))
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """A node may not join.
+
+    Attributes:
+        reason: As given by whoever banned it, perhaps empty.
+        by: Who did.
+        now: Whether it was put out of its round at once, rather than kept out of the next one.
+    """
+
+    reason: str
+    by: str = ""
+    now: bool = False
+
+    def pack(self) -> bytes:
+        """To bytes."""
+        return _pack({"reason": self.reason, "by": self.by, "now": self.now})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Ban:
+        """From what the key holds."""
+        return _unpack(
+            "a ban",
+            value,
+            lambda plain: cls(
+                reason=_of(str, plain["reason"]), by=_of(str, plain["by"]), now=_of(bool, plain.get("now", False))
+            ),
+        )
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"banned{by}{f': {self.reason}' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,6 +520,7 @@ class Head:
     closed: Closed | None = None
     progress: Progress | None = None
     progress_at: float = 0.0
+    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,6 +583,7 @@ class RunStatus:
         world_size: The size of the last round; 0 if there was none.
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
+        refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
     """
 
     run_id: str
@@ -536,6 +597,7 @@ class RunStatus:
     world_size: int = 0
     bootstrap_address: tuple[str, int] | None = None
     closed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ---------------------------------------------------------------------------------------------- plain data

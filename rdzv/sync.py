@@ -136,9 +136,9 @@ class Handler(RendezvousHandler):
         self._undone.wait(TAKEN_BACK_WITHIN)
         self._call(self._inner.leave)
 
-    def ban(self, node_id: str, reason: str) -> None:
-        """Keep a node out of the run, and put it out of the round."""
-        self._call(self._inner.ban, node_id, reason)
+    def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one."""
+        self._call(lambda: self._inner.ban(node_id, reason, now=now))
 
     def unban(self, node_id: str) -> None:
         """Let a banned node come again."""

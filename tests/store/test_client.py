@@ -144,7 +144,7 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
         changes = changes_of(client)
         network.refuse("store")
         network.reset("client")
-        await asyncio.sleep(3 * 3600.0)
+        await asyncio.sleep(2 * 3600.0)
         assert changes == [False]
         network.accept("store")
         assert await client.put("a", b"") == 1
@@ -360,9 +360,9 @@ async def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else
     limits = Limits(frame_bytes_max=8192, value_bytes_max=4096)
     async with serve_in_memory(network, limits=limits), connect_in_memory(network) as client:
         changes = changes_of(client)
-        with pytest.raises(StoreUsageError, match="Put takes no"):
+        with pytest.raises(StoreUsageError, match="Put"):
             await client.put("a", cast("bytes", object()))
-        with pytest.raises(StoreUsageError, match="Add cannot be sent"):
+        with pytest.raises(StoreUsageError, match="Add"):
             await client.add("a", 2**70)
         with pytest.raises(LimitExceeded, match="frame_bytes_max"):
             await client.put("a", bytes(10_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import store
 from store import sockets
+from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,3 +136,87 @@ def test_the_file_limit_is_raised_as_far_as_the_system_lets_it(
 
 def test_the_real_file_limit_allows_something() -> None:
     assert sockets.raise_file_limit() >= 64
+
+
+# ------------------------------------------------------------------------------------------------ real forks
+
+FORKING_ASYNC = """
+import asyncio, os, signal, sys, store
+
+async def main():
+    async with store.connect(sys.argv[1]) as client, client.watch("") as watch:
+        lease = await client.grant(60.0, disconnect_ttl=0.2)
+        await client.put("parent", b"", lease=lease)
+        if os.fork() == 0:
+            for use in (client.get("a"), client.watch("a").__aenter__(), lease.keep_alive()):
+                try:
+                    await use
+                except store.UsedAfterFork as error:
+                    print("child:", error, flush=True)
+            print("child", os.getpid(), flush=True)
+            signal.pause()
+        await client.wait(["never"])
+
+asyncio.run(main())
+"""
+
+FORKING_BLOCKING = """
+import os, signal, sys, store
+
+with store.sync.connect(sys.argv[1]) as client, client.watch("") as watch:
+    lease = client.grant(60.0, disconnect_ttl=0.2)
+    client.put("parent", b"", lease=lease)
+    if os.fork() == 0:
+        for use in (lambda: client.get("a"), client.watch("a").__enter__, lease.keep_alive):
+            try:
+                use()
+            except store.UsedAfterFork as error:
+                print("child:", error, flush=True)
+        print("child", os.getpid(), flush=True)
+        signal.pause()
+    client.wait(["never"])
+"""
+
+
+@pytest.mark.parametrize("program", [FORKING_ASYNC, FORKING_BLOCKING], ids=["async", "blocking"])
+async def test_a_forked_child_is_told_so_and_does_not_hide_its_parents_death(program: str) -> None:
+    async with (
+        store.serve() as server,
+        store.connect(server.url) as client,
+        client.watch("parent") as watch,
+        start_python("-c", program, server.url) as parent,
+    ):
+        events = aiter(watch)
+        assert (await anext(events)).kind == "put"
+        for _ in range(3):
+            assert "made before fork(); make a new one in the child" in await parent.line("child:")
+        child = int((await parent.line("child ")).split()[1])
+        parent.kill()
+        assert (await asyncio.wait_for(anext(events), 2.0)).kind == "delete"
+        os.kill(child, 0)  # it lives
+
+
+FORKING_SERVER = """
+import asyncio, os, signal, store
+
+async def main():
+    async with store.serve("localhost") as server, store.connect(server.url) as client:
+        if os.fork() == 0:
+            signal.pause()
+        print(server.url, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_server() -> None:
+    async with start_python("-c", FORKING_SERVER) as parent:
+        url = await parent.line("tcp://")
+        async with store.connect(url, timeout=1.0) as client:
+            lost = asyncio.Event()
+            client.on_connection(lambda connected: None if connected else lost.set())
+            parent.kill()
+            await asyncio.wait_for(lost.wait(), 2.0)
+            with pytest.raises(store.ConnectionLost, match="the connection is lost"):
+                await client.ping(timeout=1.0)
