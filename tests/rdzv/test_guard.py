@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PYTHON = sys.executable
-PAUSE = "import signal; print('here', flush=True); signal.pause()"
+PAUSE = "import os, signal; os.write(1, b'here' + bytes([10])); signal.pause()"  # in one write: two may write at once
 
 
 @contextlib.contextmanager
