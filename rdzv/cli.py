@@ -2,6 +2,8 @@
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
 
+`rdzv run` ends with its command's own status, and says 120 to 124 for 1 to 5.
+
 Everything it does is the library's; nothing is decided here. Commands that only look at a run, or close it, need no
 `min_nodes`, and never host a store: with nobody listening there is nothing to look at.
 """
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 import store
-from rdzv import demo
+from rdzv import demo, launcher
 from rdzv.backends import Credentials, connect
 from rdzv.errors import (
     RendezvousClosedError,
@@ -46,12 +48,15 @@ __all__ = ["main"]
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
+DURATION_MAX = 1e9  # seconds, 31 years: what event loops still take
+OF_RUN = 119  # what is added to the above for `rdzv run`: commands that fail seldom end with 120 to 124 themselves
+
 LOOK_WITHIN = 10.0  # seconds in which a store must answer somebody who only looks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -69,7 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         sys.stderr.write(f"rdzv {options.command}: {error}\n")
-        return _status_of(error)
+        return _status_of(error) + (OF_RUN if options.command == "run" else 0)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What was asked for. What comes after "--" is the command of `rdzv run`, and none of our business."""
+    if arguments[:1] != ["run"]:
+        return _parser().parse_args(arguments)
+    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    try:
+        return _parser().parse_args(arguments[:split], argparse.Namespace(words=tuple(arguments[split + 1 :])))
+    except SystemExit as leaving:  # with the help, or with what is wrong
+        raise SystemExit(OF_RUN + WRONG_USAGE if leaving.code else DONE) from None
 
 
 def _status_of(error: Exception) -> int:
@@ -119,6 +135,27 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
     sub.add_argument("--port-file", metavar="FILE", help="write the port here once the store listens")
 
+    sub = command("run", _run, "run a command under rendezvous, and again whenever the nodes change")
+    sub.usage = "rdzv run [options] URL -- COMMAND ..."
+    sub.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say")
+    sub.add_argument(
+        "--max-restarts", type=_whole(0), default=0, metavar="N", help="after failures here (default: %(default)s)"
+    )
+    sub.add_argument("--nproc", type=_whole(1), default=1, metavar="N", help="processes here (default: %(default)s)")
+    sub.add_argument(
+        "--grace",
+        type=_duration,
+        default=10.0,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL (default: %(default)s)",
+    )
+    sub.add_argument(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="pass output through, without the rank before each line",
+    )
+
     sub = _looking_at_a_run(command("status", _status, "show how a run stands, and what it waits for"))
     sub.add_argument("--json", action="store_true", help="as one JSON object")
     sub.add_argument("--watch", action="store_true", help="again at every change, until the run is closed")
@@ -147,6 +184,22 @@ def _port(text: str) -> int:
     return port
 
 
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def _duration(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= DURATION_MAX:  # false for NaN, too
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to {DURATION_MAX:.0f} seconds")
+    return seconds
+
+
 def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
     sub.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
     return sub
@@ -154,6 +207,20 @@ def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 async def _demo(_: argparse.Namespace) -> int:
     return DONE if await demo.run(print) else FAILED
+
+
+async def _run(options: argparse.Namespace) -> int:
+    if not options.words:
+        raise RendezvousSettingsError("there is no command; write it at the end, after --")
+    job = launcher.Job(
+        url=options.url,
+        command=options.words,
+        nproc=options.nproc,
+        max_restarts=options.max_restarts,
+        grace=options.grace,
+        prefix=options.prefix,
+    )
+    return await launcher.run(job)
 
 
 # ---------------------------------------------------------------------------------------------------- serve

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import ROOT, start_python
+from tests.support.processes import ROOT, require, start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,17 @@ TELLING = {
         "dan: round 2, rank 2 of 3, from step",
         "verified: 3.0000 x + -2.0000 is the line, after 250 steps and one death",
     ],
+    "jax_distributed": [
+        "process 0 of 2: the sum is 3.0",
+        "process 1 of 2: the sum is 3.0",
+        "verified: two processes were one cluster",
+    ],
+    "plain_script": [
+        "rank 2 of 3 counts",
+        "SIGKILL for cleo",
+        "rank 0 of 2 counts",
+        "verified: 2262 primes below 20000",
+    ],
     "store_alone": [
         "5 clients counted to 100 together",
         "delete config/colour",
@@ -49,9 +60,14 @@ TELLING = {
 }
 """What each must say, by its name; a new example needs an entry here."""
 
+NEEDS = {"jax_distributed": "jax"}
+"""What must be installed for it, beside rdzv itself."""
+
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_example_shows_what_it_claims(path: Path) -> None:
+    if path.stem in NEEDS:
+        require(NEEDS[path.stem])
     async with start_python("-W", "error", str(path)) as example:
         status = await example.wait(timeout=40)
     assert status == 0, example.written()
