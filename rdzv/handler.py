@@ -383,7 +383,9 @@ class Handler(RendezvousHandler):
     async def _join(self) -> RendezvousInfo:
         clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
         link = await self._connect()
-        was_member = self._membership is not None and self._membership.over is None
+        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        last, mine = link.follower.head.round, self._membership
+        was_member = last is not None and mine is not None and mine.round.revision == last.revision
         try:
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))

@@ -107,7 +107,7 @@ class VirtualRun:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.network.heal()
-        for handler in self._handlers.values():
+        for handler in list(self._handlers.values()):
             await handler.aclose()
         await self.server.leave()
         await self.end_store()
