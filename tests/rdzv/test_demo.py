@@ -11,7 +11,7 @@ from tests.support.processes import start_python
 
 
 async def test_the_demo_verifies_every_step_and_regroups_within_two_seconds_of_a_kill() -> None:
-    took = []
+    took: list[int] = []
     while len(took) < 2 and min(took, default=2000) >= 2000:  # a busy machine gets a second try
         async with start_python("-m", "rdzv.cli", "demo") as child:
             assert await child.wait(timeout=60) == 0
