@@ -219,6 +219,23 @@ async def test_r5_the_departure_of_each_member_is_no_loss_even_of_the_one_that_c
         assert not any(isinstance(change, NodesLost) for change in heard.changes)
 
 
+async def test_r5_a_coordinator_that_leaves_right_behind_another_is_no_loss() -> None:
+    """The second departure within fifty milliseconds is not reported at once, and the role was given up before."""
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+        nodes = {name: run.handler(name) for name in "abc"}
+        await run.meet(*nodes.values())
+        await asyncio.sleep(5)
+        coordinator = (await nodes["c"].status()).coordinator
+        assert coordinator is not None
+        first, last = (node for name, node in nodes.items() if name != coordinator)
+        heard = await listen(run, last)
+        await first.leave()
+        await nodes[coordinator].aclose()
+        await heard.until(NodesLeft(2, (first.node_id, coordinator)))
+        await asyncio.sleep(5)
+        assert not any(isinstance(change, NodesLost) for change in heard.changes)
+
+
 async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")

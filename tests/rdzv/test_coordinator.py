@@ -81,7 +81,7 @@ async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
 async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=2) as run:
         a, b, c = (run.handler(name) for name in "abc")
-        joining = await run.join(a)
+        await run.join(a)
 
         async def hook(request: Request[Any], when: str) -> None:
             if commits_in(request) and when == "before":
@@ -94,7 +94,6 @@ async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> Non
         assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
         await asyncio.sleep(1)
         assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "only one term's attempt is left"
-        assert joining.cancelled() or joining.done()
 
 
 async def test_an_order_of_ranks_that_raises_is_logged_and_does_not_end_the_run(

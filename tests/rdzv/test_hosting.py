@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from contextlib import AsyncExitStack
 from typing import Any
@@ -118,10 +119,14 @@ async def test_a_first_connect_that_fails_leaves_no_store_behind(monkeypatch: py
 async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     inner = host_if_called_for
+    started = threading.Event()
 
     def slowly(*arguments: Any, **named: Any) -> Host | None:
         time.sleep(0.3)  # as a slow DNS would
-        return inner(*arguments, **named)
+        try:
+            return inner(*arguments, **named)
+        finally:
+            started.set()
 
     monkeypatch.setattr("rdzv.backends.host_if_called_for", slowly)
 
@@ -134,6 +139,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
+    await asyncio.to_thread(started.wait)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -18,6 +19,7 @@ import store.sync
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.state import Closed, NodesWaiting
 from tests.support.processes import free_port, start_python
+from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +83,30 @@ def test_a_wait_in_the_shared_store_of_another_thread_ends_with_the_round(url: s
             with pytest.raises(RoundSupersededError, match="left"):
                 waiting.result(timeout=5)
     gc.collect()  # the interrupted call has left its socket to be collected, which warns
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_say_so() -> None:
+    out = threading.Event()
+    async with store.serve() as server, store.connect(server.url) as client, Proxy("127.0.0.1", server.port) as proxy:
+
+        def node() -> str:
+            url = f"tcp://127.0.0.1:{proxy.port}/job?min_nodes=1&ttl=0.6&disconnect_ttl=0.6"
+            with rdzv.sync.connect(url, is_host=False) as handler:
+                info = handler.next_rendezvous()
+                with pytest.raises(RoundSupersededError) as caught:
+                    info.store.get("never")
+                out.set()
+            return str(caught.value)
+
+        waiting = asyncio.create_task(asyncio.to_thread(node))
+        while not (await client.stats())["waits"]:
+            await asyncio.sleep(0.01)
+        proxy.black_hole()
+        assert await asyncio.to_thread(out.wait, 5)
+        proxy.heal()
+        assert "lease" in await waiting
+    gc.collect()  # as above
 
 
 def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
