@@ -174,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("ping", _ping, "measure how quickly a store answers")
     sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
+    _within(sub)
     return parser
 
 
@@ -202,6 +203,17 @@ def _duration(text: str) -> float:
 
 def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
     sub.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
+    return _within(sub)
+
+
+def _within(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    sub.add_argument(
+        "--timeout",
+        type=float,
+        default=LOOK_WITHIN,
+        metavar="SECONDS",
+        help="how long the store may take to answer (default: %(default)g)",
+    )
     return sub
 
 
@@ -249,9 +261,9 @@ async def _serve(options: argparse.Namespace) -> int:
     async with serving as server:
         where = host_and_port(options.host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
-        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
         if options.port_file:
             _write_whole(options.port_file, f"{server.port}\n")
+        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
         await stop.wait()
         sys.stderr.write(f"rdzv serve: leaving, {server.connections} connections are told\n")
     return DONE
@@ -302,7 +314,7 @@ def _write_whole(path: str, text: str) -> None:
 
 async def _status(options: argparse.Namespace) -> int:
     show = _as_json if options.json else _in_words
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
             async with contextlib.aclosing(handler.statuses()) as statuses:
@@ -345,7 +357,7 @@ def _in_words(status: RunStatus) -> str:
 
 
 async def _close(options: argparse.Namespace) -> int:
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.set_closed(options.reason)
         print(f"run {handler.run_id} is closed")
     return DONE
@@ -370,7 +382,7 @@ async def _ping(options: argparse.Namespace) -> int:
     settings = parse(url, {}, os.environ)
     credentials = Credentials.of(settings)
     connecting = store.connect(
-        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=LOOK_WITHIN
+        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=options.timeout
     )
     async with connecting as client:
         times = [await client.ping() for _ in range(max(options.count, 1))]
