@@ -18,15 +18,12 @@ import json
 import logging
 import os
 import signal
-import ssl
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 import store
-from rdzv import demo, launcher
+from rdzv import demo, launcher, serving
 from rdzv.backends import Credentials, connect
 from rdzv.errors import (
     RendezvousClosedError,
@@ -38,7 +35,7 @@ from rdzv.errors import (
 from rdzv.handler import Handler
 from rdzv.settings import parse
 from rdzv.state import Participant, RunStatus
-from store.address import DEFAULT_PORT, host_and_port
+from store.address import host_and_port
 from store.loops import loop_factory
 
 if TYPE_CHECKING:
@@ -121,19 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     command("demo", _demo, "an elastic run on this machine: join, kill, regroup, grow, close")
 
     sub = command("serve", _serve, "serve a store that outlives the nodes of its runs")
-    sub.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)"
-    )
-    sub.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
-    sub.add_argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
-    sub.add_argument("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
-    sub.add_argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
-    sub.add_argument("--key", metavar="FILE", help="PEM file with its private key")
-    sub.add_argument(
-        "--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"
-    )
-    sub.add_argument("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
-    sub.add_argument("--port-file", metavar="FILE", help="write the port here once the store listens")
+    serving.add_arguments(sub)
 
     sub = command("run", _run, "run a command under rendezvous, and again whenever the nodes change")
     sub.usage = "rdzv run [options] URL -- COMMAND ..."
@@ -176,13 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
     _within(sub)
     return parser
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not from 0 to 65535")
-    return port
 
 
 def _whole(least: int) -> Callable[[str], int]:
@@ -235,78 +213,9 @@ async def _run(options: argparse.Namespace) -> int:
     return await launcher.run(job)
 
 
-# ---------------------------------------------------------------------------------------------------- serve
-
-
 async def _serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends it at once."""
-    stop = anyio.Event()
-    loop = asyncio.get_running_loop()
-
-    def asked_to_stop() -> None:
-        if stop.is_set():
-            os._exit(FAILED)
-        stop.set()
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, asked_to_stop)
-    serving = store.serve(
-        options.host,
-        options.port,
-        token=_token_in(options.token_file),
-        tls=_server_tls(options),
-        insecure=options.insecure,
-        data_dir=options.data_dir,
-    )
-    async with serving as server:
-        where = host_and_port(options.host or "*", server.port)
-        kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
-        if options.port_file:
-            _write_whole(options.port_file, f"{server.port}\n")
-        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
-        await stop.wait()
-        sys.stderr.write(f"rdzv serve: leaving, {server.connections} connections are told\n")
+    await serving.serve(options)
     return DONE
-
-
-def _token_in(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            token = file.read().strip()
-    except OSError as error:
-        raise store.StoreUsageError(f"--token-file {path} cannot be read: {error.strerror or error}") from error
-    if not token:
-        raise store.StoreUsageError(f"--token-file {path} is empty; write the shared secret into it")
-    return token
-
-
-def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    if options.cert is None:
-        if options.key is not None or options.ca is not None:
-            raise store.StoreUsageError("--key and --ca need --cert beside them")
-        return None
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.cert, options.key)
-        if options.ca is not None:
-            context.load_verify_locations(options.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        raise store.StoreUsageError(
-            f"--cert {options.cert}, --key {options.key}, --ca {options.ca} cannot be used: {error}; "
-            f"they must be readable PEM files, and the key the certificate's"
-        ) from error
-    return context
-
-
-def _write_whole(path: str, text: str) -> None:
-    """Write a file so that whoever waits for it never reads half of it."""
-    partial = f"{path}.{os.getpid()}"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)
 
 
 # ---------------------------------------------------------------------------------------------------- looking
