@@ -23,6 +23,7 @@ import functools
 import logging
 import os
 import threading
+import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
 
@@ -126,7 +127,7 @@ def _with_torch_errors(
 _kept: set[TorchStore] = set()  # see `TorchStore`
 
 
-class TorchStore(dist.Store):
+class TorchStore(dist.Store):  # type: ignore[name-defined]  # the stubs do not say that it is there
     """A `torch.distributed.Store` over our store; safe to use from several threads.
 
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
@@ -552,6 +553,7 @@ class TorchRendezvousBackend(RendezvousBackend):
             refuse("the run_id is empty; give the job a name")
         self._client, settings = _open(url, overrides)
         self._key = Keys(settings.prefix, run_id).root + "torch/state"
+        weakref.finalize(self, self._client.close).atexit = False  # PyTorch has no call that would close it
 
     @property
     def name(self) -> str:
@@ -610,11 +612,11 @@ def register() -> None:
     `init_process_group` with the same URL again, having destroyed the group: then it joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
-        dist.register_rendezvous_handler(scheme, _rendezvous)
+        dist.register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[attr-defined]  # not in its stubs' __all__
         _registered.add(scheme)
 
 
-def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
     """What PyTorch iterates over: store, rank and world size, once for each round."""
     scheme, colon, rest = url.partition(":")
     parts = split_url(f"{_SCHEMES[scheme]}{colon}{rest}")
