@@ -612,7 +612,7 @@ def register() -> None:
     `init_process_group` with the same URL again, having destroyed the group: then it joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
-        dist.register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[attr-defined]  # not in its stubs' __all__
+        dist.register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[attr-defined,no-untyped-call]
         _registered.add(scheme)
 
 
