@@ -5,6 +5,7 @@ Files and the environment are read here, sockets are made here; everything else 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import ssl
@@ -26,6 +27,7 @@ from store.keepalive import ThreadKeeper
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from rdzv.hosting import Host
     from rdzv.interface import RendezvousHandler
     from store import Store
 
@@ -75,16 +77,15 @@ def tcp_handler(settings: Settings) -> Handler:
     @contextlib.asynccontextmanager
     async def open_store() -> AsyncIterator[Store]:
         nonlocal hosting_considered
-        if (
-            not hosting_considered
-        ):  # at the first connect only: a second, empty store must not stand beside a living run
+        if not hosting_considered:
+            # At the first connect only: a second, empty store must not stand beside a living run.
             hosting_considered = True
             server_tls = credentials.server_tls() if settings.uses_tls else None
-            host = await anyio.to_thread.run_sync(
-                lambda: host_if_called_for(settings, token=credentials.token, tls=server_tls)
+            starting = asyncio.create_task(
+                anyio.to_thread.run_sync(lambda: host_if_called_for(settings, token=credentials.token, tls=server_tls))
             )
-            if host is not None:
-                handler.on_close(host.aclose)
+            handler.on_close(lambda: _end_host(starting))
+            await asyncio.shield(starting)  # a thread cannot be cancelled, and what it starts must not be lost
         async with client(settings.join_timeout) as opened:
             yield opened
 
@@ -97,6 +98,13 @@ def tcp_handler(settings: Settings) -> Handler:
         ),
     )
     return handler
+
+
+async def _end_host(starting: asyncio.Task[Host | None]) -> None:
+    """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None and (host := starting.result()) is not None:
+        await host.aclose()
 
 
 class Credentials:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -32,6 +33,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousTimeoutError,
 )
+from rdzv.handler import Handler
 from rdzv.settings import parse
 from rdzv.state import Participant, RunStatus
 from store.address import DEFAULT_PORT, host_and_port
@@ -60,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read our output has enough of it
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except (RendezvousError, store.StoreError, OSError, ValueError) as error:
         if options.debug:
@@ -106,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)"
     )
-    sub.add_argument("--port", type=int, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    sub.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
     sub.add_argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
     sub.add_argument("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
     sub.add_argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
@@ -124,10 +126,25 @@ def _parser() -> argparse.ArgumentParser:
     sub = _looking_at_a_run(command("close", _close, "close a run for all its nodes"))
     sub.add_argument("--reason", default="", help="why; every node is told")
 
+    sub = _looking_at_a_run(command("ban", _ban, "keep a node out of a run"))
+    sub.add_argument("node", metavar="NODE", help="the node's id")
+    sub.add_argument("--reason", default="", help="why; the node is told")
+    sub.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
+
+    sub = _looking_at_a_run(command("unban", _unban, "let a banned node come again"))
+    sub.add_argument("node", metavar="NODE", help="the node's id")
+
     sub = command("ping", _ping, "measure how quickly a store answers")
     sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
     return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not from 0 to 65535")
+    return port
 
 
 def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -176,8 +193,11 @@ async def _serve(options: argparse.Namespace) -> int:
 def _token_in(path: str | None) -> bytes | None:
     if path is None:
         return None
-    with open(path, "rb") as file:
-        token = file.read().strip()
+    try:
+        with open(path, "rb") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise store.StoreUsageError(f"--token-file {path} cannot be read: {error.strerror or error}") from error
     if not token:
         raise store.StoreUsageError(f"--token-file {path} is empty; write the shared secret into it")
     return token
@@ -188,11 +208,17 @@ def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         if options.key is not None or options.ca is not None:
             raise store.StoreUsageError("--key and --ca need --cert beside them")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(options.cert, options.key)
-    if options.ca is not None:
-        context.load_verify_locations(options.ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.cert, options.key)
+        if options.ca is not None:
+            context.load_verify_locations(options.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise store.StoreUsageError(
+            f"--cert {options.cert}, --key {options.key}, --ca {options.ca} cannot be used: {error}; "
+            f"they must be readable PEM files, and the key the certificate's"
+        ) from error
     return context
 
 
@@ -210,15 +236,14 @@ def _write_whole(path: str, text: str) -> None:
 async def _status(options: argparse.Namespace) -> int:
     show = _as_json if options.json else _in_words
     async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
-        status = await handler.status()
-        print(show(status), flush=True)
-        if options.watch and status.closed is None:
-            async with handler.changes() as changes:
-                async for _ in changes:
-                    status = await handler.status()
-                    print(show(status), flush=True)
-                    if status.closed is not None:
-                        break
+        if options.watch and isinstance(handler, Handler):
+            shown = ""
+            async with contextlib.aclosing(handler.statuses()) as statuses:
+                async for status in statuses:
+                    if shown != (shown := show(status)):
+                        print(shown, flush=True)
+        else:
+            print(show(await handler.status()), flush=True)
         return DONE
 
 
@@ -236,6 +261,7 @@ def _as_json(status: RunStatus) -> str:
 
     fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
     fields["phase"] = status.phase.value
+    fields["refused"] = dict(status.refused)
     return json.dumps(fields, default=plain)
 
 
@@ -246,6 +272,7 @@ def _in_words(status: RunStatus) -> str:
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
     lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
+    lines.extend(f"    refused  {node_id}: {reason}" for node_id, reason in status.refused.items())
     lines.append(f"coordinator: {status.coordinator or 'none'}")
     return "\n".join(lines)
 
@@ -254,6 +281,20 @@ async def _close(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
         await handler.set_closed(options.reason)
         print(f"run {handler.run_id} is closed")
+    return DONE
+
+
+async def _ban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+        await handler.ban(options.node, options.reason, now=options.now)
+        print(f"node {options.node} is banned from run {handler.run_id}")
+    return DONE
+
+
+async def _unban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+        await handler.unban(options.node)
+        print(f"node {options.node} may come again to run {handler.run_id}")
     return DONE
 
 

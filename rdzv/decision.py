@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv.errors import RendezvousSettingsError
 from rdzv.state import (
     Change,
     Closed,
@@ -70,6 +71,7 @@ class Rules:
         last_call: Seconds.
         early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
         order: Who gets which rank.
+        keep: Seconds that the run's keys outlive its last coordinator.
     """
 
     needed: int
@@ -78,10 +80,11 @@ class Rules:
     last_call: float = 30.0
     early_last_call: bool = True
     order: RankOrder
+    keep: float = 86_400.0
 
     def admitted(self, count: int) -> int:
-        """How many of so many nodes a round takes in."""
-        return min(count - count % self.unit, self.capacity)
+        """How many of so many nodes a round takes in; none if they are fewer than it needs."""
+        return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,11 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         rules: The run's settings.
         closed: Whether the run is closed.
         now: Seconds on its clock.
+
+    Raises:
+        RendezvousSettingsError: The order, which may be the user's own, has lost nodes or made some up.
     """
+    assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=closed, now=now)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
@@ -143,8 +150,10 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
+    # Below the minimum a regroup would admit nobody, and nobody is beyond it either: all of them are needed, and wait
+    # on their join timeouts. A spare's stands still (promise R1).
     room = rules.admitted(live + joined)
-    spares = live + joined - room
+    spares = min(live + joined - room, joined) if room else 0
     return Progress(
         phase=phase,
         round=view.number,
@@ -153,13 +162,14 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         capacity=rules.capacity,
         live=live,
         waiting=max(room - live, 0) if live else 0,
-        spares=min(spares, joined),
+        spares=spares,
         spares_after=_spares_after(view, spares),
         last_call_left=None if closed else left,
         lost=view.lost_count,
         lost_ids=tuple(view.lost),
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
+        last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
     )
 
 
@@ -173,12 +183,17 @@ def _spares_after(view: View, spares: int) -> int | None:
 
 
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """The round that can now be committed: members of the last round first, then by arrival, as many as there is room."""
+    """The round that can be committed: members of the last round first, then by arrival, as many as there is room."""
     arrivals = list(view.waiting.values())
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     chosen = sorted(arrivals, key=lambda record: record.node_id not in previous)[: rules.admitted(len(arrivals))]
     chosen.sort(key=lambda record: record.arrival)
-    return Complete(number=view.next_number, members=tuple(rules.order(chosen, previous)), progress=progress)
+    ordered = tuple(rules.order(tuple(chosen), previous))
+    if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
+        raise RendezvousSettingsError(
+            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
+        )
+    return Complete(number=view.next_number, members=ordered, progress=progress)
 
 
 # ------------------------------------------------------------------------------------------------ reporting
@@ -187,8 +202,8 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """When `current` must be written, given what was written last; None: there is nothing new in it.
 
-    At once when its kind changes; else after max(50 ms, 0.1 ms per node), so that a thousand arrivals are not a thousand
-    announcements to each. A running last call is refreshed every second, or tenth of it, for a successor to go on from.
+    At once when its kind changes; else after max(50 ms, 0.1 ms per node): a thousand arrivals are not announced to
+    each of them a thousand times. A last call that runs is refreshed every second, or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -230,13 +245,19 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
             return f"last call, {left:.1f} s left; {count}"
         case Phase.COMPLETE:
-            if not progress.joined:
-                return f"round {progress.round} stands with {_nodes(progress.live)}"
-            return f"{_nodes(progress.joined)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
+            coming = progress.joined - progress.spares
+            if not coming:
+                spares = f", and {_spares(progress.spares)}" if progress.spares else ""
+                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}"
+            return f"{_nodes(coming)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
 
 
 def _nodes(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _spares(count: int) -> str:
+    return f"{count} spare{'' if count == 1 else 's'}"
 
 
 def _members(count: int) -> str:
@@ -302,20 +323,30 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
     elapsed = now - head.progress_at
     if spare:
         assert progress is not None
-        return Parked(reason=f"a spare: all {_nodes(progress.capacity)} that a round takes are there", suspended=True)
+        return Parked(reason=_explain_spare(progress), suspended=True)
+    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there.
+    suspended = progress is not None and progress.phase is Phase.LAST_CALL
+    reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
-        return Parked(reason=f"waiting for a new coordinator; at last, {explain(progress, elapsed=elapsed)}")
-    return Parked(
-        reason=explain(progress, elapsed=elapsed),
-        suspended=progress is not None and progress.phase is Phase.LAST_CALL,
-    )
+        reason = f"waiting for a new coordinator; at last, {reason}"
+    return Parked(reason=reason, suspended=suspended)
+
+
+def _explain_spare(progress: Progress) -> str:
+    there = progress.live + progress.joined
+    taken = there - progress.spares
+    if taken >= progress.capacity:
+        return f"a spare: all {_nodes(progress.capacity)} that a round takes are there"
+    return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
 
 
 def _is_spare(me: Me, head: Head) -> bool:
     """Whether there is no room for this node, as far as the last progress knows."""
     progress = head.progress
-    if progress is None or progress.spares_after is None or me.was_member:
+    if progress is None or progress.spares_after is None:
         return False
+    if me.was_member and not me.passed_over and me.known_round == progress.round:
+        return False  # members of the last round come first, until the next has completed without them
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
@@ -354,7 +385,8 @@ def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dr
         round: The round this node is in; None if in none.
         dropped: Why it is not in it any more, if so.
     """
-    now: list[Change] = []
+    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
+    now: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost:
@@ -364,8 +396,6 @@ def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dr
         told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
         if progress.waiting or told_of_waiting:
             now.append(NodesWaiting(progress.waiting))
-    if head.closed is not None:
-        now.append(head.closed)
     if dropped is not None:
         now.append(Dropped(dropped))
     return [change for change in now if change not in seen]

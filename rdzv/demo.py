@@ -1,8 +1,8 @@
 """Shell: `rdzv demo`: an elastic run on this machine with real processes, narrated and verified.
 
-The nodes are processes of this very module (`python -m rdzv.demo URL NODE`). Each meets the others, shares a value, does a
-small all-reduce over the shared store, and reports in lines of JSON; then it trains on until its round changes. The parent
-starts them, kills one, starts a replacement, checks every claim, and tells what happens when it happens.
+The nodes are processes of this very module (`python -m rdzv.demo URL NODE`). Each meets the others, shares a value,
+does a small all-reduce over the shared store, and reports in lines of JSON; then it trains on until its round changes.
+The parent starts them, kills one, starts a replacement, checks every claim, and tells what happens when it happens.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import anyio
 
 import rdzv.backends
 from rdzv.errors import RoundSupersededError
-from rdzv.handler import RendezvousInfo
 from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
 from store.loops import loop_factory
 from store.sockets import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rdzv.handler import RendezvousInfo
 
 __all__ = ["run"]
 
@@ -41,7 +42,9 @@ VECTOR = 4  # numbers in the all-reduce
 
 async def _node(url: str, name: str) -> None:
     """One node's life: meet, compute, and meet again whenever somebody has gone or come."""
-    async with rdzv.backends.connect(url, node_id=name) as handler, handler.changes() as changes:
+    # Any of them would start the store if it came first; the one that is to be killed must not be the one that did.
+    is_host = name == NODES[0]
+    async with rdzv.backends.connect(url, node_id=name, is_host=is_host) as handler, handler.changes() as changes:
         while True:
             info = await handler.next_rendezvous()
             with contextlib.suppress(RoundSupersededError):  # the round changed in the middle of it: meet again
@@ -126,7 +129,7 @@ class _Director:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that these nodes, and no others, make up a round whose sums are right; when the last of them had it."""
+        """Verify that these nodes, and no others, make up a round whose sums are right; when the last had it."""
         heard = await self.hear("round", names, ignoring=("gone", "waiting", "ended"))
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR

@@ -3,6 +3,7 @@
     RendezvousError
     ├── RendezvousClosedError         the run was closed           (a retry cannot mend it)
     ├── RendezvousTimeoutError        the round did not complete in time  (a retry cannot mend it)
+    ├── RendezvousRefusedError        this node is banned, or failed its health check  (a retry cannot mend it)
     ├── RendezvousSettingsError       a setting is wrong or contradicts the run's (a retry cannot mend it)
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
@@ -26,6 +27,7 @@ __all__ = [
     "RendezvousException",
     "RendezvousGracefulExitError",
     "RendezvousNonRetryableError",
+    "RendezvousRefusedError",
     "RendezvousSettingsError",
     "RendezvousStateError",
     "RendezvousTimeoutError",
@@ -57,6 +59,10 @@ class RendezvousClosedError(RendezvousNonRetryableError):
 
 class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
     """The round did not complete within `join_timeout`; the message says what it was waiting for."""
+
+
+class RendezvousRefusedError(RendezvousNonRetryableError):
+    """This node may not join: it is banned, or its health check has failed; the message has the reason."""
 
 
 class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):

@@ -1,8 +1,8 @@
 """Shell: a node: registers, follows, returns the round, passes changes on.
 
-A handler holds, from `connect` to `aclose`: a store client, a keeper for its membership lease, a `Follower` of the run's
-head, and a `Candidacy` for coordinating it. They belong together in a `_Link`, because they end together when the store
-is replaced: then the node is out of its round, is told so, and `next_rendezvous` makes a new link.
+A handler holds, from `connect` to `aclose`: a store client, a keeper for its membership lease, a `Follower` of the
+run's head, and a `Candidacy` for coordinating it. They belong together in a `_Link`, because they end together when the
+store is replaced: then the node is out of its round, is told so, and `next_rendezvous` makes a new link.
 
 `next_rendezvous` writes one record, the node's arrival, in one transaction that also checks the run's settings. Then it
 waits for the head to change, and asks `follow` what it means. Being cancelled, timing out and leaving take the record
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import os
 import random
 import socket
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +32,7 @@ from rdzv.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousGracefulExitError,
+    RendezvousRefusedError,
     RendezvousSettingsError,
     RendezvousStateError,
     RendezvousTimeoutError,
@@ -41,7 +44,9 @@ from rdzv.ranks import order_named
 from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
+    NAMED_MOST,
     Assignment,
+    Ban,
     Change,
     Closed,
     Head,
@@ -57,15 +62,15 @@ from rdzv.state import (
     unpack_settings,
 )
 from rdzv.status import read_status
-from store import ConnectionLost, Get, LeaseNotFound, Put, StoreError, when
+from store import ConditionFailed, ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
 from store.keepalive import TaskKeeper
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
 
     from rdzv.settings import Settings
-    from store import BlockingStore, Entry, Store
+    from store import BlockingStore, Store
     from store.interface import Watch
     from store.keepalive import HeldLease, Keeper
 
@@ -73,6 +78,7 @@ __all__ = ["Handler", "RendezvousInfo"]
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
 
 
@@ -105,11 +111,13 @@ class RendezvousInfo:
         return self._membership.over
 
     def on_superseded(self, callback: Callable[[str], None]) -> None:
-        """Call back once, from the handler's loop, with the reason for which this node is no longer in the round."""
-        if self._membership.over is not None:
-            callback(self._membership.over)
-        else:
-            self._membership.on_over.append(callback)
+        """Call back once, with the reason for which this node is no longer in the round. From any thread.
+
+        It is called in the handler's loop; here, if there is a reason already.
+        """
+        self._membership.on_over.append(callback)
+        if self._membership.over is not None:  # perhaps since a moment ago, in another thread
+            self._membership.tell(self._membership.over)
 
     async def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
@@ -128,7 +136,13 @@ class _Membership:
     arrival: int
     over: str | None = None  # why the node is not in the round any more
     dropped: bool = False  # it was not asked
-    on_over: list[Callable[[str], None]] = field(default_factory=list)
+    on_over: deque[Callable[[str], None]] = field(default_factory=deque)
+
+    def tell(self, reason: str) -> None:
+        """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.on_over.popleft()(reason)
 
 
 class _Link:
@@ -140,13 +154,14 @@ class _Link:
         self.follower = Follower(store, keys)
         self.leadership = TaskKeeper(store)
         self.lease: HeldLease | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._candidacy: asyncio.Task[None] | None = None
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until the link is closed."""
         task = asyncio.create_task(work, name=name)
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(_report_defect)
         return task
 
@@ -166,11 +181,12 @@ class _Link:
     async def aclose(self) -> None:
         """End everything, the lease last: with it the node's record goes."""
         await self.step_down()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
         with anyio.CancelScope(shield=True):
-            if self._tasks:
-                await asyncio.wait(self._tasks)
+            if tasks:
+                await asyncio.wait(tasks)
             await self.leadership.aclose()
             await self.keeper.aclose()
 
@@ -211,6 +227,7 @@ class Handler(RendezvousHandler):
         self._known_round = -1
         self._listeners = Listeners()
         self._connecting = asyncio.Lock()
+        self._connecting_scope: anyio.CancelScope | None = None
         self._arriving = False  # an arrival was sent, and its answer has not come
         self._joining = False
         self._closed = False
@@ -221,7 +238,11 @@ class Handler(RendezvousHandler):
     # ------------------------------------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
-        await self._connect()
+        try:
+            await self._connect()
+        except BaseException:
+            await self.aclose()  # nobody else will, and a store that was started for us would be served for ever
+            raise
         return self
 
     async def __aexit__(
@@ -242,10 +263,14 @@ class Handler(RendezvousHandler):
             return
         self._closed = True
         self._listeners.changed()
+        if self._connecting_scope is not None:
+            self._connecting_scope.cancel()
         try:
             with anyio.CancelScope(shield=True):
-                await self._withdraw()
-                await self._disconnect()
+                try:
+                    await self._withdraw()
+                finally:
+                    await self._disconnect()
         finally:
             await self._stack.aclose()
 
@@ -255,29 +280,33 @@ class Handler(RendezvousHandler):
         if self._link is not None and self._link.follower.error is None:
             return self._link
         async with self._connecting:
+            self._check_usable()
             if self._link is not None and self._link.follower.error is not None:
+                self._end_membership(f"the store is lost: {self._link.follower.error}", dropped=True)
                 await self._disconnect()
             if self._link is None:
-                self._link = await self._new_link()
+                with anyio.CancelScope() as self._connecting_scope:
+                    self._link = await self._new_link()
+                self._connecting_scope = None
+                self._check_usable()  # closed while we connected
+            assert self._link is not None
             return self._link
 
     async def _new_link(self) -> _Link:
         try:
-            client = await self._link_stack.enter_async_context(self._open_store())
-            link = _Link(client, self._open_keeper(client), self._keys)
-            self._link_stack.push_async_callback(link.aclose)
-            link.start(link.follower.run(), f"follow run {self.run_id}")
-            self._link_stack.enter_context(link.follower.listeners.listening(self._listeners))
-            link.start(self._notice_being_dropped(link), f"notice being dropped from run {self.run_id}")
-            with anyio.fail_after(self._settings.join_timeout):
-                await link.follower.synced.wait()
-            self._raise_if_broken(link)
+            async with contextlib.AsyncExitStack() as stack:
+                client = await stack.enter_async_context(self._open_store())
+                link = _Link(client, self._open_keeper(client), self._keys)
+                stack.push_async_callback(link.aclose)
+                link.start(link.follower.run(), f"follow run {self.run_id}")
+                stack.enter_context(link.follower.listeners.listening(self._listeners))
+                link.start(self._notice_being_dropped(link), f"notice being dropped from run {self.run_id}")
+                with anyio.fail_after(self._settings.join_timeout):
+                    await link.follower.synced.wait()
+                self._raise_if_broken(link)
+                self._link_stack = stack.pop_all()
         except (StoreError, TimeoutError) as error:
-            await self._disconnect()
             raise self._connection_error(error) from error
-        except BaseException:
-            await self._disconnect()
-            raise
         return link
 
     async def _disconnect(self) -> None:
@@ -337,6 +366,7 @@ class Handler(RendezvousHandler):
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
             RendezvousGracefulExitError: This node was a spare, and the run is closed.
             RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
         if self._joining:
@@ -355,25 +385,45 @@ class Handler(RendezvousHandler):
             self._release_port()
 
     async def _join(self) -> RendezvousInfo:
+        clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
         link = await self._connect()
         was_member = self._membership is not None and self._membership.over is None
-        clock = JoinClock(self._settings.join_timeout, now=link.store.time())
         try:
+            await self._check_health(link)
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
             while True:
                 assignment = await self._assignment(link, clock, me)
                 if assignment is not None:
-                    return await self._take_part(link, me, assignment)
+                    return self._take_part(link, me, assignment)
                 # The lease was lost while we waited, or the record with it: arrive once more.
                 me = await self._arrive(link, clock, me)
-        except StoreError as error:
-            await self._withdraw()
-            raise self._connection_error(error) from error
-        except BaseException:
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._withdraw()
+                await link.step_down()  # who is not in decides nothing for those who are
+            if isinstance(error, StoreError):
+                raise self._connection_error(error) from error
             raise
+
+    async def _check_health(self, link: _Link) -> None:
+        """Run the user's health check. A node that fails it stays out, with its reason there for all to read (R17)."""
+        check = self._settings.health_check
+        if check is None:
+            return
+        try:
+            verdict = check()
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+            verdict = f"{type(error).__name__}: {error}"
+        key = self._keys.unfit(self._node_id)
+        if verdict is None or verdict is True:
+            await link.store.delete(key)  # it may have failed before
+            return
+        reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+        await link.store.put(key, reason.encode(), ttl=self._settings.closed_ttl)
+        raise RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} {reason}")
 
     def _candidacy(self, link: _Link) -> Candidacy:
         settings = self._settings
@@ -388,6 +438,7 @@ class Handler(RendezvousHandler):
                 last_call=settings.last_call_timeout,
                 early_last_call=settings.early_last_call,
                 order=order_named(settings.rank_order),
+                keep=settings.closed_ttl,
             ),
             node_id=self._node_id,
             follower=link.follower,
@@ -395,34 +446,48 @@ class Handler(RendezvousHandler):
         )
 
     async def _arrive(self, link: _Link, clock: JoinClock, me: Me) -> Me:
+        """Arrive, within the join timeout: a store that does not answer does not suspend that."""
+        clock.set(suspended=False, now=anyio.current_time())
+        with anyio.move_on_after(clock.left(anyio.current_time())):
+            return await self._write_arrival(link, clock, me)
+        raise self._timeout()
+
+    async def _write_arrival(self, link: _Link, clock: JoinClock, me: Me) -> Me:
         """Write this node's record: an arrival of its own, on its lease, under the run's settings."""
         ours = pack_settings(self._settings.shared())
         key = self._keys.node(self._node_id)
         expected = self._record.arrival if self._record is not None else 0
         while True:
             self._refuse_if_closed(link, me)
-            if link.lease is None:
-                await self._take_lease(link)
-            assert link.lease is not None
+            lease = link.lease or await self._take_lease(link)
             record = self._new_record(link)
             self._arriving = True
             try:
                 result = await link.store.transact(
-                    when=(when.value(self._keys.settings) == ours, when.mod_revision(key) == expected),
-                    then=(Put(key, record.pack(), lease=link.lease.id),),
-                    otherwise=(Get(self._keys.settings), Get(key)),
+                    when=(
+                        when.value(self._keys.settings) == ours,
+                        when.mod_revision(key) == expected,
+                        when.missing(self._keys.banned(self._node_id)),
+                    ),
+                    then=(Put(key, record.pack(), lease=lease.id),),
+                    otherwise=(Get(self._keys.settings), Get(key), Get(self._keys.banned(self._node_id))),
                 )
             except LeaseNotFound:
                 link.lease = None  # it lapsed just now; the keeper's word of it is on its way
                 continue
             self._arriving = False
-            if result.succeeded:
+            if result.succeeded and link.lease is not lease:
+                expected = result.revision  # the lease was given up meanwhile: nobody keeps what is on it
+            elif result.succeeded:
                 self._record = replace(record, arrival=result.revision)
                 self._end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=self._known_round)
-            settings_entry, there = result.results
-            await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of two Gets
-            expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
+            else:
+                settings_entry, there, ban = result.results
+                if isinstance(ban, Entry):
+                    raise self._banned_error(Ban.unpack(ban.value))
+                await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
+                expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
     def _new_record(self, link: _Link) -> NodeRecord:
         settings = self._settings
@@ -437,20 +502,27 @@ class Handler(RendezvousHandler):
             requested_rank=settings.requested_rank,
         )
 
-    async def _take_lease(self, link: _Link) -> None:
+    async def _take_lease(self, link: _Link) -> HeldLease:
         """A lease for this node's record, kept by the keeper until it is released, or lost."""
+        held: HeldLease | None = None
+        gone = False  # a lease may be lost before we hear that we have it: to a process that is paused just then
 
         def lapsed(reason: str) -> None:
-            if link.lease is held:
+            nonlocal gone
+            gone = True
+            if held is not None and link.lease is held and self._link is link:
                 link.lease = None
                 self._record = None
                 self._end_membership(reason, dropped=True)
                 self._listeners.changed()
 
-        held: HeldLease = await link.keeper.hold(
-            ttl=self._settings.ttl, disconnect_ttl=self._settings.disconnect_ttl, on_lapse=lapsed
-        )
+        while held is None or gone:
+            gone = False
+            held = await link.keeper.hold(
+                ttl=self._settings.ttl, disconnect_ttl=self._settings.disconnect_ttl, on_lapse=lapsed
+            )
         link.lease = held
+        return held
 
     async def _agree_on_settings(self, link: _Link, entry: Entry | None, ours: bytes) -> None:
         """See to it that the run has our settings, or raise (promise R18)."""
@@ -458,37 +530,52 @@ class Handler(RendezvousHandler):
         if entry is None:
             await link.store.compare_and_set(key, ours, expected_revision=0)
         elif entry.value != ours:
-            others = [
-                node for node in await link.store.list(self._keys.nodes) if node.key != self._keys.node(self._node_id)
-            ]
-            if others:
+            if await self._others_live(link):
                 difference = describe_difference(self._settings.shared(), unpack_settings(entry.value))
                 raise RendezvousSettingsError(f"run {self.run_id} was started with other settings: {difference}")
             await link.store.compare_and_set(key, ours, expected_revision=entry.mod_revision)
 
+    async def _others_live(self, link: _Link) -> bool:
+        """Whether any node but this one is in the run. A record that says that its node has left is about to go."""
+        for entry in await link.store.list(self._keys.nodes):
+            node_id = entry.key.removeprefix(self._keys.nodes)
+            if (
+                node_id != self._node_id
+                and not NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision).left
+            ):
+                return True
+        return False
+
     async def _claim_name(self, link: _Link, clock: JoinClock, there: Entry | None) -> int:
         """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
-        if there is None:
-            return 0
-        holder = NodeRecord.unpack(self._node_id, there.value, arrival=there.mod_revision)
-        if holder.left or holder.incarnation == self._incarnation:
-            return there.mod_revision
-        self._wait_for(f"the name {self._node_id} is held by a live node at {holder.address}; waiting for it to go")
-        async with link.store.watch(there.key, start_revision=there.mod_revision + 1) as watch:
+        while there is not None:
+            holder = NodeRecord.unpack(self._node_id, there.value, arrival=there.mod_revision)
+            if holder.left or holder.incarnation == self._incarnation:
+                return there.mod_revision
+            self._wait_for(f"the name {self._node_id} is held by a live node at {holder.address}; waiting for it to go")
+            there = await self._changed_record(link, clock, there)
+        return 0
+
+    async def _changed_record(self, link: _Link, clock: JoinClock, there: Entry) -> Entry | None:
+        """What a record has become once it has changed: its holder may have come again, and then still has the name."""
+        async with link.store.watch(there.key) as watch:
+            entry = await link.store.get(there.key)  # it may have changed before the watch was open
+            if entry is None or entry.mod_revision != there.mod_revision:
+                return entry
             changed = Barrier()
             noticing = asyncio.create_task(_first_change(watch, there.key, changed))
             try:
                 with self._listeners.listening(changed):
                     while not noticing.done():
+                        self._check_usable()
                         self._refuse_if_closed(link, Me(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
                             raise self._timeout()
             finally:
                 noticing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await noticing
-        entry = await link.store.get(there.key)
-        return entry.mod_revision if entry is not None else 0
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([noticing])
+        return await link.store.get(there.key)
 
     async def _assignment(self, link: _Link, clock: JoinClock, me: Me) -> Assignment | None:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
@@ -502,19 +589,24 @@ class Handler(RendezvousHandler):
         while True:
             self._check_usable()
             self._raise_if_broken(link)
-            if self._record is None:
+            if not self._stands(me):
                 return None
             now = link.store.time()
             match follow(me, link.follower.head, now=now):
                 case Candidate(round=round):
                     rank = await self._find_rank(link, round, me)
+                    if not self._stands(me):
+                        continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                     if rank is not None:
                         return Assignment(round=round, rank=rank)
-                    me = replace(me, passed_over=round.revision, known_round=round.number)
+                    me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                     self._known_round = max(self._known_round, round.number)
                 case Refused(closed=closed, spare=spare):
                     raise self._closed_error(closed, spare=spare)
                 case Parked(reason=reason, suspended=suspended):
+                    ban = link.follower.head.bans.get(self._node_id)
+                    if ban is not None:
+                        raise self._banned_error(ban)
                     self._wait_for(reason)
                     clock.set(suspended=suspended, now=now)
                     if await barrier.sleep_until(clock.deadline(now)):
@@ -523,6 +615,10 @@ class Handler(RendezvousHandler):
                     if round_now is None:
                         raise self._timeout()
                     link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+
+    def _stands(self, me: Me) -> bool:
+        """Whether this arrival is still the node's, as far as we know."""
+        return self._record is not None and self._record.arrival == me.arrival
 
     async def _find_rank(self, link: _Link, round: Round, me: Me) -> int | None:
         """Our rank in a round, from the one bucket where it would be; None if we are not in it."""
@@ -536,15 +632,18 @@ class Handler(RendezvousHandler):
 
     async def _give_up(self, link: _Link, me: Me) -> Round | None:
         """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
+        if not self._in_reach():
+            return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
         known = link.follower.head.round
         key = self._keys.node(self._node_id)
         assert self._record is not None
+        assert link.lease is not None
         result = await link.store.transact(
             when=(
                 when.mod_revision(self._keys.round) == (known.revision if known else 0),
                 when.mod_revision(key) == me.arrival,
             ),
-            then=(Put(key, replace(self._record, left=True).pack()),),
+            then=(Put(key, replace(self._record, left=True).pack(), lease=link.lease.id),),
             otherwise=(Get(self._keys.round),),
         )
         if result.succeeded:
@@ -557,7 +656,7 @@ class Handler(RendezvousHandler):
             return None
         return Round.unpack(entry.value, revision=entry.mod_revision)
 
-    async def _take_part(self, link: _Link, me: Me, assignment: Assignment) -> RendezvousInfo:
+    def _take_part(self, link: _Link, me: Me, assignment: Assignment) -> RendezvousInfo:
         """Become a member of the round that holds us."""
         round = assignment.round
         fence = (
@@ -569,6 +668,7 @@ class Handler(RendezvousHandler):
             link.store,
             prefix=self._keys.shared(round.number, round.term),
             fence=fence,
+            lease=round.lease,
             superseded=lambda: membership.over,
         )
         membership.on_over.append(shared.supersede)
@@ -630,6 +730,9 @@ class Handler(RendezvousHandler):
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self._closed_error(head.closed, spare=False)
 
+    def _banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        return RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} is {ban}")
+
     def _closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
@@ -651,9 +754,9 @@ class Handler(RendezvousHandler):
         self._check_usable()
         if self._joining:
             raise RendezvousStateError(f"node {self._node_id} is joining run {self.run_id}; cancel that call instead")
+        await self._withdraw()
         if self._link is not None:
             await self._link.step_down()
-        await self._withdraw()
 
     async def _withdraw(self) -> None:
         """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
@@ -665,15 +768,38 @@ class Handler(RendezvousHandler):
         if arriving and link.lease is not None:
             lease, link.lease = link.lease, None
             await lease.release()  # whatever was written is on it, and goes with it
-        if record is None:
+            return
+        if record is None or link.lease is None:
             return
         key = self._keys.node(self._node_id)
         with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
-                when=(when.mod_revision(key) == record.arrival,), then=(Put(key, replace(record, left=True).pack()),)
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=link.lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
+            return
+        if link.lease is not None:  # the record still stands, and must not be kept alive
+            lease, link.lease = link.lease, None
+            await lease.release()
+
+    async def _see_departure_reported(self, link: _Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self._membership, Barrier()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
 
     def _end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
@@ -681,8 +807,7 @@ class Handler(RendezvousHandler):
         if membership is None or membership.over is not None:
             return
         membership.over, membership.dropped = reason, dropped
-        for callback in membership.on_over:
-            callback(reason)
+        membership.tell(reason)
         if dropped:
             log.warning(
                 "run %s, round %d: node %s was dropped: %s", self.run_id, membership.round.number, self._node_id, reason
@@ -699,7 +824,11 @@ class Handler(RendezvousHandler):
                 if membership is None or membership.over is not None:
                     continue
                 round = link.follower.head.round
-                if link.follower.error is not None:
+                ban = link.follower.head.bans.get(self._node_id)
+                if ban is not None and ban.now:
+                    self._record = None  # whoever banned it has deleted it
+                    self._end_membership(f"this node is {ban}", dropped=True)
+                elif link.follower.error is not None:
                     self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
                 elif round is not None and round.revision > membership.round.revision:
                     self._end_membership(f"round {round.number} was completed without this node", dropped=True)
@@ -767,7 +896,10 @@ class Handler(RendezvousHandler):
                     self._keys.closed, closed.pack(), expected_revision=0, lease=lease
                 )
                 if not result.succeeded:
-                    await lease.revoke()
+                    with contextlib.suppress(StoreError):  # it lapses some day; the run is closed
+                        await lease.revoke()
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
         except (StoreError, TimeoutError) as error:
             raise self._connection_error(error) from error
 
@@ -797,6 +929,57 @@ class Handler(RendezvousHandler):
                 yield change
             self._check_usable()
             await barrier.sleep_until(None)
+
+    async def statuses(self) -> AsyncGenerator[RunStatus, None]:
+        """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""
+        await self._connect()
+        barrier = Barrier()
+        with self._listeners.listening(barrier):
+            while True:
+                status = await self.status()
+                yield status
+                if status.closed is not None:
+                    return
+                await barrier.sleep_until(None)
+
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+
+        A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
+        """
+        link = await self._connect()
+        key = self._keys.node(node_id)
+        ban = Ban(reason=reason, by=self._node_id, now=now)
+        try:
+            round = link.follower.head.round
+            lease = round.lease if round is not None and round.lease is not None else None
+            if lease is None:
+                lease = (await link.store.grant(self._settings.closed_ttl)).id
+            await link.store.put(self._keys.banned(node_id), ban.pack(), lease=lease)
+            while (there := await link.store.get(key)) is not None:
+                if not now and await self._is_live_member(link, node_id, there.mod_revision):
+                    return
+                with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                    await link.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def unban(self, node_id: str) -> None:
+        """Let a banned node come again."""
+        link = await self._connect()
+        try:
+            await link.store.delete(self._keys.banned(node_id))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def _is_live_member(self, link: _Link, node_id: str, arrival: int) -> bool:
+        entry = await link.store.get(self._keys.round)
+        if entry is None:
+            return False
+        round = Round.unpack(entry.value, revision=entry.mod_revision)
+        bucket = await link.store.get(self._keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+        members = unpack_members(bucket.value) if bucket is not None else []
+        return any(member.node_id == node_id and member.arrival == arrival for member in members)
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""

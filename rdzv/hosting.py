@@ -4,8 +4,8 @@ The URL names a host. The node whose machine that is starts the store there, at 
 yet; of several on one machine the one whose bind succeeds. It never does so on a reconnect: a node that replaces the
 store's host must not found a second, empty store beside a run that lives on elsewhere.
 
-The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its own
-node is done until nobody else is connected, for at most `close_timeout`.
+The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its
+own node is done until nobody else is connected, for at most `close_timeout`.
 """
 
 from __future__ import annotations

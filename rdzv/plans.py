@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rdzv.errors import (
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Plans", "Step"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Request[Any]")
 Plan: TypeAlias = Generator[Request[Any], Any, T]
 Step: TypeAlias = tuple[Request[Any], float]
 """A fenced request, and how many seconds its answer may take."""
@@ -99,6 +101,7 @@ class Plans:
     Args:
         prefix: What all its keys begin with.
         fence: What holds for as long as this node is a member of the round.
+        lease: The lease that everything written goes with, if any: the run's own.
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
         unique: Makes names that nobody else makes.
     """
@@ -108,6 +111,7 @@ class Plans:
         *,
         prefix: str,
         fence: tuple[Condition, ...],
+        lease: int | None = None,
         superseded: Callable[[], str | None],
         unique: Callable[[], str],
     ) -> None:
@@ -115,6 +119,7 @@ class Plans:
         self._values = f"{prefix}k/"
         self._queues = f"{prefix}q/"
         self._fence = fence
+        self._lease = lease
         self._fence_reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in fence))
         self._superseded = superseded
         self._unique = unique
@@ -175,10 +180,17 @@ class Plans:
         if isinstance(request, Transact):
             return Transact(
                 when=(*self._fence, *request.when),
-                then=request.then,
+                then=tuple(map(self._leased, request.then)),
                 otherwise=(*self._fence_reads, *request.otherwise),
             )
+        request = self._leased(request)
         return Guarded(when=self._fence, request=request) if self._fence else request
+
+    def _leased(self, request: R) -> R:
+        """The same, on the run's lease if it may make a key."""
+        if self._lease is not None and isinstance(request, (Put, Add, Append, CompareAndSet)):
+            return replace(request, lease=self._lease)
+        return request
 
     def _judged(self, request: Request[Any], response: Response) -> Response:
         """The response as the plan expects it: if a transaction has failed, it was not because of the fence."""

@@ -78,9 +78,17 @@ def by_topology(attribute: str) -> RankOrder:
     return order
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
+def natural(name: str) -> list[tuple[int, int, str, str]]:
     """A sort key in which numbers count as numbers: host2 before host10."""
-    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in re.findall(r"\d+|\D+", name)]
+    return [_natural(part) for part in re.findall("[0-9]+|[^0-9]+", name)]
+
+
+def _natural(part: str) -> tuple[int, int, str, str]:
+    """Numbers by length, then digit by digit: int() refuses thousands of digits, and names come from others."""
+    if part[0] not in "0123456789":
+        return (1, 0, part, part)
+    digits = part.lstrip("0")
+    return (0, len(digits), digits, part)
 
 
 def order_named(name: str | RankOrder) -> RankOrder:

@@ -13,6 +13,6 @@ _found = find_spec("store")
 if _found is None or not _found.submodule_search_locations or find_spec("store.wire") is None:
     _where = getattr(_found, "origin", None) or "nothing"
     raise ImportError(
-        f"rdzv needs its own package `store`, but {_where} shadows it: rename that file, or take its folder off the path, "
-        f"or uninstall the distribution it came with (`pip uninstall store`) and install rdzv again"
+        f"rdzv needs its own package `store`, but {_where} shadows it: rename that file, or take its folder off the "
+        f"path, or uninstall the distribution it came with (`pip uninstall store`) and install rdzv again"
     )

@@ -76,11 +76,14 @@ class _Twin:
         *,
         prefix: str,
         fence: tuple[Condition, ...],
+        lease: int | None,
         timeout: timedelta | float,
         superseded: Callable[[], str | None],
     ) -> None:
-        self._prefix, self._fence, self._superseded = prefix, fence, superseded
-        self._plans = Plans(prefix=prefix, fence=fence, superseded=superseded, unique=lambda: secrets.token_hex(16))
+        self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
+        self._plans = Plans(
+            prefix=prefix, fence=fence, lease=lease, superseded=superseded, unique=lambda: secrets.token_hex(16)
+        )
         self._timeout = _seconds(timeout)
 
     @property
@@ -117,6 +120,7 @@ class SharedStore(_Twin):
         client: Whose keys these are.
         prefix: What all its keys begin with; it ends in "/".
         fence: What holds for as long as this node is a member of the round.
+        lease: What everything written goes with, if with anything.
         timeout: How long a wait may take, in seconds.
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
     """
@@ -127,12 +131,15 @@ class SharedStore(_Twin):
         *,
         prefix: str,
         fence: tuple[Condition, ...],
+        lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
     ) -> None:
         self._client = client
         self._ending = ending = _Ending()
-        super().__init__(prefix=prefix, fence=fence, timeout=timeout, superseded=lambda: ending.reason or superseded())
+        super().__init__(
+            prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=lambda: ending.reason or superseded()
+        )
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
         """The blocking twin, for the same keys under the same fence, on a client of its own."""
@@ -140,6 +147,7 @@ class SharedStore(_Twin):
             client,
             prefix=self._prefix,
             fence=self._fence,
+            lease=self._lease,
             timeout=self._timeout,
             superseded=self._superseded,
         )
@@ -259,11 +267,12 @@ class BlockingSharedStore(_Twin):
         *,
         prefix: str,
         fence: tuple[Condition, ...],
+        lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
     ) -> None:
         self._client = client
-        super().__init__(prefix=prefix, fence=fence, timeout=timeout, superseded=superseded)
+        super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded)
 
     def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
         steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)

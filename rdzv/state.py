@@ -8,6 +8,8 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
     head/progress                   how far the next round is, and who has gone from the last one
+    head/banned/<id>                that a node may not join, and why
+    unfit/<id>                      why a node that wanted to join failed its health check
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     rounds/<n>/<term>/store/        what the members of the round share
@@ -19,7 +21,6 @@ be read is `RendezvousStateError`: the store holds something that is not ours.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -30,12 +31,13 @@ import msgpack
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "BUCKET_SIZE",
     "NAMED_MOST",
     "Assignment",
+    "Ban",
     "Change",
     "Closed",
     "Coordinator",
@@ -118,6 +120,16 @@ class Keys:
         return f"{self.head}progress"
 
     @property
+    def bans(self) -> str:
+        """The prefix of all bans."""
+        return f"{self.head}banned/"
+
+    @property
+    def unfits(self) -> str:
+        """The prefix of all failed health checks."""
+        return f"{self.root}unfit/"
+
+    @property
     def rounds(self) -> str:
         """The prefix of all rounds."""
         return f"{self.root}rounds/"
@@ -125,6 +137,14 @@ class Keys:
     def node(self, node_id: str) -> str:
         """One node's record."""
         return f"{self.nodes}{node_id}"
+
+    def banned(self, node_id: str) -> str:
+        """That one node may not join."""
+        return f"{self.bans}{node_id}"
+
+    def unfit(self, node_id: str) -> str:
+        """Why one node failed its health check."""
+        return f"{self.unfits}{node_id}"
 
     def attempt(self, number: int, term: int) -> str:
         """The prefix of one coordinator's attempt at one round."""
@@ -203,8 +223,8 @@ class NodeRecord:
                 address=_of(str, plain["address"]),
                 port=_of(int, plain["port"]),
                 payload=plain.get("payload"),
-                attributes=MappingProxyType(_of(dict, plain.get("attributes", {}))),
-                requested_rank=plain.get("requested_rank"),
+                attributes=_attributes(plain.get("attributes", {})),
+                requested_rank=_maybe(int, plain.get("requested_rank")),
                 left=_of(bool, plain.get("left", False)),
                 arrival=arrival,
             )
@@ -272,7 +292,7 @@ def unpack_roster(value: bytes) -> list[Participant]:
                 rank=_of(int, rank),
                 address=_of(str, address),
                 payload=payload,
-                attributes=MappingProxyType(_of(dict, attributes)),
+                attributes=_attributes(attributes),
             )
             for node_id, rank, address, payload, attributes in plain
         ]
@@ -291,6 +311,7 @@ class Round:
         buckets: Over how many buckets their ranks are spread.
         host: Where rank 0 is reached.
         port: A port that was free there.
+        lease: The run's own lease, with which all of it goes once nobody has coordinated for `closed_ttl`.
         revision: The revision of its commit.
     """
 
@@ -300,6 +321,7 @@ class Round:
     buckets: int
     host: str
     port: int
+    lease: int | None = None
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -312,6 +334,7 @@ class Round:
                 "buckets": self.buckets,
                 "host": self.host,
                 "port": self.port,
+                "lease": self.lease,
             }
         )
 
@@ -327,6 +350,7 @@ class Round:
                 buckets=_of(int, plain["buckets"]),
                 host=_of(str, plain["host"]),
                 port=_of(int, plain["port"]),
+                lease=_maybe(int, plain.get("lease")),
                 revision=revision,
             )
 
@@ -366,6 +390,40 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """A node may not join.
+
+    Attributes:
+        reason: As given by whoever banned it, perhaps empty.
+        by: Who did.
+        now: Whether it was put out of its round at once, rather than kept out of the next one.
+    """
+
+    reason: str
+    by: str = ""
+    now: bool = False
+
+    def pack(self) -> bytes:
+        """To bytes."""
+        return _pack({"reason": self.reason, "by": self.by, "now": self.now})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Ban:
+        """From what the key holds."""
+        return _unpack(
+            "a ban",
+            value,
+            lambda plain: cls(
+                reason=_of(str, plain["reason"]), by=_of(str, plain["by"]), now=_of(bool, plain.get("now", False))
+            ),
+        )
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"banned{by}{f': {self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far the next round is, as the coordinator sees it.
 
@@ -384,6 +442,7 @@ class Progress:
         lost_ids: The first of them by name, at most `NAMED_MOST`.
         departed: Members of the last round that have left it.
         departed_ids: The first of them by name.
+        last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
     """
 
     phase: Phase
@@ -400,6 +459,7 @@ class Progress:
     lost_ids: tuple[str, ...] = ()
     departed: int = 0
     departed_ids: tuple[str, ...] = ()
+    last_arrival: int = 0
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
@@ -419,6 +479,7 @@ class Progress:
                 self.lost_ids,
                 self.departed,
                 self.departed_ids,
+                self.last_arrival,
             )
         )
 
@@ -427,9 +488,8 @@ class Progress:
         """From what the key holds."""
 
         def build(plain: Sequence[Any]) -> Progress:
-            (phase, round, joined, needed, capacity, live, waiting, spares, after, left, lost, ids, gone, gone_ids) = (
-                plain[:14]
-            )
+            phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
+            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
             return cls(
                 phase=Phase(phase),
                 round=_of(int, round),
@@ -439,12 +499,13 @@ class Progress:
                 live=_of(int, live),
                 waiting=_of(int, waiting),
                 spares=_of(int, spares),
-                spares_after=after,
-                last_call_left=left,
+                spares_after=_maybe(int, after),
+                last_call_left=_maybe(float, left),
                 lost=_of(int, lost),
-                lost_ids=tuple(ids),
+                lost_ids=_names(ids),
                 departed=_of(int, gone),
-                departed_ids=tuple(gone_ids),
+                departed_ids=_names(gone_ids),
+                last_arrival=_of(int, last_arrival),
             )
 
         return _unpack("the progress", value, build)
@@ -459,6 +520,7 @@ class Head:
     closed: Closed | None = None
     progress: Progress | None = None
     progress_at: float = 0.0
+    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -521,6 +583,7 @@ class RunStatus:
         world_size: The size of the last round; 0 if there was none.
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
+        refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
     """
 
     run_id: str
@@ -534,6 +597,7 @@ class RunStatus:
     world_size: int = 0
     bootstrap_address: tuple[str, int] | None = None
     closed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ---------------------------------------------------------------------------------------------- plain data
@@ -558,6 +622,18 @@ def _of(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
     return value
+
+
+def _maybe(kind: type[T], value: object) -> T | None:
+    return None if value is None else _of(kind, value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_of(str, name) for name in _of(list, value))
+
+
+def _attributes(value: object) -> Mapping[str, str]:
+    return MappingProxyType({_of(str, name): _of(str, said) for name, said in _of(dict, value).items()})
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:

@@ -68,6 +68,10 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         world_size=head.round.size if head.round else 0,
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
+        refused={
+            **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
+            **{node_id: str(ban) for node_id, ban in head.bans.items()},
+        },
     )
 
 

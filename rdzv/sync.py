@@ -4,9 +4,9 @@
         store, rank, world_size = handler.next_rendezvous()
 
 The async handler runs in a thread with an event loop of its own (an anyio portal), and each call here waits for the
-answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out of it at
-once; the call there is cancelled, which takes the node's arrival back. Between calls the caller may compute for as long
-as it likes: the keeper thread keeps its lease, and the portal's loop goes on following the run.
+answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out of it
+at once; the call there is cancelled, which takes the node's arrival back. Between calls the caller may compute for as
+long as it likes: the keeper thread keeps its lease, and the portal's loop goes on following the run.
 
 The shared store alone does not go through the portal: its calls have a socket of their own, one round trip each.
 """
@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from anyio.from_thread import start_blocking_portal
+import anyio
+from anyio.from_thread import BlockingPortal
 
 from rdzv import backends
 from rdzv.errors import RendezvousStateError
@@ -30,8 +33,7 @@ from store.loops import backend_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-    from anyio.from_thread import BlockingPortal
+    from types import TracebackType
 
     from rdzv import handler as async_handler
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]
 
 T = TypeVar("T")
+
+TAKEN_BACK_WITHIN = 10.0  # seconds for which a call waits for an interrupted one to be undone; that is itself bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,8 @@ class Handler(RendezvousHandler):
         self._inner = inner
         self._portal = portal
         self._shared_client: BlockingStore | None = None  # of the current round
+        self._undone = threading.Event()  # clear while an interrupted call is being taken back, in the portal's loop
+        self._undone.set()
         self._pid = os.getpid()
 
     @property
@@ -85,6 +91,7 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
+        self._undone.wait(TAKEN_BACK_WITHIN)
         info = self._call(self._inner.next_rendezvous)
         if not isinstance(self._inner, AsyncHandler):
             return cast("RendezvousInfo", info)  # somebody else's backend: what it gives is what its user gets
@@ -133,11 +140,12 @@ class Handler(RendezvousHandler):
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""
+        self._undone.wait(TAKEN_BACK_WITHIN)
         self._call(self._inner.leave)
 
-    def ban(self, node_id: str, reason: str) -> None:
-        """Keep a node out of the run, and put it out of the round."""
-        self._call(self._inner.ban, node_id, reason)
+    def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one."""
+        self._call(lambda: self._inner.ban(node_id, reason, now=now))
 
     def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
@@ -166,11 +174,22 @@ class Handler(RendezvousHandler):
     def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         """Await something in the portal's loop; getting out of here by force cancels it there."""
         self._check_usable()
-        future = self._portal.start_task_soon(function, *arguments)
+        undone = threading.Event()
+
+        async def work() -> T:
+            try:
+                return await function(*arguments)
+            finally:
+                undone.set()
+
+        future = None
         try:
+            future = self._portal.start_task_soon(work)
             return future.result()
         except BaseException:
-            future.cancel()
+            if future is not None and not future.done():
+                self._undone = undone
+                future.cancel()
             raise
 
     def _check_usable(self) -> None:
@@ -183,9 +202,59 @@ class Handler(RendezvousHandler):
 @contextlib.contextmanager
 def connect(url: str, **overrides: Any) -> Iterator[Handler]:
     """Take part in the rendezvous of a run for as long as the context lasts; the blocking twin of `rdzv.connect`."""
-    with (
-        start_blocking_portal(backend_options=backend_options(), name="rdzv") as portal,
-        portal.wrap_async_context_manager(backends.connect(url, **overrides)) as inner,
-        Handler(inner, portal) as handler,
-    ):
-        yield handler
+    with _InThisProcess() as opened:
+        portal = opened.enter_context(_Thread())
+        inner = opened.enter_context(portal.wrap_async_context_manager(backends.connect(url, **overrides)))
+        yield opened.enter_context(Handler(inner, portal))
+
+
+class _InThisProcess(contextlib.ExitStack):
+    """Closes what was opened, but not in a forked child: there the thread that would do it does not exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool:
+        if self._pid != os.getpid():
+            self.pop_all()
+            return False
+        return bool(super().__exit__(kind, error, trace))
+
+
+class _Thread(contextlib.AbstractContextManager[BlockingPortal]):
+    """A thread with an event loop, and the portal to it.
+
+    It is anyio's `start_blocking_portal` but for one thing: that is a generator, and a forked child that lets go of it
+    waits for ever for a thread it does not have.
+    """
+
+    def __enter__(self) -> BlockingPortal:
+        started: Future[BlockingPortal] = Future()
+
+        async def serve() -> None:
+            async with BlockingPortal() as portal:
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
+
+        def run() -> None:
+            try:
+                anyio.run(serve, backend_options=backend_options())
+            except BaseException as error:
+                if started.done():
+                    raise
+                started.set_exception(error)
+
+        self._thread = threading.Thread(target=run, name="rdzv", daemon=True)
+        self._thread.start()
+        self._portal = started.result()
+        return self._portal
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # it has stopped already
+            self._portal.call(self._portal.stop, kind is not None)
+        self._thread.join()

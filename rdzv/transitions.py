@@ -10,8 +10,8 @@ arrivals cost ten thousand small steps. A node's record is all there is to it:
     written with `left`                      gone, on its own account
     deleted, before saying so                gone, and lost if it was a live member
 
-`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling below
-the minimum ends it, and reaching it again begins it anew (promise R11).
+`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling
+below the minimum ends it, and reaching it again begins it anew (promise R11).
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ class View:
         self.members = {member.node_id: member for member in members}
         self._inherited = progress if progress is not None and progress.round == self.number else None
         self._inherited_at = progress_at
+        if self._inherited is not None:
+            # In the same order, and also those who have come again meanwhile: what was announced is not taken back.
+            for node_id in self._inherited.lost_ids:
+                self._note(node_id, left=False)
+            for node_id in self._inherited.departed_ids:
+                self._note(node_id, left=True)
 
     @property
     def number(self) -> int:
@@ -103,15 +109,17 @@ class View:
             try:
                 record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
             except RendezvousStateError:
-                return  # not a node of ours; it takes part in nothing
-            self._arrived(record)
+                # Not a node of ours: it takes part in nothing, and the arrival that stood there stands no more.
+                self._gone(node_id)
+            else:
+                self._arrived(record)
         else:
             self._gone(node_id)
         if self.synced:
             self._count(now)
 
-    def completed(self, round: Round, members: Iterable[Member]) -> None:
-        """A round was committed with these members."""
+    def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
+        """A round was committed with these members. Spares left over may be enough for the next one's last call."""
         self.round = round
         self.members = {member.node_id: member for member in members}
         self.live.clear()
@@ -124,25 +132,38 @@ class View:
         waiting, self.waiting = self.waiting, {}
         for record in waiting.values():
             self._place(record)
+        self._count(now)
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         """Everything that was there has been seen; what of the last round is missing has gone."""
         self.synced = True
+        # A snapshot comes in order of name; who is taken in first, and who is a spare, goes by arrival.
+        self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         inherited = self._inherited
-        said_to_have_left = set(inherited.departed_ids) if inherited else set()
+        # Departures beyond those that were named cannot be told from losses by name, only by number.
+        unnamed = max(inherited.departed - self.departed_count, 0) if inherited else 0
         for node_id in self.members:
-            if node_id not in self._records:
-                self._note(node_id, left=node_id in said_to_have_left)
+            if node_id not in self._records and node_id not in self._gone_members:
+                self._note(node_id, left=unnamed > 0)
+                unnamed -= 1
         if inherited is not None:
-            # Departures beyond those that were named cannot be told from losses by name, only by number.
-            unnamed = min(max(inherited.departed - len(inherited.departed_ids), 0), self.lost_count)
-            self.lost_count -= unnamed
-            self.departed_count += unnamed
+            self.lost_count = max(self.lost_count, inherited.lost)
+            self.departed_count = max(self.departed_count, inherited.departed)
         self._count(now)
-        if self.enough_since is not None and inherited is not None and inherited.last_call_left is not None:
+        if self.enough_since is not None and inherited is not None and self._goes_on(inherited):
+            assert inherited.last_call_left is not None
             left = max(inherited.last_call_left - (now - self._inherited_at), 0.0)
             self.enough_since = now - max(last_call_timeout - left, 0.0)
         self._inherited = None
+
+    def _goes_on(self, inherited: Progress) -> bool:
+        """Whether the last call that ran when this was said still runs.
+
+        It does if those who stood then and stand now are enough; else the count fell below the minimum while nobody
+        was looking, and those who have come since begin a new one.
+        """
+        standing = sum(1 for record in self.waiting.values() if record.arrival <= inherited.last_arrival)
+        return inherited.last_call_left is not None and standing >= self._needed
 
     def _arrived(self, record: NodeRecord) -> None:
         if record.left:
@@ -162,10 +183,10 @@ class View:
 
     def _gone(self, node_id: str, *, left: bool = False) -> None:
         """A node has gone. A member that had come again for the next round is missed like any other."""
-        known = self._records.pop(node_id, None)
+        self._records.pop(node_id, None)
         self.waiting.pop(node_id, None)
         self.live.discard(node_id)
-        if known is not None and node_id in self.members:
+        if node_id in self.members:
             self._note(node_id, left=left)
 
     def _note(self, node_id: str, *, left: bool) -> None:

@@ -128,6 +128,7 @@ class _Wire(asyncio.Protocol):
         self._client = client
         self._early: list[bytes] | None = []  # what came before the client took this connection up
         self.transport: asyncio.Transport | None = None
+        self.farewell = ""  # why it is to end, as far as that was said
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -157,6 +158,12 @@ class _Wire(asyncio.Protocol):
         forget(self)
         if not self.closed.done():
             self.closed.set_result(error)
+
+    def reason(self) -> str:
+        """Why it ended."""
+        error = self.closed.result() if self.closed.done() else None
+        # TLS 1.3 says no more to a client without a certificate than that it closes.
+        return self.farewell or (in_words(error) if error is not None else "it closed the connection")
 
     def pause_writing(self) -> None:
         self._client._may_write(self, writable=False)
@@ -332,17 +339,16 @@ class Client(interface.Store):
                 if link.closed.done():
                     break
                 if unanswered >= HEARTBEAT and silence >= 2 * HEARTBEAT:
-                    self._last_problem = f"it has been silent for {silence:.0f} s"
+                    link.farewell = f"it has been silent for {silence:.0f} s"
                     link.transport.abort()
                     break
                 # Watches want to hear how far the store has come, also while others keep the connection busy.
                 if self._ready and asked_at is None and (silence >= HEARTBEAT or self._watches):
                     asked_at = now
                     self._send(self._connection.ask(Ping(), None))
-            if link.closed.done() and link.closed.result() is not None:
-                self._last_problem = in_words(link.closed.result())
         finally:
             link.transport.abort()
+            self._last_problem = link.reason()
             welcomed = self._ready
             self._disconnected(link)
         return welcomed
@@ -401,7 +407,7 @@ class Client(interface.Store):
                     case Welcome():
                         self._take_welcome(item)
                     case Bye(reason=reason):
-                        self._last_problem = reason
+                        link.farewell = reason
                     case bytes():
                         assert link.transport is not None
                         link.transport.write(item)
@@ -411,7 +417,7 @@ class Client(interface.Store):
             self._fail(error)
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
-            self._last_problem = str(error)
+            link.farewell = str(error)
             assert link.transport is not None
             link.transport.close()
 

@@ -205,7 +205,7 @@ class Engine:
             return None
         session, previous = opened
         if self._facts is not None and self._sessions.made != made:
-            self._facts.opened.append((session.id, session.number))
+            self._facts.opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
@@ -220,14 +220,15 @@ class Engine:
         if session is not None:
             if for_good:
                 if self._sessions.end(session, peer=peer) and self._facts is not None:
-                    self._facts.forgotten.append(session.id)
+                    self._facts.forgotten(session.id)
             else:
                 self._sessions.close(session, peer=peer, now=now)
 
     def _expire_sessions(self, now: float) -> None:
         forgotten = self._sessions.expire(now)
         if self._facts is not None:
-            self._facts.forgotten.extend(forgotten)
+            for session_id in forgotten:
+                self._facts.forgotten(session_id)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
         """The server drops a watch whose reader is too slow; False if it was closed already."""
@@ -423,16 +424,16 @@ class Engine:
         return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
 
     def _add(self, request: Add) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._sum(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=int(value), revision=self._rewrite(request.key, value))
+        return Added(value=int(value), revision=self._rewrite(request, value))
 
     def _append(self, request: Append) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._joined(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=len(value), revision=self._rewrite(request.key, value))
+        return Added(value=len(value), revision=self._rewrite(request, value))
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._check_count(len(request.when), "conditions")
@@ -455,11 +456,11 @@ class Engine:
                 return self._erase(operation.key)
             case Add():
                 value = self._sum(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return int(value)
             case Append():
                 value = self._joined(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return len(value)
 
     # -------------------------------------------------------------------------------------- leases
@@ -628,10 +629,10 @@ class Engine:
             lease = self._new_lease(request.ttl, anonymous=True).id
         return self._write(request.key, request.value, lease)
 
-    def _rewrite(self, key: str, value: bytes) -> int:
-        """Write a new value and leave the key on the lease it is on."""
-        entry = self._entries.get(key)
-        return self._write(key, value, entry.lease if entry else None)
+    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
+        entry = self._entries.get(request.key)
+        return self._write(request.key, value, entry.lease if entry else request.lease)
 
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self.revision + 1
@@ -751,10 +752,10 @@ class Engine:
                     )
                     size = len(operation.value)
                 case Add():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._sum(operation))
                 case Append():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._joined(operation))
                 case Delete():
                     continue
@@ -792,12 +793,22 @@ class Engine:
             self._check_ttl(ttl)
             self._check_lease_room(leases)
         if lease is not None:
-            record = self._lease(lease)
-            if record.anonymous and key not in record.keys:
-                # It ends with its one key, which may be about to go in this very transaction.
-                raise StoreUsageError(
-                    f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
-                )
+            self._check_lease(lease, key)
+
+    def _check_rewrite(self, request: Add | Append) -> None:
+        """Refuse an add or an append."""
+        self._check_key(request.key)
+        if request.lease is not None:
+            self._check_lease(request.lease, request.key)
+
+    def _check_lease(self, lease: int, key: str) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
+        record = self._lease(lease)
+        if record.anonymous and key not in record.keys:
+            # It ends with its one key, which may be about to go in this very transaction.
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
+            )
 
     def _check_key(self, key: str) -> None:
         if not key:

@@ -45,9 +45,10 @@ class Facts:
         compacted: Up to which revision history is not kept any more.
         granted: Leases that are new.
         ended: Leases that are gone.
-        replies: Replies that are new.
-        opened: Sessions that are new: id and number.
-        forgotten: Sessions that are gone.
+        replies: Replies that are new, of sessions that are known or among these.
+        sessions: Sessions that are new, with their numbers, and those that are gone, with None. The last word on each:
+            while a disk is full, sessions come, go and come again in what is one step to the journal.
+        last_session: The number of the newest session there has been; 0 if none is new.
     """
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
@@ -55,11 +56,19 @@ class Facts:
     granted: list[SavedLease] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     replies: list[KeptReply] = field(default_factory=list)
-    opened: list[tuple[bytes, int]] = field(default_factory=list)
-    forgotten: list[bytes] = field(default_factory=list)
+    sessions: dict[bytes, int | None] = field(default_factory=dict)
+    last_session: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.revisions or self.granted or self.ended or self.replies or self.opened or self.forgotten)
+        return bool(self.revisions or self.granted or self.ended or self.replies or self.sessions)
+
+    def opened(self, session_id: bytes, number: int) -> None:
+        """Note a session that is new; one of the same id is gone, and its replies with it."""
+        self.sessions[session_id] = self.last_session = number
+
+    def forgotten(self, session_id: bytes) -> None:
+        """Note a session that is gone, and its replies with it."""
+        self.sessions[session_id] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,17 +245,21 @@ class _KeeperThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
+        self._problem: Exception | None = None
         threading.Thread(target=self._main, name="rdzv keeper", daemon=True).start()
         self._started.wait()
-        if self._loop is None:
-            raise RuntimeError("the thread that keeps leases could not start; it says why on standard error")
+        if self._problem is not None:
+            raise RuntimeError(f"the thread that keeps leases could not start: {self._problem}") from self._problem
 
     def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 runner.run(self._serve())
-        finally:
-            self._started.set()  # also if there is no loop to be had: whoever waits must not wait for ever
+        except Exception as error:
+            if self._started.is_set():
+                raise
+            self._problem = error  # there is no loop to be had, and whoever waits must not wait for ever
+            self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

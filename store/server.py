@@ -57,7 +57,9 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
+LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
+STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 PIECE_BYTES = (
     256 * 1024
 )  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
@@ -170,6 +172,8 @@ class Server:
     def received(self, peer: _Peer, data: memoryview) -> None:
         """Bytes have come. No await here: a change and its announcements are one step."""
         self._bytes_in += len(data)
+        if self._leaving:
+            return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
         peer.unread = peer.connection.receive(data)
@@ -177,6 +181,8 @@ class Server:
 
     def go_on(self, peer: _Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
+        if self._leaving:
+            return
         now = self._clock()
         try:
             for item in peer.unread or ():
@@ -291,7 +297,7 @@ class Server:
 
     def _record(self) -> None:
         """Hand what has just been done to the journal, before anything is said of it."""
-        if self._journal is not None and self._engine.read_only is None:
+        if self._journal is not None and self._engine.read_only is None and not self._leaving:
             facts = self._engine.take_facts()
             if facts is not None:
                 self._journal.append(facts)
@@ -302,10 +308,12 @@ class Server:
             loop = asyncio.get_running_loop()
 
             def on_durable(number: int) -> None:
-                loop.call_soon_threadsafe(self._became_durable, number)
+                with contextlib.suppress(RuntimeError):  # a disk that hung, and came back when the loop had gone
+                    loop.call_soon_threadsafe(self._became_durable, number)
 
             def on_failure(reason: str) -> None:
-                loop.call_soon_threadsafe(self._cannot_write, reason)
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._cannot_write, reason)
 
             self._durable = self._journal.appended
             self._journal.start(on_durable=on_durable, on_failure=on_failure)
@@ -326,8 +334,9 @@ class Server:
         """Go back to what is on disk: of what was done since, nobody has been told anything."""
         assert self._journal is not None
         log.error("store %s cannot write: %s; it refuses writes until it can", self.store_id, reason)
-        for peer in list(self._peers.values()):
-            peer.abort()
+        self.abort()
+        if self._leaving:
+            return
         try:
             self._engine = Engine.restore(self._journal.load(), limits=self._limits, now=self._clock())
         except StoreUsageError as error:
@@ -339,8 +348,13 @@ class Server:
         self._probing.add_done_callback(self.timer_ended)
 
     async def _try_to_write(self) -> None:
-        """Take writes again as soon as the disk does."""
+        """Take writes again as soon as the disk does, but not before clients have been refused what it did not take.
+
+        There may be room for the probe and not for what failed: its client, which is about to come back and ask again,
+        would else have it fail again, with every connection dropped, and so on until it gives up.
+        """
         assert self._journal is not None
+        await anyio.sleep(TRY_AGAIN_AFTER)
         while not await anyio.to_thread.run_sync(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
             await anyio.sleep(TRY_AGAIN_AFTER)
         log.warning("store %s can write again", self.store_id)
@@ -349,12 +363,15 @@ class Server:
         self._record()  # sessions that were opened meanwhile
 
     async def stop_journal(self) -> None:
-        """Make durable what is pending, and let its frames go."""
+        """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
         if self._journal is not None:
             if self._probing is not None:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
-            await anyio.to_thread.run_sync(self._journal.stop)  # its last reports are in the loop before this returns
+            # Its last reports are in the loop before this returns.
+            stopped = await anyio.to_thread.run_sync(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
+            if not stopped:
+                self.abort()  # what is held may not be said, and whatever else comes after it
 
     # ------------------------------------------------------------------------------------------ comings and goings
 
@@ -391,16 +408,22 @@ class Server:
     async def keep_time(self) -> None:
         """Let leases lapse when they are due, for as long as the server runs."""
         while True:
-            due_in = self._engine.next_tick_in()
-            await anyio.sleep(LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY))
-            if self._engine.look(now=self._clock()) and self._engine.read_only is None:
+            due_in = self._engine.next_tick_in() if self._may_lapse() else None
+            await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
+            if self._engine.look(now=self._clock()):
                 # Two turns of the loop, the second of which comes after every socket has been read once more.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
+                if not self._may_lapse():
+                    continue
                 deliveries = self._engine.tick(now=self._clock())
                 self._record()
                 self._deliver(deliveries)
                 self._flush()
+
+    def _may_lapse(self) -> bool:
+        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can."""
+        return self._engine.read_only is None and not self._leaving
 
     async def drop_the_silent(self) -> None:
         """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""
@@ -409,7 +432,7 @@ class Server:
             silent_since = self._clock() - self._limits.frame_timeout
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
-                if stuck and peer.received_at < silent_since and not peer.reading_paused:
+                if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
                     self._hang_up(
                         peer, Sorry("protocol", f"half a frame and {self._limits.frame_timeout:g} s of silence")
                     )
@@ -733,7 +756,7 @@ async def serve(
             engine = Engine(store_id=secrets.token_hex(8), limits=limits)
         else:
             journal = Journal(data_dir, new_id=secrets.token_hex(8))
-            stack.callback(journal.close)
+            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         server.limit_connections(files - 64)  # the rest of the process needs some, too

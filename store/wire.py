@@ -121,6 +121,7 @@ VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
+NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -358,6 +359,8 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
         raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
+        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
     return fields[1], fields[2], layout.build(fields[3:])
 
 
@@ -704,8 +707,8 @@ _REQUESTS: dict[int, _Layout[Any]] = {
         _Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
         _Layout(2, Get, key=_STR),
         _Layout(3, Delete, key=_STR),
-        _Layout(4, Add, key=_STR, amount=_INT),
-        _Layout(5, Append, key=_STR, value=_BYTES),
+        _Layout(4, Add, key=_STR, amount=_INT, lease=_optional(_INT)),
+        _Layout(5, Append, key=_STR, value=_BYTES, lease=_optional(_INT)),
         _Layout(6, GetMany, keys=_many(_STR)),
         _Layout(7, List, prefix=_STR, keys_only=_BOOL),
         _Layout(8, Count, prefix=_STR),

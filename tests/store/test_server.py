@@ -284,6 +284,19 @@ async def test_half_a_frame_and_silence_cost_the_connection(caplog: pytest.LogCa
 
 
 @pytest.mark.virtual_time
+async def test_who_is_hung_up_on_already_is_not_hung_up_on_again(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=0.5)), connect_in_memory(network) as other:
+        await other.put("in between", bytes(100_000))  # more than the network holds, less than makes us stop reading
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Get("in between"))
+        peer.transport.write(b"\x00\x00\x00\x20half")
+        await passes(LEAVE_WITHIN + 2.0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.virtual_time
 async def test_a_frame_that_comes_slowly_is_no_silence() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)):
