@@ -199,36 +199,45 @@ class Handler(RendezvousHandler):
             )
 
 
-@contextlib.contextmanager
-def connect(url: str, **overrides: Any) -> Iterator[Handler]:
+def connect(url: str, **overrides: Any) -> contextlib.AbstractContextManager[Handler]:
     """Take part in the rendezvous of a run for as long as the context lasts; the blocking twin of `rdzv.connect`."""
-    with _InThisProcess() as opened:
-        portal = opened.enter_context(_Thread())
-        inner = opened.enter_context(portal.wrap_async_context_manager(backends.connect(url, **overrides)))
-        yield opened.enter_context(Handler(inner, portal))
+    return _Connection(url, overrides)
 
 
-class _InThisProcess(contextlib.ExitStack):
-    """Closes what was opened, but not in a forked child: there the thread that would do it does not exist."""
+class _Connection(contextlib.AbstractContextManager[Handler]):
+    """A handler, the thread in which it lives, and the end of both.
 
-    def __init__(self) -> None:
-        super().__init__()
+    No generator, for those clean up when they are let go of, too: at the end of a process that never left the context,
+    or in a forked child, they would wait for ever for a thread that does not run any more. A forked child leaves the
+    context without a word; it is its parent's.
+    """
+
+    def __init__(self, url: str, overrides: dict[str, Any]) -> None:
+        self._url = url
+        self._overrides = overrides
+        self._opened = contextlib.ExitStack()
         self._pid = os.getpid()
+
+    def __enter__(self) -> Handler:
+        with contextlib.ExitStack() as opened:
+            portal = opened.enter_context(_Thread())
+            connecting = portal.wrap_async_context_manager(backends.connect(self._url, **self._overrides))
+            handler = opened.enter_context(Handler(opened.enter_context(connecting), portal))
+            self._opened = opened.pop_all()
+        return handler
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool:
         if self._pid != os.getpid():
-            self.pop_all()
             return False
-        return bool(super().__exit__(kind, error, trace))
+        return bool(self._opened.__exit__(kind, error, trace))
 
 
 class _Thread(contextlib.AbstractContextManager[BlockingPortal]):
     """A thread with an event loop, and the portal to it.
 
-    It is anyio's `start_blocking_portal` but for one thing: that is a generator, and a forked child that lets go of it
-    waits for ever for a thread it does not have.
+    It is anyio's `start_blocking_portal`, but no generator.
     """
 
     def __enter__(self) -> BlockingPortal:
