@@ -855,6 +855,29 @@ class Handler(RendezvousHandler):
             return 0
         return progress.waiting
 
+    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
+        """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
+
+        Answered from what was pushed, at once and from any thread: for a loop that asks many times a second.
+
+        Args:
+            on_loss: Whether to count members that have died or left since the round completed, and this node itself
+                if it was dropped; else only arrivals that a regroup now would admit.
+
+        Returns:
+            0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
+        """
+        link, membership = self._link, self._membership
+        if membership is None or (link is not None and link.follower.head.closed is not None):
+            return 0
+        if membership.over is not None or link is None or link.follower.error is not None:
+            gone = membership.dropped or (link is not None and link.follower.error is not None)
+            return int(gone and on_loss)
+        progress = link.follower.head.progress
+        if progress is None or progress.round != membership.round.number:
+            return 0
+        return progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+
     async def is_closed(self) -> bool:
         """Whether the run is closed.
 
@@ -875,10 +898,10 @@ class Handler(RendezvousHandler):
 
     async def set_closed(self, reason: str = "") -> None:
         """Close the run for every node, for good; the first reason given is the one that is shown."""
-        link = await self._connect()
         closed = Closed(reason=reason, by=self._node_id)
         try:
             with anyio.fail_after(self._settings.close_timeout):
+                link = await self._connect()
                 lease = await link.store.grant(self._settings.closed_ttl)
                 result = await link.store.compare_and_set(
                     self._keys.closed, closed.pack(), expected_revision=0, lease=lease

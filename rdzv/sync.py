@@ -119,6 +119,13 @@ class Handler(RendezvousHandler):
         """How many arrivals a regroup now would admit."""
         return self._call(self._inner.num_nodes_waiting)
 
+    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
+        """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
+        if not isinstance(self._inner, AsyncHandler):
+            return self.num_nodes_waiting()
+        self._check_usable()
+        return self._inner.num_nodes_changed(on_loss=on_loss)
+
     def is_closed(self) -> bool:
         """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
         return self._call(self._inner.is_closed)
