@@ -19,7 +19,7 @@ import anyio
 
 import rdzv.backends
 from rdzv.errors import RoundSupersededError
-from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from store.loops import loop_factory
 from store.sockets import free_port
 
@@ -61,6 +61,8 @@ async def _node(url: str, name: str) -> None:
                     case Closed(reason=reason):
                         _say("closed", reason=reason)
                         return
+                    case Dropped():
+                        break  # it was away for too long, and the others have gone on: meet them again
 
 
 async def _all_reduce(info: RendezvousInfo, vector: list[float]) -> list[float]:
