@@ -144,6 +144,23 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
             list(connection.receive(sorry))
 
 
+def test_without_the_token_neither_side_goes_on() -> None:
+    """What else the proof is bound to is in `guarantees/test_s8_closed_to_strangers.py`."""
+    greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=True)
+    with pytest.raises(AuthenticationError, match="pass token="):
+        list(client().receive(wire.encode_greeting(greeting)))
+    with pytest.raises(AuthenticationError, match="asks for no token"):
+        list(client(token=b"secret").receive(server().greeting()))
+    with pytest.raises(AuthenticationError, match="the client has none"):
+        list(server(token=b"secret").receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b""))))
+    with pytest.raises(AuthenticationError, match="is not the server's"):
+        list(server(token=b"secret").receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b"guess"))))
+    here = client(token=b"secret")
+    list(here.receive(wire.encode_greeting(greeting)))
+    with pytest.raises(AuthenticationError, match="could not prove"):
+        list(here.receive(wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 1000, b"guess"))))
+
+
 # --------------------------------------------------------------------------------------------- the server's side, alone
 
 

@@ -411,6 +411,15 @@ def test_a_ttl_is_above_zero(ttl: float) -> None:
         assert "must be above 0" in refused.message
 
 
+def test_keeping_a_lease_alive_answers_with_its_ttl_and_begins_it_again() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.pass_time(0.75)
+    assert desk.ask(KeepAlive(lease=lease)) == Granted(lease=lease, ttl=1.0)
+    desk.pass_time(0.75)
+    assert desk.ask(TimeToLive(lease=lease)).remaining == pytest.approx(0.25)
+
+
 def test_a_put_with_ttl_simply_expires() -> None:
     desk = Desk()
     desk.ask(Put("a", b"", ttl=1.0))
@@ -656,6 +665,24 @@ def test_a_guarded_wait_ends_when_its_condition_ceases_to_hold() -> None:
     assert desk.fails(guarded).kind is CONDITION
 
 
+def test_a_guarded_wait_ends_when_a_key_it_depends_on_goes() -> None:
+    desk = Desk()
+    desk.ask(Put("alive", b""))
+    desk.ask(Guarded(when=(when.exists("alive"),), request=Wait(keys=("a",))), request_id=5)
+    desk.ask(Delete("alive"))
+    assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="exists of 'alive' is no longer True")}
+
+
+def test_a_closed_connection_waits_for_nothing_more() -> None:
+    desk = Desk()
+    desk.ask(Wait(keys=("a",)))
+    desk.ask(Wait(keys=("a", "b")))
+    desk.disconnect(1)
+    desk.ask(Put("a", b""), peer=2)
+    assert desk.answers == {}
+    assert desk.ask(Stats(), peer=2).figures["waits"] == 0
+
+
 def test_a_guarded_wait_that_ends_and_is_fulfilled_at_once_has_ended() -> None:
     desk = Desk()
     desk.ask(Guarded(when=(when.missing("closed"),), request=Wait(keys=("a",))), request_id=5)
@@ -758,6 +785,16 @@ def test_a_session_is_found_again_by_its_number_unless_its_client_said_goodbye()
     assert again[0] != first[0]
 
 
+def test_abandoned_sessions_go_when_leases_are_looked_at() -> None:
+    desk = Desk(session_ttl=300.0)
+    desk.connect(1)
+    desk.disconnect(1)
+    desk.engine.tick(now=desk.now + 299.0)
+    assert desk.engine.figures()["sessions"] == 1
+    desk.engine.tick(now=desk.now + 300.0)
+    assert desk.engine.figures()["sessions"] == 0
+
+
 def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
     desk = Desk(session_replies_bytes_max=10_000)
     desk.ask(Put("a", bytes(20_000)), request_id=1, acknowledged=0)
@@ -768,6 +805,79 @@ def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
     read = Transact(when=(), then=(Get("a"), Get("b")))
     assert desk.ask(read, request_id=4, acknowledged=3).succeeded
     assert desk.ask(read, request_id=5, acknowledged=3).kind is LIMIT
+
+
+# ----------------------------------------------------------------------------------------------------------- limits
+
+A = Put("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("limits", "before", "refused"),
+    [
+        ({"key_bytes_max": 2}, [], Put("abc", b"")),
+        ({"value_bytes_max": 2}, [], Put("a", b"abc")),
+        ({"keys_max": 1}, [A], Put("b", b"")),
+        ({"stored_bytes_max": 310}, [A], Put("a", b"1234567890")),
+        ({"operations_max": 1}, [], Transact(when=(), then=(A, Put("b", b"")))),
+        ({"watches_max": 1}, [Watch(prefix="")], Wait(keys=("a",))),
+        ({"waits_bytes_max": 300}, [Wait(keys=("a",))], Wait(keys=("b",))),
+        ({"leases_max": 1}, [Grant(ttl=1.0)], Put("a", b"", ttl=1.0)),
+        ({"lease_ttl_max": 1.0}, [], Grant(ttl=1.5)),
+        ({"frame_bytes_max": 5000, "value_bytes_max": 900}, [Put("a", bytes(900))] * 2, GetMany(keys=("a",) * 6)),
+        ({"frame_bytes_max": 5000, "value_bytes_max": 900}, [Put(key, bytes(900)) for key in "abcde"], List(prefix="")),
+        ({"outbox_bytes_max": 200}, [A], Watch(prefix="", snapshot=True)),
+        ({"session_replies_max": 1}, [A], Put("b", b"")),
+        ({"session_replies_bytes_max": 1}, [A], Put("b", b"")),
+    ],
+)
+def test_what_passes_a_limit_is_refused_before_anything_has_changed(
+    limits: dict[str, Any], before: list[Request[Any]], refused: Request[Any]
+) -> None:
+    """The exact edges, and the messages, are in `guarantees/test_s6_bounded.py`."""
+    desk = Desk(**limits)
+    desk.connect()
+    for request in before:
+        assert not isinstance(desk.ask(request, acknowledged=0), Failed)
+    fingerprint = desk.fingerprint()
+    response = desk.ask(refused, acknowledged=0)
+    assert isinstance(response, Failed)
+    assert response.kind is LIMIT
+    assert desk.fingerprint() == fingerprint
+
+
+def test_what_is_there_may_be_rewritten_when_there_is_room_for_no_more() -> None:
+    desk = Desk(keys_max=1, stored_bytes_max=310)
+    desk.ask(Put("a", b"123456789"))
+    assert desk.ask(Put("a", b"987654321")) == Written(revision=2)
+    assert desk.ask(Put("a", b"")) == Written(revision=3)
+
+
+def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> None:
+    """As one is that was started again with lower limits."""
+    desk = Desk()
+    for key in "abc":
+        desk.ask(Put(key, bytes(100)))
+    desk.engine.limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
+    assert desk.fails(Put("d", b"")).kind is LIMIT
+    assert desk.fails(Put("a", bytes(101))).kind is LIMIT
+    assert desk.ask(Put("a", bytes(99))) == Written(revision=4)
+    assert desk.ask(Delete("b")).count == 1
+
+
+def test_a_wait_whose_answer_has_grown_too_large_fails_when_it_would_be_answered() -> None:
+    desk = Desk(frame_bytes_max=5000, value_bytes_max=900)
+    desk.ask(Wait(keys=("a",) * 6), request_id=5)
+    desk.ask(Put("a", bytes(900)))
+    answer = desk.answers[1, 5]
+    assert isinstance(answer, Failed)
+    assert answer.kind is LIMIT
+
+
+def test_there_are_no_more_sessions_than_agreed() -> None:
+    desk = Desk(sessions_max=1)
+    assert desk.connect(1) is not None
+    assert desk.connect(2) is None
 
 
 # ---------------------------------------------------------------------------------------- against a plain dictionary
