@@ -523,6 +523,6 @@ async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
         async with a.changes() as changes:
             assert await anext(changes) == NodesLost(1, ("c",))  # and that b waits is still to be told
             assert_one_round([await a.next_rendezvous(), await joining])
-            following = run.start(anext(changes))  # type: ignore[arg-type]  # an awaitable that create_task takes
+            following = run.start(anext(changes))
             await asyncio.sleep(5)
             assert not following.done()

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import rdzv
+from rdzv.handler import Handler
 import store
 from rdzv import torchrun
 from tests.support.processes import Child, free_port, require, start, start_python
@@ -130,8 +131,11 @@ async def test_a_job_outlives_its_agents(tmp_path: Path) -> None:
 
 async def until_a_spare_waits(url: str) -> None:
     async with asyncio.timeout(30), rdzv.connect(f"{url}/job", is_host=False) as observer:
-        while not (await observer.status()).spares:
-            await asyncio.sleep(0.02)
+        assert isinstance(observer, Handler)
+        async with contextlib.aclosing(observer.statuses()) as statuses:
+            async for status in statuses:
+                if status.spares:
+                    return
 
 
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
