@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import ROOT, start_python
+from tests.support.processes import ROOT, require, start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,20 +40,39 @@ TELLING = {
         "dan: round 2, rank 2 of 3, from step",
         "verified: 3.0000 x + -2.0000 is the line, after 250 steps and one death",
     ],
+    "in_process_elastic": [
+        "SIGKILL for",
+        "NodesLost(count=1",
+        "round 1, rank 0 of 1, from step 5",
+        "NodesWaiting(count=1)",
+        "cleo: round 2, rank 1 of 2, from step",
+        "verified: 3.0000 x + -2.0000 in 300 steps, from memory",
+    ],
     "store_alone": [
         "5 clients counted to 100 together",
         "delete config/colour",
         "ben leads",
         "verified: no count was lost",
     ],
+    "torchrun_train": [
+        "SIGKILL for agent",
+        "rank 0 of 1, pid",
+        "third: rank 1 of 2, pid",
+        "verified: resumed at step",
+    ],
 }
 """What each must say, by its name; a new example needs an entry here."""
+
+NEED_TORCH = ("in_process_elastic", "torchrun_train")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_example_shows_what_it_claims(path: Path) -> None:
+    needs_torch = path.stem in NEED_TORCH
+    if needs_torch:
+        require("torch")
     async with start_python("-W", "error", str(path)) as example:
-        status = await example.wait(timeout=40)
+        status = await example.wait(timeout=120 if needs_torch else 40)
     assert status == 0, example.written()
     for telling in TELLING[path.stem]:
         assert any(telling in line for line in example.output), f"nothing says {telling!r}; {example.written()}"

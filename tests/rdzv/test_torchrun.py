@@ -130,8 +130,10 @@ async def test_a_job_outlives_its_agents(tmp_path: Path) -> None:
 
 async def until_a_spare_waits(url: str) -> None:
     async with asyncio.timeout(30), rdzv.connect(f"{url}/job", is_host=False) as observer:
-        while not (await observer.status()).spares:
-            await asyncio.sleep(0.02)
+        status = await observer.status()
+        while not status.spares:
+            await asyncio.sleep(0.02)  # nobody tells an observer of spares
+            status = await observer.status()
 
 
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
