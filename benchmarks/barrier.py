@@ -33,7 +33,11 @@ from rdzv.handler import Handler
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from anyio.abc import TaskStatus
+
 PATIENCE = 300.0  # seconds for each step of ours; far more than any of them takes
+AT_ONCE = 16  # nodes of one process that arrive together; they are one process only here
+NOT_WAITING = "not waiting for anything"
 SETTLE = (0.5, 1.5)  # seconds between the last but one arrival and the last; at random, since PyTorch looks each second
 Result = tuple[int, int, float]  # rank, world size, when
 
@@ -48,26 +52,29 @@ def our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
 async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
     handlers: list[Handler] = []
     results: list[Result] = []
-    word = anyio.Event()
 
-    async def node(name: str) -> None:
+    async def hold(name: str, *, task_status: TaskStatus[None]) -> None:
         async with rdzv.connect(url, node_id=name, is_host=False) as handler:
             assert isinstance(handler, Handler)
             handlers.append(handler)
-            await word.wait()
-            _, rank, world_size = await handler.next_rendezvous()
-            results.append((rank, world_size, time.monotonic()))
+            task_status.started()
             await anyio.sleep_forever()
+
+    async def join(handler: Handler) -> None:
+        _, rank, world_size = await handler.next_rendezvous()
+        results.append((rank, world_size, time.monotonic()))
 
     async with anyio.create_task_group() as group:
         for name in names:
-            group.start_soon(node, name)
-        await _until(lambda: len(handlers) == len(names))
+            await group.start(hold, name)
         pipe.send("connected")
         await support.hear(pipe)
         began = time.monotonic()
-        word.set()
-        await _until(lambda: all(handler.reason != "not waiting for anything" for handler in handlers) or bool(results))
+        for start in range(0, len(handlers), AT_ONCE):
+            some = handlers[start : start + AT_ONCE]
+            for handler in some:
+                group.start_soon(join, handler)
+            await _until(lambda some=some: all(one.reason != NOT_WAITING for one in some) or bool(results))
         _as_in_a_process_of_its_own()
         pipe.send("parked")
         await _until(lambda: len(results) == len(names))
@@ -211,10 +218,11 @@ def main() -> None:
                 except TimeoutError:
                     print(f"PyTorch, {size} nodes: not done within {options.torch_timeout:g} s")
         our, their = support.median(ours), support.median(theirs)
-        rows.append((size, ms(our), ms(max(ours)), ms(their), ratio(their, our), f"{support.median(sizes):.0f}"))
+        per_node = support.median(sizes)
+        rows.append((size, ms(our), ms(min(ours)), ms(max(ours)), ms(their), ratio(their, our), f"{per_node:.0f}"))
     if not support.HAS_TORCH:
         print("PyTorch is not installed: ours alone")
-    header = ("nodes", "ours, ms", "worst, ms", "torch c10d, ms", "ratio", "our bytes per node")
+    header = ("nodes", "ours, ms", "best", "worst", "torch c10d, ms", "ratio", "our bytes per node")
     support.table("From the last arrival to everyone done, medians", header, rows)
 
 

@@ -2,6 +2,8 @@
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
 
+`rdzv run` ends with its command's own status, and says 120 to 124 for 1 to 5.
+
 Everything it does is the library's; nothing is decided here. Commands that only look at a run, or close it, need no
 `min_nodes`, and never host a store: with nobody listening there is nothing to look at.
 """
@@ -16,15 +18,12 @@ import json
 import logging
 import os
 import signal
-import ssl
 import sys
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 import store
-from rdzv import demo
+from rdzv import demo, launcher, serving
 from rdzv.backends import Credentials, connect
 from rdzv.errors import (
     RendezvousClosedError,
@@ -36,7 +35,7 @@ from rdzv.errors import (
 from rdzv.handler import Handler
 from rdzv.settings import parse
 from rdzv.state import Participant, RunStatus
-from store.address import DEFAULT_PORT, host_and_port
+from store.address import host_and_port
 from store.loops import loop_factory
 
 if TYPE_CHECKING:
@@ -46,12 +45,15 @@ __all__ = ["main"]
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
+DURATION_MAX = 1e9  # seconds, 31 years: what event loops still take
+OF_RUN = 119  # what is added to the above for `rdzv run`: commands that fail seldom end with 120 to 124 themselves
+
 LOOK_WITHIN = 10.0  # seconds in which a store must answer somebody who only looks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -69,7 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         sys.stderr.write(f"rdzv {options.command}: {error}\n")
-        return _status_of(error)
+        return _status_of(error) + (OF_RUN if options.command == "run" else 0)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What was asked for. What comes after "--" is the command of `rdzv run`, and none of our business."""
+    if arguments[:1] != ["run"]:
+        return _parser().parse_args(arguments)
+    split = list(arguments).index("--") if "--" in arguments else len(arguments)
+    try:
+        return _parser().parse_args(arguments[:split], argparse.Namespace(words=tuple(arguments[split + 1 :])))
+    except SystemExit as leaving:  # with the help, or with what is wrong
+        raise SystemExit(OF_RUN + WRONG_USAGE if leaving.code else DONE) from None
 
 
 def _status_of(error: Exception) -> int:
@@ -105,19 +118,28 @@ def _parser() -> argparse.ArgumentParser:
     command("demo", _demo, "an elastic run on this machine: join, kill, regroup, grow, close")
 
     sub = command("serve", _serve, "serve a store that outlives the nodes of its runs")
+    serving.add_arguments(sub)
+
+    sub = command("run", _run, "run a command under rendezvous, and again whenever the nodes change")
+    sub.usage = "rdzv run [options] URL -- COMMAND ..."
+    sub.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say")
     sub.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)"
+        "--max-restarts", type=_whole(0), default=0, metavar="N", help="after failures here (default: %(default)s)"
     )
-    sub.add_argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
-    sub.add_argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
-    sub.add_argument("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
-    sub.add_argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
-    sub.add_argument("--key", metavar="FILE", help="PEM file with its private key")
+    sub.add_argument("--nproc", type=_whole(1), default=1, metavar="N", help="processes here (default: %(default)s)")
     sub.add_argument(
-        "--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"
+        "--grace",
+        type=_duration,
+        default=10.0,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL (default: %(default)s)",
     )
-    sub.add_argument("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
-    sub.add_argument("--port-file", metavar="FILE", help="write the port here once the store listens")
+    sub.add_argument(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="pass output through, without the rank before each line",
+    )
 
     sub = _looking_at_a_run(command("status", _status, "show how a run stands, and what it waits for"))
     sub.add_argument("--json", action="store_true", help="as one JSON object")
@@ -137,18 +159,39 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("ping", _ping, "measure how quickly a store answers")
     sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
     sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
+    _within(sub)
     return parser
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not from 0 to 65535")
-    return port
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return read
+
+
+def _duration(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= DURATION_MAX:  # false for NaN, too
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to {DURATION_MAX:.0f} seconds")
+    return seconds
 
 
 def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
     sub.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
+    return _within(sub)
+
+
+def _within(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    sub.add_argument(
+        "--timeout",
+        type=float,
+        default=LOOK_WITHIN,
+        metavar="SECONDS",
+        help="how long the store may take to answer (default: %(default)g)",
+    )
     return sub
 
 
@@ -156,78 +199,23 @@ async def _demo(_: argparse.Namespace) -> int:
     return DONE if await demo.run(print) else FAILED
 
 
-# ---------------------------------------------------------------------------------------------------- serve
+async def _run(options: argparse.Namespace) -> int:
+    if not options.words:
+        raise RendezvousSettingsError("there is no command; write it at the end, after --")
+    job = launcher.Job(
+        url=options.url,
+        command=options.words,
+        nproc=options.nproc,
+        max_restarts=options.max_restarts,
+        grace=options.grace,
+        prefix=options.prefix,
+    )
+    return await launcher.run(job)
 
 
 async def _serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends it at once."""
-    stop = anyio.Event()
-    loop = asyncio.get_running_loop()
-
-    def asked_to_stop() -> None:
-        if stop.is_set():
-            os._exit(FAILED)
-        stop.set()
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, asked_to_stop)
-    serving = store.serve(
-        options.host,
-        options.port,
-        token=_token_in(options.token_file),
-        tls=_server_tls(options),
-        insecure=options.insecure,
-        data_dir=options.data_dir,
-    )
-    async with serving as server:
-        where = host_and_port(options.host or "*", server.port)
-        kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
-        sys.stderr.write(f"rdzv serve: store {server.store_id} listens on {where}, {kept}\n")
-        if options.port_file:
-            _write_whole(options.port_file, f"{server.port}\n")
-        await stop.wait()
-        sys.stderr.write(f"rdzv serve: leaving, {server.connections} connections are told\n")
+    await serving.serve(options)
     return DONE
-
-
-def _token_in(path: str | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            token = file.read().strip()
-    except OSError as error:
-        raise store.StoreUsageError(f"--token-file {path} cannot be read: {error.strerror or error}") from error
-    if not token:
-        raise store.StoreUsageError(f"--token-file {path} is empty; write the shared secret into it")
-    return token
-
-
-def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
-    if options.cert is None:
-        if options.key is not None or options.ca is not None:
-            raise store.StoreUsageError("--key and --ca need --cert beside them")
-        return None
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.cert, options.key)
-        if options.ca is not None:
-            context.load_verify_locations(options.ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        raise store.StoreUsageError(
-            f"--cert {options.cert}, --key {options.key}, --ca {options.ca} cannot be used: {error}; "
-            f"they must be readable PEM files, and the key the certificate's"
-        ) from error
-    return context
-
-
-def _write_whole(path: str, text: str) -> None:
-    """Write a file so that whoever waits for it never reads half of it."""
-    partial = f"{path}.{os.getpid()}"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(partial, path)
 
 
 # ---------------------------------------------------------------------------------------------------- looking
@@ -235,7 +223,7 @@ def _write_whole(path: str, text: str) -> None:
 
 async def _status(options: argparse.Namespace) -> int:
     show = _as_json if options.json else _in_words
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
             async with contextlib.aclosing(handler.statuses()) as statuses:
@@ -278,7 +266,7 @@ def _in_words(status: RunStatus) -> str:
 
 
 async def _close(options: argparse.Namespace) -> int:
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.set_closed(options.reason)
         print(f"run {handler.run_id} is closed")
     return DONE
@@ -303,7 +291,7 @@ async def _ping(options: argparse.Namespace) -> int:
     settings = parse(url, {}, os.environ)
     credentials = Credentials.of(settings)
     connecting = store.connect(
-        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=LOOK_WITHIN
+        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=options.timeout
     )
     async with connecting as client:
         times = [await client.ping() for _ in range(max(options.count, 1))]

@@ -265,14 +265,23 @@ class Handler(RendezvousHandler):
         self._listeners.changed()
         if self._connecting_scope is not None:
             self._connecting_scope.cancel()
+        letting_go = asyncio.create_task(self._let_go(), name=f"let go of run {self.run_id}")
         try:
             with anyio.CancelScope(shield=True):
-                try:
-                    await self._withdraw()
-                finally:
-                    await self._disconnect()
+                # In a task of its own, because a native cancel pierces the shield; it takes a few seconds at most.
+                await asyncio.wait([letting_go])
+        except asyncio.CancelledError:
+            await asyncio.wait([letting_go])
+            raise
         finally:
             await self._stack.aclose()
+        letting_go.result()
+
+    async def _let_go(self) -> None:
+        try:
+            await self._withdraw()
+        finally:
+            await self._disconnect()
 
     async def _connect(self) -> _Link:
         """The link to the store; a new one if there is none, or if the store it led to has been replaced."""
@@ -387,7 +396,9 @@ class Handler(RendezvousHandler):
     async def _join(self) -> RendezvousInfo:
         clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
         link = await self._connect()
-        was_member = self._membership is not None and self._membership.over is None
+        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        last, mine = link.follower.head.round, self._membership
+        was_member = last is not None and mine is not None and mine.round.revision == last.revision
         try:
             await self._check_health(link)
             link.stand(self._candidacy(link))

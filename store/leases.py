@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
+SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
 UNTIDY = 64  # out-of-date entries that are not worth a tidying
 
 
@@ -123,8 +124,11 @@ class Leases:
         return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
 
     def next_due_in(self) -> float | None:
-        """Seconds of served time until `due` may have something; None if there is no lease."""
-        return max(self._due[0][0] - self._served, 0.0) if self._due else None
+        """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""
+        if not self._due:
+            return None
+        due_in = self._due[0][0] - self._served
+        return max(due_in, SOONEST) if due_in > 0 else 0.0
 
     def _tidy(self) -> None:
         """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""

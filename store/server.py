@@ -102,6 +102,7 @@ class Server:
         self._refused = 0
         self._leaving = False
         self._failure: BaseException | None = None
+        self._on_failure: list[Callable[[], None]] = []
         self._probing: asyncio.Task[None] | None = None
         self._nobody_left = asyncio.Event()
         self._alone = threading.Event()
@@ -482,6 +483,12 @@ class Server:
         self._failure = error
         self._leaving = True
         self.abort()
+        for callback in self._on_failure:
+            callback()
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call back when this server stops serving by itself; leaving its context then raises why."""
+        self._on_failure.append(callback)
 
     def check_timers(self) -> None:
         """Raise what a timer has failed of."""
@@ -693,6 +700,20 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
+class _TellingTls(ssl.SSLObject):
+    """TLS that says why a handshake failed: asyncio drops such connections without a word."""
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            log.warning("a connection is refused: TLS failed: %s", error.reason or error)
+            raise
+
+
 async def _listen(
     server: Server, host: str, port: int, *, sock: socket.socket | None, tls: ssl.SSLContext | None
 ) -> asyncio.Server:
@@ -702,6 +723,8 @@ async def _listen(
     if tls is not None:
         # asyncio's own patience is a minute and half a minute, in which a silent stranger is not counted anywhere.
         within = server.handshake_timeout
+        if tls.sslobject_class is ssl.SSLObject:
+            tls.sslobject_class = _TellingTls
         options |= {"ssl": tls, "ssl_handshake_timeout": within, "ssl_shutdown_timeout": LEAVE_WITHIN}
     if sock is not None:
         return await loop.create_server(server.protocol, sock=sock, **options)

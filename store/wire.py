@@ -667,7 +667,9 @@ class _Layout(Generic[M]):
         for get, takes, name in self._takes:
             value = get(message)
             if not takes(value):
-                raise StoreUsageError(f"{self.message.__name__} takes no {_shown(value)} as its {name}")
+                several = isinstance(value, tuple | list)
+                shown = f"[{', '.join(map(_shown, value[:4]))}]" if several else _shown(value)
+                raise StoreUsageError(f"{self.message.__name__} cannot have {name}={shown}")
 
     def build(self, values: list[Any]) -> M:
         """The message of these field values."""

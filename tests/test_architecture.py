@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 PURE_ROOMS = (
     "store.errors",
+    "store.facts",
     "store.messages",
     "store.index",
     "store.leases",

@@ -48,6 +48,17 @@ TELLING = {
         "cleo: round 2, rank 1 of 2, from step",
         "verified: 3.0000 x + -2.0000 in 300 steps, from memory",
     ],
+    "jax_distributed": [
+        "process 0 of 2: the sum is 3.0",
+        "process 1 of 2: the sum is 3.0",
+        "verified: two processes were one cluster",
+    ],
+    "plain_script": [
+        "rank 2 of 3 counts",
+        "SIGKILL for cleo",
+        "rank 0 of 2 counts",
+        "verified: 2262 primes below 20000",
+    ],
     "store_alone": [
         "5 clients counted to 100 together",
         "delete config/colour",
@@ -63,16 +74,16 @@ TELLING = {
 }
 """What each must say, by its name; a new example needs an entry here."""
 
-NEED_TORCH = ("in_process_elastic", "torchrun_train")
+NEEDS = {"in_process_elastic": "torch", "jax_distributed": "jax", "torchrun_train": "torch"}
+"""What must be installed for it, beside rdzv itself; it takes seconds to import."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_example_shows_what_it_claims(path: Path) -> None:
-    needs_torch = path.stem in NEED_TORCH
-    if needs_torch:
-        require("torch")
+    if path.stem in NEEDS:
+        require(NEEDS[path.stem])
     async with start_python("-W", "error", str(path)) as example:
-        status = await example.wait(timeout=120 if needs_torch else 40)
+        status = await example.wait(timeout=120 if path.stem in NEEDS else 40)
     assert status == 0, example.written()
     for telling in TELLING[path.stem]:
         assert any(telling in line for line in example.output), f"nothing says {telling!r}; {example.written()}"

@@ -153,6 +153,19 @@ async def test_closing_the_handler_while_it_connects_ends_that_at_once() -> None
         assert now() - began < 1
 
 
+async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
+    """A native cancel pierces a shield, and left the lease kept and the tasks running."""
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        closing = run.start(a.aclose())
+        await asyncio.sleep(0.0001)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        assert run.keys("nodes/") == []
+
+
 async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")
@@ -293,6 +306,30 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
         assert first.round == 0
         assert_one_round([second, joined])
         assert joined.round == 1
+
+
+async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive_again() -> None:
+    """The node took its arrival for good, waited on without a record, and nobody told it."""
+    async with VirtualRun(min_nodes=2, join_timeout=60) as run:
+        a = run.handler("a")
+        await a._connect()
+        done = False
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal done
+            if isinstance(request, Transact) and when == "after" and run.keys("nodes/") == ["a"] and not done:
+                done = True
+                assert a._link is not None
+                assert a._link.lease is not None
+                lease = a._link.lease
+                _, keeping = a._link.keeper._keeping._tasks[lease.id]  # type: ignore[attr-defined]
+                await run.clients["a"].call(Revoke(lease=lease.id))
+                await asyncio.wait([keeping])
+
+        run.clients["a"].hook = hook
+        joining = await run.join(a)
+        assert_one_round([await run.handler("b").next_rendezvous(), await joining])
+        assert done
 
 
 async def test_a_withdrawal_that_does_not_get_through_lets_the_record_lapse() -> None:

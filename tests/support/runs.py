@@ -69,6 +69,7 @@ class VirtualRun:
         self._handlers: dict[str, Handler] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._joins: list[tuple[Handler, asyncio.Task[Any]]] = []
+        self._burials: list[asyncio.Task[None]] = []
         self._looks = 0
         self.clients: dict[str, HookedClient] = {}
 
@@ -107,7 +108,8 @@ class VirtualRun:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.network.heal()
-        for handler in self._handlers.values():
+        await asyncio.gather(*self._burials)
+        for handler in list(self._handlers.values()):
             await handler.aclose()
         await self.server.leave()
         await self.end_store()
@@ -166,7 +168,7 @@ class VirtualRun:
         for joining, task in self._joins:
             if joining is handler:
                 task.cancel()
-        self.start(handler.aclose(), f"bury {name}")
+        self._burials.append(asyncio.create_task(handler.aclose(), name=f"bury {name}"))
 
     def keys(self, under: str = "") -> list[str]:
         """What the store holds of this run, below its prefix."""

@@ -1,0 +1,194 @@
+"""S8, as far as it is about the token: proven both ways, never said. TLS, and where to listen, are the shell's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store import wire
+from store.connection import ClientConnection, ServerConnection
+from store.errors import AuthenticationError
+from store.limits import Limits
+from store.wire import VERSION, FrameReader, Greeting, Hello, Welcome
+
+TOKEN = b"a very secret token"
+
+
+def server(
+    token: bytes | None = TOKEN, *, nonce: bytes = b"server nonce 001", store_id: str = "store-1"
+) -> ServerConnection:
+    return ServerConnection(store_id=store_id, nonce=nonce, token=token, limits=Limits())
+
+
+def client(
+    token: bytes | None = TOKEN, *, nonce: bytes = b"client nonce 001", session: bytes = b"the same session"
+) -> ClientConnection:
+    made = ClientConnection(session_id=session, token=token, name="tcp://there")
+    made.connected(nonce=nonce)
+    return made
+
+
+def hello_to(here: ClientConnection, there: ServerConnection) -> bytes:
+    (said,) = here.receive(there.greeting())
+    assert isinstance(said, bytes)
+    return said
+
+
+def decoded(hello: bytes) -> Hello:
+    (body,) = FrameReader(4096).feed(hello)
+    return wire.decode_hello(body)
+
+
+def meet(here: ClientConnection, there: ServerConnection) -> bytes:
+    """Let them meet, and give all that was said."""
+    said = there.greeting()
+    hello = hello_to(here, there)
+    list(there.receive(hello))
+    welcome = there.welcome(session=1, address="10.0.0.1", revision=0)
+    list(here.receive(welcome))
+    return said + hello + welcome
+
+
+@given(st.binary(min_size=1, max_size=100))
+def test_s8_both_sides_prove_that_they_know_the_token_and_neither_says_it(token: bytes) -> None:
+    """ "a shared token proven by an HMAC-SHA256 challenge both ways: the token never crosses the wire"."""
+    here, there = client(token), server(token)
+    said = meet(here, there)
+    assert there.greeted
+    assert here.welcomed is not None
+    if len(token) > 4:  # a shorter one may be there by chance
+        assert token not in said
+
+
+@pytest.mark.parametrize("token", [b"another token", TOKEN + b"x", TOKEN[:-1], TOKEN.upper()])
+def test_s8_a_wrong_token_is_refused_by_the_server(token: bytes) -> None:
+    """ "a shared token proven"."""
+    there = server()
+    with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
+        list(there.receive(hello_to(client(token), there)))
+    assert not there.greeted
+
+
+def test_s8_a_missing_token_is_noticed_by_the_client_and_refused_by_the_server() -> None:
+    """ "a shared token proven"."""
+    there = server()
+    with pytest.raises(AuthenticationError, match="wants a token, and none was given: pass token= or token_file="):
+        hello_to(client(None), there)
+    with pytest.raises(AuthenticationError, match="the client has none"):
+        list(there.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"n" * 16, b""))))
+    assert not there.greeted
+
+
+@pytest.mark.parametrize("proof", [b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
+def test_s8_what_is_no_proof_is_refused(proof: bytes) -> None:
+    """ "a shared token proven"."""
+    there = server()
+    with pytest.raises(AuthenticationError):
+        list(there.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
+
+
+def test_s8_a_recorded_hello_is_worth_nothing_to_another_connection() -> None:
+    """ "an HMAC-SHA256 challenge": the server's challenge is fresh each time."""
+    recorded = hello_to(client(), server())
+    with pytest.raises(AuthenticationError):
+        list(server(nonce=b"server nonce 002").receive(recorded))
+
+
+def test_s8_a_recorded_hello_is_worth_nothing_at_another_store() -> None:
+    """ "an HMAC-SHA256 challenge": a store that relays another's challenge does not get in there."""
+    recorded = hello_to(client(), server(store_id="store-1"))
+    with pytest.raises(AuthenticationError):
+        list(server(store_id="store-2").receive(recorded))
+
+
+@pytest.mark.parametrize("change", [{"session_id": b"another session!"}, {"nonce": b"client nonce 002"}])
+def test_s8_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]) -> None:
+    """ "an HMAC-SHA256 challenge": nobody takes over a session with somebody else's proof."""
+    there = server()
+    hello = decoded(hello_to(client(), there))
+    with pytest.raises(AuthenticationError):
+        list(there.receive(wire.encode_hello(hello._replace(**change))))
+
+
+def test_s8_the_servers_proof_is_not_the_clients_sent_back() -> None:
+    """ "both ways": an impostor who knows nothing has nothing to echo."""
+    here, there = client(), server()
+    hello = decoded(hello_to(here, there))
+    impostor = wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
+    with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
+        list(here.receive(impostor))
+    assert here.welcomed is None
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(32), b"x" * 32])
+def test_s8_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
+    """ "A client given a token refuses a server that cannot prove it knows it." """
+    here = client()
+    hello_to(here, server(b"another token"))
+    with pytest.raises(
+        AuthenticationError, match="could not prove that it knows the token: it is not the server meant"
+    ):
+        list(here.receive(wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 10**6, proof))))
+
+
+def test_s8_a_server_that_knows_another_token_is_refused() -> None:
+    """ "A client given a token refuses a server that cannot prove it knows it." """
+    impostor = server(b"another token")
+    here = client()
+    hello = decoded(hello_to(here, impostor))
+    theirs = client(b"another token")
+    list(impostor.receive(hello_to(theirs, impostor)))
+    assert decoded(hello_to(client(), impostor)) == hello
+    with pytest.raises(AuthenticationError):
+        list(here.receive(impostor.welcome(session=1, address="10.0.0.1", revision=0)))
+
+
+def test_s8_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
+    """ "both ways": the client's challenge is fresh each time, too."""
+    first, there = client(), server()
+    list(there.receive(hello_to(first, there)))
+    recorded = there.welcome(session=1, address="10.0.0.1", revision=0)
+    list(first.receive(recorded))
+    second = client(nonce=b"client nonce 002")
+    hello_to(second, server())
+    with pytest.raises(AuthenticationError):
+        list(second.receive(recorded))
+
+
+def test_s8_a_server_that_asks_for_no_token_gets_no_proof_from_a_client_that_has_one() -> None:
+    """ "A client given a token refuses a server that cannot prove it knows it." """
+    with pytest.raises(AuthenticationError, match="asks for no token, so it cannot prove that it knows the one given"):
+        hello_to(client(), server(None))
+
+
+def test_s8_no_error_shows_the_token() -> None:
+    """ "the token never (...) appears in a process list or log"."""
+    errors: list[AuthenticationError] = []
+    for here, there in ((client(b"wrong token"), server()), (client(), server(b"wrong token"))):
+        with pytest.raises(AuthenticationError) as caught:
+            list(there.receive(hello_to(here, there)))
+        errors.append(caught.value)
+    for error in errors:
+        assert "secret" not in str(error)
+        assert "wrong" not in str(error)
+
+
+def test_s8_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
+    """ "both ways": the server proves what it knows only to who has proven it first."""
+    there = server()
+    with pytest.raises(AuthenticationError):
+        list(there.receive(hello_to(client(b"wrong token"), there)))
+    with pytest.raises(AssertionError):
+        there.welcome(session=1, address="10.0.0.1", revision=0)
+
+
+def test_s8_without_a_token_nothing_is_proven_and_nothing_wanted() -> None:
+    """ "Mutual TLS, and/or a shared token": with neither, on loopback, there is nothing to prove."""
+    here, there = client(None), server(None)
+    meet(here, there)
+    assert there.greeted
+    greeting = Greeting(VERSION, VERSION, "store-1", b"server nonce 001", token_wanted=False)
+    assert there.greeting() == wire.encode_greeting(greeting)

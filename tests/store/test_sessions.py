@@ -1,0 +1,145 @@
+"""Replies are kept until they are acknowledged, and sessions until their clients have been away for too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from store.messages import Written
+from store.sessions import FORGOTTEN, Session, Sessions
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
+    return Sessions(ttl=ttl, sessions_max=sessions_max)
+
+
+def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Session:
+    found = sessions.open(id, peer=peer, now=now)
+    assert found is not None
+    return found[0]
+
+
+# ---------------------------------------------------------------------------------------------------- one session
+
+
+def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
+    session = Session(A, 1)
+    assert session.replay(1) is None
+    session.keep(1, Written(revision=7), 100)
+    session.keep(3, Written(revision=8), 100)
+    assert session.replay(1) == Written(revision=7)
+    session.acknowledge(2)
+    assert session.replay(1) is FORGOTTEN
+    assert session.replay(3) == Written(revision=8)
+    session.acknowledge(3)
+    assert session.replay(3) is FORGOTTEN
+    assert session.replay(4) is None
+
+
+def test_a_request_between_two_that_were_applied_was_none_that_is_known() -> None:
+    session = Session(A, 1)
+    session.keep(5, Written(revision=7), 100)
+    assert session.replay(4) is FORGOTTEN  # it may have been: nobody can know
+
+
+def test_acknowledging_frees_what_was_kept() -> None:
+    session = Session(A, 1)
+    for request_id in range(1, 6):
+        session.keep(request_id, Written(revision=request_id), 100 * request_id)
+    assert (session.replies, session.held_bytes) == (5, 1500)
+    session.acknowledge(4)
+    assert (session.replies, session.held_bytes) == (1, 500)
+    session.acknowledge(10**18)
+    assert (session.replies, session.held_bytes) == (0, 0)
+    session.acknowledge(0)
+
+
+def test_keeping_replies_out_of_order_is_a_defect_of_the_caller() -> None:
+    session = Session(A, 1)
+    session.keep(2, Written(revision=1), 100)
+    with pytest.raises(AssertionError, match="in order"):
+        session.keep(2, Written(revision=2), 100)
+
+
+# ---------------------------------------------------------------------------------------------------- all of them
+
+
+def test_a_session_outlives_its_connection_and_keeps_its_number() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=10.0)
+    assert sessions.open(A, peer=2, now=309.0) == (session, None)
+    assert session.peer == 2
+
+
+def test_a_client_that_was_away_too_long_finds_another_session_with_another_number() -> None:
+    sessions = some(ttl=300.0)
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=10.0)
+    again = opened(sessions, A, peer=2, now=310.0)
+    assert again is not session
+    assert again.number != session.number
+
+
+def test_a_connection_that_takes_a_session_over_is_told_who_had_it() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    assert sessions.open(A, peer=2, now=0.0) == (session, 1)
+    sessions.close(session, peer=1, now=5.0)  # no news: it is the other's now
+    sessions.expire(1000.0)
+    assert len(sessions) == 1
+
+
+def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
+    sessions = some(ttl=100.0)
+    first, second = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
+    sessions.close(second, peer=2, now=10.0)
+    sessions.close(first, peer=1, now=50.0)
+    sessions.expire(109.0)
+    assert len(sessions) == 2
+    sessions.expire(110.0)
+    assert len(sessions) == 1
+    assert sessions.open(A, peer=3, now=110.0) == (first, None)
+
+
+def test_a_session_that_came_back_does_not_expire() -> None:
+    sessions = some(ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=0.0)
+    opened(sessions, A, peer=2, now=50.0)
+    sessions.expire(1000.0)
+    assert sessions.open(A, peer=3, now=1000.0) == (session, 2)
+
+
+def test_a_session_ends_with_its_clients_farewell() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    sessions.end(session, peer=1)
+    assert len(sessions) == 0
+    sessions.close(session, peer=1, now=0.0)  # the connection, afterwards
+    sessions.expire(1000.0)
+    assert len(sessions) == 0
+
+
+def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer() -> None:
+    """It used to, and left an abandoned session that did not exist: looking for it stopped the server's timer."""
+    sessions = some(ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    opened(sessions, A, peer=2)
+    sessions.end(session, peer=1)
+    assert len(sessions) == 1
+    sessions.close(session, peer=2, now=0.0)
+    sessions.expire(1000.0)
+    assert len(sessions) == 0
+
+
+def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:
+    sessions = some(sessions_max=1, ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    assert sessions.open(B, peer=2, now=0.0) is None
+    sessions.close(session, peer=1, now=0.0)
+    assert sessions.open(B, peer=2, now=99.0) is None
+    assert opened(sessions, A, peer=3, now=99.0) is session
+    sessions.close(session, peer=3, now=100.0)
+    assert sessions.open(B, peer=2, now=200.0) is not None

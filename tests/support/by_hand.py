@@ -1,0 +1,398 @@
+"""The store without sockets, clocks or tasks: what was said is carried by hand, and time passes when a test says so.
+
+`Desk` is an engine across whose desk requests are handed. `Town` is the same behind the protocol: `Post` is a client
+whose bytes a test carries to it and back in whatever pieces it likes, or loses (h11's `ConnectionPair`).
+
+What these do for a connection is what `server.py` and `client.py` do, without the waiting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from store import wire
+from store.connection import ClientConnection, InFlight, ServerConnection, WatchCursor, error_of
+from store.engine import Answer, Delivery, Engine
+from store.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    WatchCompacted,
+)
+from store.limits import Limits
+from store.messages import Event, Failed, Request, Response, Watching
+from store.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+START = 1000.0  # when a desk's clock begins; not 0, which no real clock shows
+LOOK_EVERY = 0.1  # seconds, as the server looks
+
+Stream = list[tuple[Event, ...]]
+
+
+class Desk:
+    """An engine, its clock, and what every peer was told without being asked."""
+
+    def __init__(self, engine: Engine | None = None, /, **limits: Any) -> None:
+        self.engine = engine or Engine(store_id="store-1", limits=Limits(**limits))
+        self.now = START
+        self.told: dict[tuple[int, int], Stream] = defaultdict(list)  # by peer and watch
+        self.answers: dict[tuple[int, int], Response] = {}  # to parked waits
+        self.last_id: dict[int, int] = {}
+
+    def connect(self, peer: int = 1, *, session: bytes | None = None) -> tuple[int, int | None] | None:
+        """Let a peer say hello."""
+        opened = self.engine.connect(peer, session_id=session or b"session of %07d" % peer, now=self.now)
+        self.last_id.setdefault(peer, 0)
+        return opened
+
+    def disconnect(self, peer: int = 1, *, for_good: bool = False) -> None:
+        """Close a peer's connection."""
+        self.engine.disconnect(peer, now=self.now, for_good=for_good)
+
+    def ask(
+        self, request: Request[Any], *, peer: int = 1, request_id: int | None = None, acknowledged: int | None = None
+    ) -> Any:
+        """Hand in a request; its response, or None if it is parked. All earlier replies count as received."""
+        if peer not in self.last_id:
+            self.connect(peer)
+        if request_id is None:
+            request_id = self.last_id[peer] + 1
+        self.last_id[peer] = max(request_id, self.last_id[peer])
+        applied = self.engine.apply(
+            request,
+            peer=peer,
+            request_id=request_id,
+            acknowledged=request_id - 1 if acknowledged is None else acknowledged,
+            now=self.now,
+        )
+        self.take(applied.deliveries)
+        return applied.response
+
+    def fails(self, request: Request[Any], *, peer: int = 1) -> Failed:
+        """Hand in a request that is to be refused."""
+        response = self.ask(request, peer=peer)
+        assert isinstance(response, Failed), response
+        return response
+
+    def take(self, deliveries: Iterable[Delivery | Answer]) -> None:
+        """Note what is to be told to whom."""
+        for delivery in deliveries:
+            match delivery:
+                case Answer(peer=peer, request_id=request_id, response=response):
+                    self.answers[peer, request_id] = response
+                case Delivery(watchers=watchers, events=events):
+                    for watcher in watchers:
+                        self.told[watcher].append(events)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass on a server that keeps looking at its clock."""
+        until = self.now + seconds
+        while self.now < until:
+            due_in = self.engine.next_tick_in()
+            self.now = min(self.now + (LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY)), until)
+            self.look()
+
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass on a server that is stopped meanwhile."""
+        self.now += seconds
+        self.look()
+
+    def look(self) -> None:
+        """Do what the server does when it looks at its clock."""
+        if self.engine.look(now=self.now):
+            self.take(self.engine.tick(now=self.now))
+
+    def keys(self) -> list[str]:
+        """What keys there are."""
+        return list(self.engine._entries)
+
+    def fingerprint(self) -> object:
+        """All that a refused request must leave as it was."""
+        figures = self.engine.figures()
+        figures.pop("requests")
+        return figures, dict(self.engine._entries), list(self.engine._index.with_prefix("")), self.told.copy()
+
+
+class Town(Desk):
+    """A server of the protocol, for any number of clients."""
+
+    def __init__(self, engine: Engine | None = None, /, *, token: bytes | None = None, **limits: Any) -> None:
+        super().__init__(engine, **limits)
+        self.token = token
+        self.links: dict[int, Link] = {}
+        self._nonces = 0
+
+    def accept(self) -> Link:
+        """Take a new connection."""
+        peer = len(self.links) + 1
+        self._nonces += 1
+        connection = ServerConnection(
+            store_id=self.engine.store_id,
+            nonce=b"server nonce %03d" % self._nonces,
+            token=self.token,
+            limits=self.engine.limits,
+        )
+        link = self.links[peer] = Link(self, peer, connection)
+        link.to_client += connection.greeting()
+        return link
+
+    def received(self, link: Link, data: bytes) -> None:
+        """Do what these bytes ask for."""
+        try:
+            for item in link.connection.receive(data):
+                match item:
+                    case (request_id, acknowledged, request):
+                        self._apply(link.peer, request_id, acknowledged, request)
+                    case Hello(session_id=session):
+                        self._take_in(link, session)
+                    case Bye():
+                        link.says_goodbye = True
+                        link.close()
+                if not link.open:
+                    break
+        except (ProtocolError, AuthenticationError) as error:
+            link.error = error
+            kind = "authentication" if isinstance(error, AuthenticationError) else "protocol"
+            link.to_client += wire.encode_sorry(Sorry(kind, str(error)))
+            link.close()
+
+    def _take_in(self, link: Link, session: bytes) -> None:
+        opened = self.connect(link.peer, session=session)
+        assert opened is not None, "tests do not fill the sessions of a town"
+        number, previous = opened
+        if previous is not None:
+            self.links[previous].close()
+        link.to_client += link.connection.welcome(session=number, address="10.0.0.1", revision=self.engine.revision)
+
+    def _apply(self, peer: int, request_id: int, acknowledged: int, request: Request[Any]) -> None:
+        applied = self.engine.apply(request, peer=peer, request_id=request_id, acknowledged=acknowledged, now=self.now)
+        if applied.response is not None:
+            self.links[peer].to_client += wire.encode_response(request_id, applied.response)
+        self.take(applied.deliveries)
+
+    def take(self, deliveries: Iterable[Delivery | Answer]) -> None:
+        """Send what is to be told."""
+        for delivery in deliveries:
+            match delivery:
+                case Answer(peer=peer, request_id=request_id, response=response):
+                    self.links[peer].to_client += wire.encode_response(request_id, response)
+                case Delivery(watchers=watchers, events=events):
+                    encoded = wire.encode_events(events)
+                    for peer, watch_id in watchers:
+                        self.links[peer].to_client += wire.frame_events(watch_id, encoded)
+
+
+class Link:
+    """One connection: the bytes under way in it, both ways."""
+
+    def __init__(self, town: Town, peer: int, connection: ServerConnection) -> None:
+        self.town = town
+        self.peer = peer
+        self.connection = connection
+        self.to_server = bytearray()
+        self.to_client = bytearray()
+        self.open = True
+        self.says_goodbye = False
+        self.error: StoreError | None = None
+
+    def carry_to_server(self, count: int | None = None) -> None:
+        """Let the server read some of what was sent to it, or all."""
+        data = bytes(self.to_server[:count])
+        del self.to_server[: len(data)]
+        if data and self.open:
+            self.town.received(self, data)
+
+    def close(self) -> None:
+        """The server sees it end."""
+        if self.open:
+            self.open = False
+            self.town.disconnect(self.peer, for_good=self.says_goodbye)
+
+
+class Post:
+    """A client, and what it was told."""
+
+    def __init__(self, *, session: bytes = b"a client's 16 by", token: bytes | None = None) -> None:
+        self.connection = ClientConnection(session_id=session, token=token, name="tcp://town")
+        self.link: Link | None = None
+        self.outcomes: dict[int, Response | StoreError] = {}
+        self.watches: dict[int, Reader] = {}
+        self.readers: list[Reader] = []
+        self.failure: StoreError | None = None
+        self.bye: str | None = None
+        self.lost: Link | None = None  # a connection that the server may not know to be lost
+        self._nonces = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may be sent."""
+        return self.connection.welcomed is not None
+
+    def dial(self, town: Town) -> Link:
+        """Make a connection; nothing has been carried yet."""
+        assert self.link is None
+        self._nonces += 1
+        self.connection.connected(nonce=b"client nonce %03d" % self._nonces)
+        self.link = town.accept()
+        return self.link
+
+    def cut(self, *, unnoticed: bool = False) -> None:
+        """Lose the connection, and all that is under way to the client.
+
+        With `unnoticed` the server does not see it yet, and what is under way to it may still come (`lost`).
+        """
+        link, self.link = self.link, None
+        assert link is not None
+        if unnoticed:
+            self.lost = link
+        else:
+            link.close()
+        self.connection.disconnected()
+        for reader in self.readers:
+            reader.interrupted()
+
+    def ask(self, request: Request[Any]) -> InFlight:
+        """Ask, now or as soon as there is a welcome."""
+        item = self.connection.ask(request, None)
+        if self.ready:
+            self._send(item)
+        return item
+
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Reader:
+        """Watch for as long as the test lasts."""
+        reader = Reader(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
+        self.readers.append(reader)
+        if self.ready:
+            reader.open()
+        return reader
+
+    def carry_to_client(self, count: int | None = None) -> None:
+        """Read some of what the server has sent, or all."""
+        assert self.link is not None
+        data = bytes(self.link.to_client[:count])
+        del self.link.to_client[: len(data)]
+        if data:
+            self.received(data)
+
+    def received(self, data: bytes) -> None:
+        """Take what the server has sent."""
+        assert self.link is not None
+        try:
+            for item in self.connection.receive(data):
+                match item:
+                    case bytes():
+                        self.link.to_server += item
+                    case Welcome():
+                        self._take_welcome(item)
+                    case Reply(request_id=request_id, response=response):
+                        self._replied(request_id, response)
+                    case Events(request_id=watch_id, events=events):
+                        self.watches[watch_id].deliver(events)
+                    case Lagged():
+                        raise AssertionError("a town lets nobody lag")
+                    case Bye(reason=reason):
+                        self.bye = reason
+        except (ProtocolError, AuthenticationError, StoreReplaced, LimitExceeded) as error:
+            self.failure = error
+
+    def settle(self) -> None:
+        """Carry everything there is to carry, both ways."""
+        assert self.link is not None
+        while self.link.to_server or self.link.to_client:
+            self.link.carry_to_server()
+            self.carry_to_client()
+
+    def meet(self, town: Town) -> Link:
+        """Connect, and carry everything."""
+        link = self.dial(town)
+        self.settle()
+        return link
+
+    def _send(self, item: InFlight) -> None:
+        assert self.link is not None
+        self.link.to_server += self.connection.encode(item)
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        if not welcome.resumed:
+            for item in self.connection.lost_for_good():
+                self.outcomes[item.request_id] = ConnectionLost("the session is forgotten", maybe_applied=True)
+        for item in self.connection.to_send_again():
+            self._send(item)
+        for reader in self.readers:
+            reader.open()
+
+    def _replied(self, request_id: int, response: Response) -> None:
+        item = self.connection.answered(request_id)
+        if request_id in self.watches:
+            self.watches[request_id].replied(response)
+        if item is not None:
+            self.outcomes[request_id] = error_of(response) or response
+
+
+class Reader:
+    """A watch's reader, and all that it was told."""
+
+    def __init__(self, post: Post, cursor: WatchCursor) -> None:
+        self.post = post
+        self.cursor = cursor
+        self.batches: Stream = []
+        self.ended: StoreError | None = None
+        self.id: int | None = None
+
+    def open(self) -> None:
+        """Open it, if it is not."""
+        if self.id is not None or self.ended is not None:
+            return
+        request, reset = self.cursor.opening()
+        if reset is not None:
+            self.batches.append((reset,))
+        self.id = self.post.connection.ask(request, None).request_id
+        self.post.watches[self.id] = self
+        self.post._send(self.post.connection.in_flight[self.id])
+
+    def replied(self, response: Response) -> None:
+        """The server has opened it, or refused to."""
+        if isinstance(response, Watching):
+            self.cursor.opened(response.revision)
+            return
+        self.id = None
+        error = error_of(response)
+        assert error is not None
+        if isinstance(error, WatchCompacted) and self.cursor.compacted():
+            self.open()
+        else:
+            self.ended = error
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        """Events have come."""
+        self.cursor.delivered(events)
+        self.batches.append(events)
+
+    def interrupted(self) -> None:
+        """The connection is gone. What the server never answered is sent again as it is."""
+        if self.id is not None and self.id not in self.post.connection.in_flight:
+            self.id = None
+
+    @property
+    def state(self) -> dict[str, bytes]:
+        """What its reader believes to be there now."""
+        state: dict[str, bytes] = {}
+        for events in self.batches:
+            for event in events:
+                match event.kind:
+                    case "put":
+                        state[event.key] = event.value
+                    case "delete":
+                        state.pop(event.key, None)
+                    case "reset":
+                        state.clear()
+                    case "synced":
+                        pass
+        return state
