@@ -4,6 +4,7 @@
     calls       one blocking call, beside PyTorch's TCPStore and a bare socket echo
     regroup     from SIGKILL to each survivor's being told, and to the next round
     throughput  puts per second, and one put told to many watchers
+    torchrun    from SIGKILL of an agent to the survivor's step, and from a replacement to that of both, beside c10d
 
 A peer takes part if it can be imported; the output says so if not. Machines are busy and differ: look at the ratios
 within one run, not at times of two. Every figure is a median of several runs, and every run starts with a new server.

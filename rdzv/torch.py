@@ -127,7 +127,7 @@ def _with_torch_errors(
 _kept: set[TorchStore] = set()  # see `TorchStore`
 
 
-class TorchStore(dist.Store):  # type: ignore[name-defined]  # the stubs do not say that it is there
+class TorchStore(dist.Store):
     """A `torch.distributed.Store` over our store; safe to use from several threads.
 
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
@@ -612,7 +612,7 @@ def register() -> None:
     `init_process_group` with the same URL again, having destroyed the group: then it joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
-        dist.register_rendezvous_handler(scheme, _rendezvous)  # type: ignore[attr-defined,no-untyped-call]
+        dist.register_rendezvous_handler(scheme, _rendezvous)
         _registered.add(scheme)
 
 

@@ -40,6 +40,14 @@ TELLING = {
         "dan: round 2, rank 2 of 3, from step",
         "verified: 3.0000 x + -2.0000 is the line, after 250 steps and one death",
     ],
+    "in_process_elastic": [
+        "SIGKILL for",
+        "NodesLost(count=1",
+        "round 1, rank 0 of 1, from step 5",
+        "NodesWaiting(count=1)",
+        "cleo: round 2, rank 1 of 2, from step",
+        "verified: 3.0000 x + -2.0000 in 300 steps, from memory",
+    ],
     "jax_distributed": [
         "process 0 of 2: the sum is 3.0",
         "process 1 of 2: the sum is 3.0",
@@ -57,11 +65,17 @@ TELLING = {
         "ben leads",
         "verified: no count was lost",
     ],
+    "torchrun_train": [
+        "SIGKILL for agent",
+        "rank 0 of 1, pid",
+        "third: rank 1 of 2, pid",
+        "verified: resumed at step",
+    ],
 }
 """What each must say, by its name; a new example needs an entry here."""
 
-NEEDS = {"jax_distributed": "jax"}
-"""What must be installed for it, beside rdzv itself."""
+NEEDS = {"in_process_elastic": "torch", "jax_distributed": "jax", "torchrun_train": "torch"}
+"""What must be installed for it, beside rdzv itself; it takes seconds to import."""
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -69,7 +83,7 @@ async def test_example_shows_what_it_claims(path: Path) -> None:
     if path.stem in NEEDS:
         require(NEEDS[path.stem])
     async with start_python("-W", "error", str(path)) as example:
-        status = await example.wait(timeout=40)
+        status = await example.wait(timeout=120 if path.stem in NEEDS else 40)
     assert status == 0, example.written()
     for telling in TELLING[path.stem]:
         assert any(telling in line for line in example.output), f"nothing says {telling!r}; {example.written()}"

@@ -12,9 +12,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import rdzv
-from rdzv.handler import Handler
 import store
 from rdzv import torchrun
+from rdzv.handler import Handler
 from tests.support.processes import Child, free_port, require, start, start_python
 
 if TYPE_CHECKING:

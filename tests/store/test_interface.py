@@ -330,7 +330,8 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
     return {
         name: method
         for name, method in inspect.getmembers(kind, callable)
-        if not name.startswith("_") and name not in ("aclose", "close", "register")
+        if not name.startswith("_")
+        and name not in ("aclose", "close", "interrupt", "register")  # a task is cancelled instead
     }
 
 

@@ -1,0 +1,207 @@
+"""torchrun, two agents of one worker each: from SIGKILL of one to the survivor's step, and from a replacement's start.
+
+    python -m benchmarks.torchrun [--backends rdzv,c10d] [--runs 3] [--c10d-last-call-timeout 1]
+
+Each run starts two agents, waits for the first step of both, kills one agent together with its worker, and measures how
+long it takes until the other has made a step alone; then it starts another agent, and measures how long it takes until
+both have made a step together. What any backend has to pay is measured beside it: how long one worker takes from its
+start to its first step by itself, and how long an agent takes to import what it needs.
+
+PyTorch's c10d by default takes 44 s for the first, its last call of 30 s included: `last_call_timeout` bounds that
+here, while ours has its defaults, and ends a last call when nobody else is known to be coming. By default it never gets
+to the second, as a newcomer waits for an address that nobody publishes again; here its sharing of the store is off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import support
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE = 120.0  # seconds for any one thing
+
+WORKER = """
+import json, os, time
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+for step in range(10**9):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    if step == 0:
+        said = {"size": dist.get_world_size(), "rank": dist.get_rank(), "at": time.monotonic(), "pid": os.getpid()}
+        print(json.dumps(said), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@dataclass
+class Agent:
+    """A torchrun, or a worker by itself, and the first steps that it has told of."""
+
+    process: subprocess.Popen[str]
+    steps: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    pids: list[int] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Until it has ended: in a thread."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"size"'):
+                said = json.loads(line)
+                self.pids.append(said["pid"])
+                self.steps.put(said)
+
+    def first_step(self, size: int) -> float:
+        """When it made the first step with so many workers."""
+        while True:
+            said = self.steps.get(timeout=PATIENCE)
+            if said["size"] == size:
+                at: float = said["at"]
+                return at
+
+    def kill(self) -> None:
+        """End the agent and its worker at once."""
+        for pid in (self.process.pid, *self.pids[-1:]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def started(*command: str, **env: str) -> Iterator[Agent]:
+    """Run something for as long as the block lasts."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+    agent = Agent(process)
+    threading.Thread(target=agent.read, daemon=True).start()
+    try:
+        yield agent
+    finally:
+        agent.kill()
+        process.wait()
+
+
+def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float, float]:
+    """Seconds from the kill to the survivor's step, and from a replacement's start to the step of both."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        if backend == "rdzv":
+            endpoint, conf = stack.enter_context(support.serving()), []
+        else:
+            endpoint, conf = f"127.0.0.1:{port}", [f"--rdzv-conf=last_call_timeout={last_call_timeout:g}"]
+
+        def agent() -> Agent:
+            return stack.enter_context(
+                started(
+                    *("-m", "torch.distributed.run", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}"),
+                    *("--rdzv-id=job", "--nnodes=1:2", "--max-restarts=5", "--local-addr=127.0.0.1", *conf, script),
+                    TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+                )
+            )
+
+        survivor = agent()  # of c10d it hosts the store, without which nobody could go on
+        if backend == "c10d":
+            time.sleep(8)
+        victim = agent()
+        survivor.first_step(2)
+        victim.first_step(2)
+        time.sleep(2)
+        victim.kill()
+        killed = time.monotonic()
+        alone = survivor.first_step(1) - killed
+        time.sleep(2)
+        begun = time.monotonic()
+        replacement = agent()
+        both = max(replacement.first_step(2), survivor.first_step(2)) - begun
+    return alone, both
+
+
+def free_port() -> int:
+    """A port that was free a moment ago: c10d cannot be told to listen on port 0."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def worker_start(script: str) -> float:
+    """Seconds from the start of a worker by itself to its first step."""
+    begun = time.monotonic()
+    env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with started(script, **env) as worker:
+        return worker.first_step(1) - begun
+
+
+def agent_start() -> float:
+    """Seconds that an agent takes to import what it needs."""
+    begun = time.monotonic()
+    program = "import torch.distributed.run, torch.distributed.elastic.rendezvous.registry"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return time.monotonic() - begun
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", default="rdzv,c10d", help="which to compare")
+    parser.add_argument("--runs", type=int, default=3, help="how many of each")
+    parser.add_argument("--c10d-last-call-timeout", type=float, default=1.0, help="seconds; PyTorch's default is 30")
+    options = parser.parse_args()
+    print(support.describe_machine())
+    if not support.HAS_TORCH:
+        raise SystemExit("PyTorch is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        script = str(Path(folder) / "train.py")
+        Path(script).write_text(WORKER, encoding="utf-8")
+        workers, agents = [], []
+        rows = []
+        for backend in options.backends.split(","):
+            alone, both = [], []
+            for _ in range(options.runs):
+                workers.append(worker_start(script))
+                agents.append(agent_start())
+                try:
+                    one, two = measure(backend, script, options.c10d_last_call_timeout)
+                except queue.Empty:
+                    one = two = float("inf")  # not within PATIENCE
+                alone.append(one)
+                both.append(two)
+            worker, agent = support.median(workers), support.median(agents)
+            lost, grown = support.median(alone), support.median(both)
+            rows.append(
+                (backend, f"{lost:.2f}", f"{lost - worker:+.2f}", f"{grown:.2f}", f"{grown - worker - agent:+.2f}")
+            )
+    support.table(
+        f"Seconds, medians of {options.runs}; a worker's start takes {support.median(workers):.2f}, "
+        f"an agent's imports {support.median(agents):.2f}",
+        ("backend", "kill to step alone", "less a worker", "start to step of both", "less agent and worker"),
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()
