@@ -1,0 +1,84 @@
+"""Elastic rendezvous: nodes find each other, agree who is in and with what rank, and meet again when that changes.
+
+    async with rdzv.connect("tcp://head:29400/job-7?min_nodes=2&max_nodes=4") as handler:
+        store, rank, world_size = await handler.next_rendezvous()
+
+`rdzv.sync` is the same for blocking callers. What scripts need of the key-value store is here, too, so that they need
+not import a package with so common a name as `store`.
+"""
+
+from rdzv import shadow, sync  # isort: skip  # shadow comes first: it checks that `store` is ours
+from rdzv.backends import connect
+from rdzv.errors import (
+    QueueEmptyError,
+    RendezvousClosedError,
+    RendezvousClosedException,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousException,
+    RendezvousGracefulExitError,
+    RendezvousNonRetryableError,
+    RendezvousRefusedError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    RendezvousTimeoutException,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
+from rdzv.handler import RendezvousInfo
+from rdzv.interface import RendezvousHandler
+from rdzv.registry import (
+    RendezvousHandlerCreator,
+    RendezvousHandlerFactory,
+    RendezvousHandlerRegistry,
+    RendezvousParameters,
+    register,
+    rendezvous_handler_registry,
+)
+from rdzv.settings import Settings
+from rdzv.shared_store import SharedStore
+from rdzv.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
+from store import StoreError, serve
+
+__all__ = [
+    "Change",
+    "Closed",
+    "Dropped",
+    "NodesLeft",
+    "NodesLost",
+    "NodesWaiting",
+    "Participant",
+    "Phase",
+    "QueueEmptyError",
+    "RendezvousClosedError",
+    "RendezvousClosedException",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousException",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerFactory",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousNonRetryableError",
+    "RendezvousParameters",
+    "RendezvousRefusedError",
+    "RendezvousSettingsError",
+    "RendezvousStateError",
+    "RendezvousTimeoutError",
+    "RendezvousTimeoutException",
+    "RoundSupersededError",
+    "RunStatus",
+    "Settings",
+    "SharedStore",
+    "SharedStoreTimeoutError",
+    "StoreError",
+    "connect",
+    "register",
+    "rendezvous_handler_registry",
+    "serve",
+    "shadow",
+    "sync",
+]

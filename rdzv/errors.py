@@ -3,11 +3,14 @@
     RendezvousError
     ├── RendezvousClosedError         the run was closed           (a retry cannot mend it)
     ├── RendezvousTimeoutError        the round did not complete in time  (a retry cannot mend it)
+    ├── RendezvousRefusedError        this node is banned, or failed its health check  (a retry cannot mend it)
     ├── RendezvousSettingsError       a setting is wrong or contradicts the run's (a retry cannot mend it)
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
     ├── RendezvousStateError          the store holds something that is not ours, or a call came out of order
-    └── RoundSupersededError          this node is no longer part of the round whose store it used
+    ├── RoundSupersededError          this node is no longer part of the round whose store it used
+    ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
+    └── QueueEmptyError               a queue of the round's shared store held nothing, and the caller would not wait
 
 `RendezvousNonRetryableError` is mixed into those that a retry cannot mend, as NVIDIA's and PyTorch's launchers
 distinguish them.
@@ -16,6 +19,7 @@ distinguish them.
 from __future__ import annotations
 
 __all__ = [
+    "QueueEmptyError",
     "RendezvousClosedError",
     "RendezvousClosedException",
     "RendezvousConnectionError",
@@ -23,11 +27,13 @@ __all__ = [
     "RendezvousException",
     "RendezvousGracefulExitError",
     "RendezvousNonRetryableError",
+    "RendezvousRefusedError",
     "RendezvousSettingsError",
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "RendezvousTimeoutException",
     "RoundSupersededError",
+    "SharedStoreTimeoutError",
 ]
 
 
@@ -55,6 +61,10 @@ class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
     """The round did not complete within `join_timeout`; the message says what it was waiting for."""
 
 
+class RendezvousRefusedError(RendezvousNonRetryableError):
+    """This node may not join: it is banned, or its health check has failed; the message has the reason."""
+
+
 class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):
     """A setting is missing, malformed, out of range, or differs from the one the run was started with."""
 
@@ -73,6 +83,24 @@ class RendezvousStateError(RendezvousError):
 
 class RoundSupersededError(RendezvousError):
     """This node no longer belongs to the round: it left, was dropped, or a later round took its place."""
+
+
+class SharedStoreTimeoutError(RendezvousError, TimeoutError):
+    """A wait at the round's shared store ran out; the round itself may well go on.
+
+    Attributes:
+        keys: Which of the keys waited for were still missing.
+        timeout: How many seconds it waited.
+    """
+
+    def __init__(self, message: str, *, keys: tuple[str, ...] = (), timeout: float = 0.0) -> None:
+        super().__init__(message)
+        self.keys = keys
+        self.timeout = timeout
+
+
+class QueueEmptyError(RendezvousError):
+    """There was nothing to pop, and the caller asked not to wait."""
 
 
 RendezvousException = RendezvousError

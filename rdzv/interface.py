@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.handler import RendezvousInfo
     from rdzv.state import Change, RunStatus
+    from rdzv.sync import RendezvousInfo as BlockingRendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 
@@ -71,8 +72,8 @@ class RendezvousHandler(ABC):
         """Leave this round; the node may come again."""
         self._does_not_offer("leave")
 
-    async def ban(self, node_id: str, reason: str) -> None:  # noqa: ARG002  for whoever overrides it
-        """Keep a node out of the run, and put it out of the round."""
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:  # noqa: ARG002  for overriders
+        """Keep a node out of the next rounds, and with `now` put it out of this one."""
         self._does_not_offer("ban")
 
     async def unban(self, node_id: str) -> None:  # noqa: ARG002  for whoever overrides it
@@ -116,7 +117,7 @@ class BlockingRendezvousHandler(ABC):
     """
 
     @abstractmethod
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> BlockingRendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next."""
 
     @abstractmethod

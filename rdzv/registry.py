@@ -20,12 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, Self
 from urllib.parse import quote
 
+from rdzv.endpoint import split_url
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
-from rdzv.settings import PARAMETERS, WORDS_FOR_FALSE, WORDS_FOR_TRUE, split_url
+from rdzv.kinds import WORDS_FOR_FALSE, WORDS_FOR_TRUE
+from rdzv.refusal import refuse
+from rdzv.settings import PARAMETERS
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -55,7 +58,7 @@ class RendezvousParameters:
         overrides: The keywords that go with the URL, and beat it.
     """
 
-    def __init__(  # noqa: PLR0917  in PyTorch's order
+    def __init__(  # in PyTorch's order
         self,
         backend: str,
         endpoint: str,
@@ -70,11 +73,11 @@ class RendezvousParameters:
     ) -> None:
         _check_name(backend)
         if min_nodes is not None and min_nodes < 1:
-            _fail(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
+            refuse(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
         if (min_nodes is None) != (max_nodes is None):
-            _fail(f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both")
+            refuse(f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both")
         if min_nodes is not None and max_nodes is not None and max_nodes < min_nodes:
-            _fail(f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; raise one or lower the other")
+            refuse(f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; raise one or lower the other")
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id
@@ -131,7 +134,7 @@ class RendezvousParameters:
             return None
         word = str(value).lower()
         if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
-            _fail(f"{key}={value!r} must be true or false; write for example {key}=true")
+            refuse(f"{key}={value!r} must be true or false; write for example {key}=true")
         return word in WORDS_FOR_TRUE
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
@@ -185,7 +188,7 @@ class RendezvousHandlerRegistry:
         _check_name(backend)
         present = self._creators.setdefault(backend.lower(), creator)
         if present != creator:
-            _fail(
+            refuse(
                 f"the scheme {backend!r} cannot be registered for {creator!r}, because it is registered for "
                 f"{present!r}; choose another name"
             )
@@ -201,7 +204,7 @@ class RendezvousHandlerRegistry:
             self.register(scheme, self._load(scheme))
         handler: object = self._creators[scheme](params)
         if not isinstance(handler, RendezvousHandler):
-            _fail(
+            refuse(
                 f"the backend {scheme!r} made a {type(handler).__qualname__}, which is not an "
                 f"rdzv.RendezvousHandler; let its creator return one"
             )
@@ -215,13 +218,13 @@ class RendezvousHandlerRegistry:
         # A directory on the path twice shows its entry points twice: only different values are a conflict.
         found = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == scheme}
         if not found:
-            _fail(
+            refuse(
                 f"there is no backend for the scheme {scheme!r}, only for "
                 f"{', '.join(self.known()) or 'none'}; use rdzv.register, "
                 f"or install a package with an entry point in {ENTRY_POINT_GROUP}"
             )
         if len(found) > 1:
-            _fail(
+            refuse(
                 f"the scheme {scheme!r} is offered by several entry points in {ENTRY_POINT_GROUP}: "
                 f"{', '.join(sorted(found))}; uninstall all but one, or choose with rdzv.register"
             )
@@ -238,18 +241,14 @@ def _creator_from(point: EntryPoint) -> RendezvousHandlerCreator:
             f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
         ) from error
     if not callable(creator):
-        _fail(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")
+        refuse(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")
     loaded: RendezvousHandlerCreator = creator
     return loaded
 
 
 def _check_name(backend: str) -> None:
     if not backend:
-        _fail("the backend's name is empty; give the scheme of its URLs")
-
-
-def _fail(message: str) -> NoReturn:
-    raise RendezvousSettingsError(message)
+        refuse("the backend's name is empty; give the scheme of its URLs")
 
 
 RendezvousHandlerFactory = RendezvousHandlerRegistry

@@ -18,6 +18,7 @@ import logging
 import os
 import random
 import secrets
+import socket
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -40,7 +41,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Wait, Watching
-from store.sockets import let_go_in_children, prepare
+from store.sockets import forget, let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ DEFAULT_TIMEOUT = 30.0
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
+ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
 
@@ -80,6 +82,11 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
         protocol_factory: Callable[[], asyncio.Protocol],
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
+        if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
+            sock = await _connected_socket(address)
+            return await loop.create_connection(
+                protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+            )
         return await loop.create_connection(
             protocol_factory,
             address.host,
@@ -91,12 +98,37 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
     return dial_tcp
 
 
+async def _connected_socket(address: Address) -> socket.socket:
+    """A socket connected to the first of the addresses that answers, each of which is given a short while."""
+    loop = asyncio.get_running_loop()
+    problem = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, target in await loop.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM
+    ):
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(ADDRESS_WITHIN):
+                await loop.sock_connect(sock, target)
+        except OSError as error:
+            sock.close()
+            problem = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise problem
+
+
 class _Wire(asyncio.Protocol):
     """One connection as asyncio sees it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._early: list[bytes] | None = []  # what came before the client took this connection up
         self.transport: asyncio.Transport | None = None
+        self.farewell = ""  # why it is to end, as far as that was said
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -107,17 +139,37 @@ class _Wire(asyncio.Protocol):
             let_go_in_children(self, sock)
 
     def data_received(self, data: bytes) -> None:
-        self._client._received(self, data)
+        if self._early is not None:
+            self._early.append(data)
+        else:
+            self._client._received(self, data)
+
+    def taken_up(self) -> None:
+        """The client converses on this connection from now on.
+
+        The server speaks first, and may have done so already: the last packet of a TLS handshake can bring its
+        greeting, before whoever awaits the handshake gets to run.
+        """
+        early, self._early = self._early or [], None
+        for data in early:
+            self._client._received(self, data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        forget(self)
         if not self.closed.done():
             self.closed.set_result(error)
 
+    def reason(self) -> str:
+        """Why it ended."""
+        error = self.closed.result() if self.closed.done() else None
+        # TLS 1.3 says no more to a client without a certificate than that it closes.
+        return self.farewell or (in_words(error) if error is not None else "it closed the connection")
+
     def pause_writing(self) -> None:
-        self._client._writable.clear()
+        self._client._may_write(self, writable=False)
 
     def resume_writing(self) -> None:
-        self._client._writable.set()
+        self._client._may_write(self, writable=True)
 
 
 class Client(interface.Store):
@@ -127,7 +179,8 @@ class Client(interface.Store):
         dial: How to connect.
         name: The address, for error messages.
         token: What is proven to the server, and asked of it.
-        timeout: Seconds that the first connection, and every call without its own `timeout`, may take.
+        timeout: Seconds that every call without its own `timeout` may take.
+        connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
         rng: For the jitter of reconnecting.
     """
 
@@ -138,11 +191,13 @@ class Client(interface.Store):
         name: str,
         token: bytes | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        connect_timeout: float | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._dial = dial
         self._name = name
         self._timeout = timeout
+        self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._rng = rng or random.Random()
         self._connection = ClientConnection(session_id=secrets.token_bytes(16), token=token, name=name)
         self._wire: _Wire | None = None
@@ -156,10 +211,10 @@ class Client(interface.Store):
         self._heard_at = 0.0
         self._pid = os.getpid()
         self._welcomed = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._writable = True  # the socket takes more
+        self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
+        self._turns: dict[asyncio.Future[None], None] = {}  # callers that wait for room, first come first served
+        self._turns_given = 0  # to callers that have not asked yet
         self._task: asyncio.Task[None] | None = None
         self._on_connection: list[Callable[[bool], None]] = []
 
@@ -176,13 +231,14 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
-        with anyio.move_on_after(self._timeout):
+        with anyio.move_on_after(self._connect_timeout):
             await self._welcomed.wait()
         if self._failed is not None:
             raise self._failed
         if not self._welcomed.is_set():
             raise ConnectionLost(
-                f"no store at {self._name} within {self._timeout:g} s: {self._last_problem}", maybe_applied=False
+                f"no store at {self._name} within {self._connect_timeout:g} s: {self._last_problem}",
+                maybe_applied=False,
             )
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -226,7 +282,7 @@ class Client(interface.Store):
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, and with False after each loss."""
+        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
         self._on_connection.append(callback)
 
     def time(self) -> float:
@@ -250,9 +306,8 @@ class Client(interface.Store):
                 if welcomed:
                     attempt = 0
             if self._failed is None:
-                most = min(BACKOFF_FIRST * 2**attempt, BACKOFF_MOST)
+                await anyio.sleep(self._rng.uniform(0, backoff(attempt)))
                 attempt += 1
-                await anyio.sleep(self._rng.uniform(0, most))
 
     async def _open(self) -> _Wire:
         """Make one connection, within the time limit of a call."""
@@ -266,22 +321,34 @@ class Client(interface.Store):
         self._heard_at = self.time()
         self._connection.connected(nonce=secrets.token_bytes(16))
         assert link.transport is not None
+        asked_at: float | None = None
+        held = 0
         try:
+            link.taken_up()
             while not link.closed.done():
                 await asyncio.wait([link.closed], timeout=HEARTBEAT)
-                silence = self.time() - self._heard_at
+                now = self.time()
+                held_before, held = held, link.transport.get_write_buffer_size()
+                if held != held_before:
+                    self._heard_at = now  # it takes what we send, which may be a large value over a slow network
+                silence = now - self._heard_at
+                if asked_at is not None and asked_at <= self._heard_at:
+                    asked_at = None
+                # Silence counts only after a question: before it, it may be ours, who were busy and asked nothing.
+                unanswered = now - asked_at if asked_at is not None else 0.0 if self._ready else silence
                 if link.closed.done():
                     break
-                if silence >= 2 * HEARTBEAT:
-                    self._last_problem = f"it has been silent for {silence:.0f} s"
+                if unanswered >= HEARTBEAT and silence >= 2 * HEARTBEAT:
+                    link.farewell = f"it has been silent for {silence:.0f} s"
                     link.transport.abort()
                     break
-                if silence >= HEARTBEAT and self._ready:
+                # Watches want to hear how far the store has come, also while others keep the connection busy.
+                if self._ready and asked_at is None and (silence >= HEARTBEAT or self._watches):
+                    asked_at = now
                     self._send(self._connection.ask(Ping(), None))
-            if link.closed.done() and link.closed.result() is not None:
-                self._last_problem = in_words(link.closed.result())
         finally:
             link.transport.abort()
+            self._last_problem = link.reason()
             welcomed = self._ready
             self._disconnected(link)
         return welcomed
@@ -292,7 +359,7 @@ class Client(interface.Store):
         self._wire = None
         was_ready, self._ready = self._ready, False
         self._out.clear()
-        self._writable.set()
+        self._writable = True
         self._connection.disconnected()
         self._make_room()
         for watch in self._watching:
@@ -308,14 +375,17 @@ class Client(interface.Store):
             return
         self._failed = error
         self._welcomed.set()
-        self._room.set()
+        while self._turns:
+            self._give_turn()
         for item in list(self._connection.in_flight.values()):
             self._connection.answered(item.request_id)
-            _settle(item, _with_doubt(error, item))
+            _settle(item, with_doubt(error, item))
         for watch in self._watching:
             watch._end(error)
         if self._wire is not None and self._wire.transport is not None:
             self._wire.transport.close()
+        for callback in self._on_connection:
+            callback(False)
 
     # ------------------------------------------------------------------------------------------ bytes in
 
@@ -337,7 +407,7 @@ class Client(interface.Store):
                     case Welcome():
                         self._take_welcome(item)
                     case Bye(reason=reason):
-                        self._last_problem = reason
+                        link.farewell = reason
                     case bytes():
                         assert link.transport is not None
                         link.transport.write(item)
@@ -347,7 +417,7 @@ class Client(interface.Store):
             self._fail(error)
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
-            self._last_problem = str(error)
+            link.farewell = str(error)
             assert link.transport is not None
             link.transport.close()
 
@@ -370,6 +440,7 @@ class Client(interface.Store):
 
     def _replied(self, request_id: int, response: Response) -> None:
         item = self._connection.answered(request_id)
+        self._parked.discard(request_id)
         self._make_room()
         if item is None:
             return
@@ -389,7 +460,7 @@ class Client(interface.Store):
         if timeout is None and not waits(request):
             timeout = self._timeout
         self._check_usable()
-        while len(self._connection.in_flight) >= IN_FLIGHT_MAX or not self._writable.is_set():
+        if self._turns or not self._has_room():
             await self._wait_for_room(timeout)
             self._check_usable()
         item, answer = self._ask(request, timeout)
@@ -404,6 +475,8 @@ class Client(interface.Store):
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[R] = loop.create_future()
         item = self._connection.ask(request, answer)
+        if waits(request):
+            self._parked.add(item.request_id)
         if timeout is not None:
             timer = loop.call_later(timeout, self._time_out, item, timeout)
             answer.add_done_callback(lambda _: timer.cancel())
@@ -417,34 +490,60 @@ class Client(interface.Store):
         if self._failed is not None:
             raise fresh(self._failed)
 
+    def _has_room(self) -> bool:
+        asked = len(self._connection.in_flight) - len(self._parked)
+        return self._writable and asked + self._turns_given < IN_FLIGHT_MAX
+
     async def _wait_for_room(self, timeout: float | None) -> None:
         """Hold a caller back while too much is in flight, or the socket takes no more."""
-        with anyio.move_on_after(timeout) as scope:
-            if not self._writable.is_set():
-                await self._writable.wait()
-            else:
-                self._room.clear()
-                await self._room.wait()
-        if scope.cancelled_caught:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns[turn] = None
+        its_turn = False
+        try:
+            with anyio.move_on_after(timeout):
+                await turn
+                its_turn = True
+        finally:
+            self._turns.pop(turn, None)
+            if turn.done() and not turn.cancelled():
+                self._turns_given -= 1
+            if not its_turn:
+                self._make_room()  # for the next one
+        if not its_turn:
             raise StoreTimeoutError(
-                f"{len(self._connection.in_flight)} requests to {self._name} are in flight, and none was answered within "
-                f"{timeout:g} s",
+                f"{len(self._connection.in_flight)} requests to {self._name} are in flight, and there was no room for "
+                f"another within {timeout:g} s",
                 maybe_applied=False,
             )
 
     def _make_room(self) -> None:
-        if not self._room.is_set() and len(self._connection.in_flight) < IN_FLIGHT_MAX:
-            self._room.set()
+        while self._turns and self._has_room():
+            self._give_turn()
+
+    def _give_turn(self) -> None:
+        turn = next(iter(self._turns))
+        del self._turns[turn]
+        if not turn.done():
+            self._turns_given += 1
+            turn.set_result(None)
+
+    def _may_write(self, link: _Wire, *, writable: bool) -> None:
+        """The socket takes no more, or takes more again."""
+        if link is self._wire:
+            self._writable = writable
+            self._make_room()
 
     def _send(self, item: InFlight) -> None:
         """Queue a request; all that is asked in one turn of the loop is written at once."""
         try:
             self._out.append(self._connection.encode(item))
-        except (LimitExceeded, StoreError) as error:
+        except StoreError as error:
+            self._parked.discard(item.request_id)
             _settle(item, error)
         except (TypeError, ValueError, OverflowError) as error:
             self._connection.abandon(item)
             self._connection.answered(item.request_id)
+            self._parked.discard(item.request_id)
             _settle(item, StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}"))
         else:
             if not self._flushing:
@@ -474,9 +573,14 @@ class Client(interface.Store):
     def _abandon(self, item: InFlight) -> None:
         """Nobody waits for this reply any more."""
         self._connection.abandon(item)
-        if item.sent and self._ready and waits(item.request):
+        if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
+            # It would stay at the server, and for ever if it were asked again after a reconnect.
+            self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
-            self._send(self._connection.ask(Cancel(target=item.request_id), None))
+            if item.sent and self._ready:
+                self._send(self._connection.ask(Cancel(target=item.request_id), None))
+        elif not self._ready:
+            self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
         self._make_room()
 
     # ------------------------------------------------------------------------------------------ watches
@@ -501,9 +605,10 @@ class Watch(interface.Watch):
         self._ended: StoreError | None = None
 
     async def __aenter__(self) -> Self:
+        self._client._check_usable()
         self._client._watching[self] = None
         try:
-            await self._open()
+            await self._open(self._client._timeout)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -514,10 +619,11 @@ class Watch(interface.Watch):
     ) -> None:
         self._client._watching.pop(self, None)
         self._end(StoreUsageError("the watch is closed"))
-        if self._opening is not None:
-            self._opening.cancel()
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([self._opening])
+                await asyncio.wait([opening])
         self._close()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
@@ -568,7 +674,8 @@ class Watch(interface.Watch):
     def resume(self) -> None:
         """Open it again if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
-            self._opening = asyncio.create_task(self._reopen())
+            self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client._name}")
+            self._opening.add_done_callback(self._reopened)
 
     def _end(self, error: StoreError) -> None:
         if self._ended is None:
@@ -581,32 +688,38 @@ class Watch(interface.Watch):
         self._news.set()
 
     async def _reopen(self) -> None:
+        """Open it again, however long the server takes: if that is too long, the connection ends, not the watch."""
         try:
-            await self._open()
+            await self._open(None)
         except WatchCompacted as error:
             if self._cursor.compacted():
                 self.resume()
             else:
                 self._end(error)
         except ConnectionLost:
-            pass  # the next welcome resumes it
+            pass  # the client has failed, and has told this watch
         except StoreError as error:
             self._end(error)
 
-    async def _open(self) -> None:
+    def _reopened(self, opening: asyncio.Task[None]) -> None:
+        """A defect of ours must not leave the reader waiting."""
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._end(ConnectionLost(f"a watch at {self._client._name} has failed: {error!r}", maybe_applied=False))
+
+    async def _open(self, timeout: float | None) -> None:
         """Ask for it. Events may come before this returns: they are known by the id of the request."""
         client = self._client
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
-        item, answer = client._ask(request, client._timeout)
+        item, answer = client._ask(request, timeout)
         self._id = item.request_id
         client._watches[self._id] = self
         try:
             await answer
         except asyncio.CancelledError:
             client._abandon(item)
-            self._close()
+            self._release()
             raise
         except StoreError:
             self._release()
@@ -635,11 +748,11 @@ def _settle(item: InFlight, outcome: Response | StoreError) -> None:
         future.set_result(outcome)
 
 
-def _with_doubt(error: StoreError, item: InFlight) -> StoreError:
+def with_doubt(error: StoreError, item: InFlight) -> StoreError:
     """The error for one caller: whether its own request may have been applied."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=item.mutates and item.sent)
-    return error
+    return fresh(error)
 
 
 def fresh(error: StoreError) -> StoreError:
@@ -649,7 +762,13 @@ def fresh(error: StoreError) -> StoreError:
     return type(error)(str(error))
 
 
+def backoff(attempt: int) -> float:
+    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them."""
+    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_MOST)
+
+
 def waits(request: Request[Any]) -> bool:
+    """Whether it is answered only when something happens."""
     inner = request.request if isinstance(request, messages.Guarded) else request
     return isinstance(inner, Wait)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.facts import Facts, KeptReply, SavedLease
 from store.index import SortedKeys
 from store.leases import Leases
 from store.limits import Limits
@@ -75,6 +76,7 @@ from store.watches import History, Watcher, Watches, event_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from store.facts import Saved
     from store.leases import LeaseRecord
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine"]
@@ -134,11 +136,17 @@ class Engine:
     Args:
         store_id: The random identity of this store (promise S10).
         limits: What clients may ask of it.
+        durable: Whether somebody takes the facts and keeps them (promise S3).
+
+    Attributes:
+        read_only: Why nothing can be written now; None if it can.
     """
 
-    def __init__(self, *, store_id: str, limits: Limits | None = None) -> None:
+    def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
         self.store_id = store_id
         self.limits = limits or Limits()
+        self.read_only: str | None = None
+        self._facts: Facts | None = Facts() if durable else None
         self.revision = 0
         self._entries: dict[str, Entry] = {}
         self._index = SortedKeys()
@@ -156,6 +164,31 @@ class Engine:
         self._requests = 0
         self._lapsed = 0
 
+    @classmethod
+    def restore(cls, saved: Saved, *, limits: Limits | None = None, now: float) -> Engine:
+        """A durable store as it was saved; it goes on from there."""
+        engine = cls(store_id=saved.store_id, limits=limits, durable=True)
+        engine.revision = saved.revision
+        engine._leases.restore(saved.leases, last=saved.last_lease)
+        for entry in saved.entries:
+            engine._entries[entry.key] = entry
+            engine._index.add(entry.key)
+            engine._stored_bytes += ENTRY_OVERHEAD + len(entry.key) + len(entry.value)
+            lease = engine._leases.get(entry.lease) if entry.lease is not None else None
+            if lease is not None:
+                lease.keys.add(entry.key)
+        engine._history.restore(saved.history, compacted=saved.compacted)
+        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=_response_cost)
+        return engine
+
+    def take_facts(self) -> Facts | None:
+        """What must be made durable before anything of it is said; None if there is nothing."""
+        facts = self._facts
+        if not facts:
+            return None
+        self._facts = Facts()
+        return facts
+
     # --------------------------------------------------------------------------------------- connections
 
     def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[int, int | None] | None:
@@ -165,10 +198,14 @@ class Engine:
             The number of its session, and the peer that had it until now and should be closed; None if there are too
             many sessions.
         """
-        opened = self._sessions.open(session_id, peer=peer, now=now)
+        self._expire_sessions(now)
+        made = self._sessions.made
+        opened = self._sessions.open(session_id, peer=peer)
         if opened is None:
             return None
         session, previous = opened
+        if self._facts is not None and self._sessions.made != made:
+            self._facts.opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
@@ -182,9 +219,16 @@ class Engine:
         session = self._session_of.pop(peer, None)
         if session is not None:
             if for_good:
-                self._sessions.end(session, peer=peer)
+                if self._sessions.end(session, peer=peer) and self._facts is not None:
+                    self._facts.forgotten(session.id)
             else:
                 self._sessions.close(session, peer=peer, now=now)
+
+    def _expire_sessions(self, now: float) -> None:
+        forgotten = self._sessions.expire(now)
+        if self._facts is not None:
+            for session_id in forgotten:
+                self._facts.forgotten(session_id)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
         """The server drops a watch whose reader is too slow; False if it was closed already."""
@@ -214,9 +258,9 @@ class Engine:
             if replayed is not None:
                 self._keep_again(replayed, peer)
                 return Applied(response=replayed)
-            full = self._check_session(session)
-            if full is not None:
-                return Applied(response=full)  # not kept: there is no room for it, and it says that nothing was done
+            refusal = self._check_session(session)
+            if refusal is not None:
+                return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
         try:
             response = self._dispatch(request, peer, request_id)
         except StoreError as error:
@@ -225,6 +269,12 @@ class Engine:
         self._announce()
         if mutates and response is not None:
             session.keep(request_id, response, _response_cost(response))
+            if self._facts is not None:
+                self._facts.replies.append(
+                    KeptReply(
+                        session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
+                    )
+                )
         deliveries, self._deliveries = tuple(self._deliveries), []
         return Applied(response=response, deliveries=deliveries)
 
@@ -242,7 +292,7 @@ class Engine:
             self._lapsed += 1
             self._end_lease(lease)
             self._announce()
-        self._sessions.expire(now)
+        self._expire_sessions(now)
         deliveries, self._deliveries = tuple(self._deliveries), []
         return deliveries
 
@@ -374,16 +424,16 @@ class Engine:
         return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
 
     def _add(self, request: Add) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._sum(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=int(value), revision=self._rewrite(request.key, value))
+        return Added(value=int(value), revision=self._rewrite(request, value))
 
     def _append(self, request: Append) -> Added:
-        self._check_key(request.key)
+        self._check_rewrite(request)
         value = self._joined(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=len(value), revision=self._rewrite(request.key, value))
+        return Added(value=len(value), revision=self._rewrite(request, value))
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._check_count(len(request.when), "conditions")
@@ -406,11 +456,11 @@ class Engine:
                 return self._erase(operation.key)
             case Add():
                 value = self._sum(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return int(value)
             case Append():
                 value = self._joined(operation)
-                self._rewrite(operation.key, value)
+                self._rewrite(operation, value)
                 return len(value)
 
     # -------------------------------------------------------------------------------------- leases
@@ -420,8 +470,23 @@ class Engine:
         if request.disconnect_ttl is not None:
             self._check_ttl(request.disconnect_ttl, name="disconnect_ttl")
         self._check_lease_room()
-        lease = self._leases.grant(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=peer)
+        lease = self._new_lease(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
+
+    def _new_lease(
+        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None = None, anonymous: bool = False
+    ) -> LeaseRecord:
+        lease = self._leases.grant(ttl, disconnect_ttl=disconnect_ttl, peer=peer, anonymous=anonymous)
+        if self._facts is not None:
+            self._facts.granted.append(
+                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+            )
+        return lease
+
+    def _forget_lease(self, lease: LeaseRecord) -> None:
+        self._leases.end(lease)
+        if self._facts is not None:
+            self._facts.ended.append(lease.id)
 
     def _revoke(self, request: Revoke) -> Done:
         self._end_lease(self._lease(request.lease))
@@ -442,7 +507,7 @@ class Engine:
         for key in sorted(lease.keys):
             self._erase(key)
         if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
-            self._leases.end(lease)
+            self._forget_lease(lease)
 
     # -------------------------------------------------------------------------------------- watches and waits
 
@@ -561,13 +626,13 @@ class Engine:
         """Write a checked put at the next revision, and move the key to the lease it asks for."""
         lease = request.lease
         if request.ttl is not None:
-            lease = self._leases.grant(request.ttl, peer=None, anonymous=True).id
+            lease = self._new_lease(request.ttl, anonymous=True).id
         return self._write(request.key, request.value, lease)
 
-    def _rewrite(self, key: str, value: bytes) -> int:
-        """Write a new value and leave the key on the lease it is on."""
-        entry = self._entries.get(key)
-        return self._write(key, value, entry.lease if entry else None)
+    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
+        entry = self._entries.get(request.key)
+        return self._write(request.key, value, entry.lease if entry else request.lease)
 
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self.revision + 1
@@ -609,7 +674,7 @@ class Engine:
         if lease is not None:
             lease.keys.discard(key)
             if lease.anonymous and not lease.keys:
-                self._leases.end(lease)
+                self._forget_lease(lease)
 
     def _announce(self) -> None:
         """Close the revision being made, if anything changed, and collect who must hear of it."""
@@ -618,6 +683,9 @@ class Engine:
         events, self._events = tuple(self._events), []
         self.revision += 1
         self._history.append(events)
+        if self._facts is not None:
+            self._facts.revisions.append(events)
+            self._facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._deliveries.append(Delivery(watchers=watchers, events=about))
         if self._parked_on:
@@ -684,10 +752,10 @@ class Engine:
                     )
                     size = len(operation.value)
                 case Add():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._sum(operation))
                 case Append():
-                    self._check_key(operation.key)
+                    self._check_rewrite(operation)
                     size = len(self._joined(operation))
                 case Delete():
                     continue
@@ -699,8 +767,11 @@ class Engine:
         self._check_answer(answer)
 
     def _check_session(self, session: Session) -> Failed | None:
-        """What to answer a client that wants more replies kept than there is room for."""
+        """What to answer a mutation that could not be kept, or whose reply could not."""
         limits = self.limits
+        if self.read_only is not None:
+            message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
+            return Failed(kind=FailureKind.LIMIT, message=message)
         if session.replies >= limits.session_replies_max:
             held = f"{session.replies} replies"
             limit = f"session_replies_max is {limits.session_replies_max}"
@@ -722,12 +793,22 @@ class Engine:
             self._check_ttl(ttl)
             self._check_lease_room(leases)
         if lease is not None:
-            record = self._lease(lease)
-            if record.anonymous and key not in record.keys:
-                # It ends with its one key, which may be about to go in this very transaction.
-                raise StoreUsageError(
-                    f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
-                )
+            self._check_lease(lease, key)
+
+    def _check_rewrite(self, request: Add | Append) -> None:
+        """Refuse an add or an append."""
+        self._check_key(request.key)
+        if request.lease is not None:
+            self._check_lease(request.lease, request.key)
+
+    def _check_lease(self, lease: int, key: str) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
+        record = self._lease(lease)
+        if record.anonymous and key not in record.keys:
+            # It ends with its one key, which may be about to go in this very transaction.
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {_shown(key)} on"
+            )
 
     def _check_key(self, key: str) -> None:
         if not key:

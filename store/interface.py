@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from store.errors import StoreUsageError
+from store.errors import StoreError, StoreUsageError
 from store.messages import (
     Add,
     Append,
@@ -132,7 +132,13 @@ class Watch(ABC):
 
 
 class Store(ABC):
-    """A key-value store, awaited."""
+    """A key-value store, awaited.
+
+    Attributes:
+        operations_max: Operations, or conditions, that one transaction may have.
+    """
+
+    operations_max: int = 10_000
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -340,6 +346,10 @@ class BlockingStore(ABC):
     @abstractmethod
     def close(self) -> None:
         """Hang up. Leases that this client kept lapse as agreed."""
+
+    @abstractmethod
+    def interrupt(self, error: StoreError) -> None:
+        """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
 
     def put(
         self,

@@ -5,8 +5,8 @@ loop of its own and one connection per holder, for async and blocking callers al
 caller's loop for a minute does not look like a death. Only a caller that keeps the interpreter lock (a C extension that
 does not release it) for longer than the TTL lets the lease lapse; it is then told so, like anybody else who was away.
 
-A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged, on
-our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
+A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged,
+on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
 
 The same keeping runs as a plain task (`TaskKeeper`) for tests on virtual time, where threads do not exist.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from store.errors import LeaseNotFound, StoreError
+from store.errors import LeaseNotFound, StoreError, UsedAfterFork
 from store.loops import loop_factory
 
 if TYPE_CHECKING:
@@ -91,15 +91,21 @@ class _Keeping:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tasks: dict[int, tuple[Lease, asyncio.Task[None]]] = {}
-        self._reconnected = anyio.Event()
+        self._news = asyncio.Event()  # of the connection
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
             on_connection(self._connection_changed)
 
     def _connection_changed(self, connected: bool) -> None:
-        if connected:
-            self._reconnected.set()
-            self._reconnected = anyio.Event()
+        if connected or self._failure is not None:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    @property
+    def _failure(self) -> StoreError | None:
+        """Why the store is lost to this client for good, if so."""
+        failure: StoreError | None = getattr(self._store, "failure", None)
+        return failure
 
     async def hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> Lease:
         sent_at = self._store.time()
@@ -111,24 +117,23 @@ class _Keeping:
     async def _keep(self, lease: Lease, ours_until: float, on_lapse: Callable[[str], None]) -> None:
         """Renew until it is lost. `ours_until` is when we may no longer believe in it."""
         reason = ""
+        pause = lease.ttl / RENEWALS_PER_TTL
         while not reason:
             with anyio.CancelScope(deadline=ours_until):
-                with anyio.move_on_after(lease.ttl / RENEWALS_PER_TTL):
-                    await self._reconnected.wait()  # a new connection must say at once that it keeps the lease
+                with anyio.move_on_after(pause):
+                    await self._news.wait()  # a new connection must say at once that it keeps the lease
                 sent_at = self._store.time()
                 if sent_at < ours_until:
                     try:
                         await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
                         ours_until = sent_at + lease.ttl
+                        pause = lease.ttl / RENEWALS_PER_TTL
                     except LeaseNotFound:
                         reason = "the store has let its lease lapse"
                     except StoreError as error:
                         log.debug("lease %d was not renewed: %s", lease.id, error)
-                        failure = getattr(self._store, "failure", None)
-                        if failure is not None:
-                            reason = str(failure)
-                        else:
-                            await anyio.sleep(min(0.1, lease.ttl / 10))
+                        pause = min(0.1, lease.ttl / 10)  # and again, still listening for a new connection
+                        reason = "" if self._failure is None else str(self._failure)
             if not reason and self._store.time() >= ours_until:
                 reason = f"its lease of {lease.ttl:g} s could not be renewed in time"
         self._tasks.pop(lease.id, None)
@@ -139,13 +144,13 @@ class _Keeping:
         if lease is None or task is None:
             return
         task.cancel()
-        await asyncio.wait([task])
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
+            await asyncio.wait([task])
             await lease.revoke(timeout=RELEASE_WITHIN)
 
     async def release_all(self) -> None:
-        for lease_id in list(self._tasks):
-            await self.release(lease_id)
+        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
+        await asyncio.gather(*map(self.release, list(self._tasks)))
 
 
 class TaskKeeper(Keeper):
@@ -177,12 +182,15 @@ class ThreadKeeper(Keeper):
 
     def __init__(self, connect: StoreFactory) -> None:
         self._connect = connect
+        self._pid = os.getpid()
         self._thread: _KeeperThread | None = None
+        self._connecting = asyncio.Lock()  # in the thread: two holders that come at once share one connection
         self._clients = AsyncExitStack()  # entered and left in the thread
         self._keeping: _Keeping | None = None
 
     async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
         """Grant a lease and keep it; see `Keeper.hold`."""
+        self._check_not_forked()
         if self._thread is None:
             self._thread = _join_thread()
         here = asyncio.get_running_loop()
@@ -195,24 +203,32 @@ class ThreadKeeper(Keeper):
         return HeldLease(self, id=lease.id, ttl=lease.ttl)
 
     async def _hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> Lease:
-        if self._keeping is None:
-            self._keeping = _Keeping(await self._clients.enter_async_context(self._connect()))
+        async with self._connecting:
+            if self._keeping is None:
+                self._keeping = _Keeping(await self._clients.enter_async_context(self._connect()))
         return await self._keeping.hold(ttl, disconnect_ttl, on_lapse)
 
     async def release(self, lease: int) -> None:
         """Stop keeping a lease, and revoke it."""
+        self._check_not_forked()
         if self._thread is not None and self._keeping is not None:
             await self._thread.run(self._keeping.release(lease))
 
     async def aclose(self) -> None:
         """Release everything and hang up. The thread ends with its last keeper."""
         thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and self._pid == os.getpid():  # a forked child has nothing here to release
             try:
                 with anyio.CancelScope(shield=True):
                     await thread.run(self._close())
             finally:
                 _leave_thread(thread)
+
+    def _check_not_forked(self) -> None:
+        if self._pid != os.getpid():
+            raise UsedAfterFork(
+                "this keeper of leases was made before fork(), and its thread stayed behind; make a new one"
+            )
 
     async def _close(self) -> None:
         if self._keeping is not None:
@@ -229,12 +245,21 @@ class _KeeperThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
+        self._problem: Exception | None = None
         threading.Thread(target=self._main, name="rdzv keeper", daemon=True).start()
         self._started.wait()
+        if self._problem is not None:
+            raise RuntimeError(f"the thread that keeps leases could not start: {self._problem}") from self._problem
 
     def _main(self) -> None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve())
+        except Exception as error:
+            if self._started.is_set():
+                raise
+            self._problem = error  # there is no loop to be had, and whoever waits must not wait for ever
+            self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -12,6 +12,12 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.facts import SavedLease
 
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
@@ -47,6 +53,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
+        """Take up the leases of an earlier life of this store, each with its full TTL.
+
+        Nobody keeps them yet, so that `disconnect_ttl` means nothing until the first keep-alive (promise S5).
+        """
+        self._last_id = last
+        for one in saved:
+            self._add(one.id, one.ttl, one.disconnect_ttl, anonymous=one.anonymous)
+
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
         if self._looked_at is not None:
@@ -62,16 +77,7 @@ class Leases:
     ) -> LeaseRecord:
         """Make a lease that lapses in `ttl` seconds unless it is renewed."""
         self._last_id += 1
-        lease = LeaseRecord(
-            id=self._last_id,
-            ttl=ttl,
-            disconnect_ttl=disconnect_ttl,
-            lapses_at=self._served + ttl,
-            keeper=None,
-            anonymous=anonymous,
-        )
-        self._leases[lease.id] = lease
-        heapq.heappush(self._due, (lease.lapses_at, lease.id))
+        lease = self._add(self._last_id, ttl, disconnect_ttl, anonymous=anonymous)
         if not anonymous:
             self._keep(lease, peer)
         return lease
@@ -129,6 +135,19 @@ class Leases:
         if len(self._due) > 2 * len(self._leases) + UNTIDY:
             self._due = [(lease.lapses_at, lease.id) for lease in self._leases.values()]
             heapq.heapify(self._due)
+
+    def _add(self, id: int, ttl: float, disconnect_ttl: float | None, *, anonymous: bool) -> LeaseRecord:
+        lease = LeaseRecord(
+            id=id,
+            ttl=ttl,
+            disconnect_ttl=disconnect_ttl,
+            lapses_at=self._served + ttl,
+            keeper=None,
+            anonymous=anonymous,
+        )
+        self._leases[id] = lease
+        heapq.heappush(self._due, (lease.lapses_at, id))
+        return lease
 
     def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
         if lease.keeper == peer:

@@ -290,18 +290,20 @@ class Delete(Request[Counted]):
 
 @dataclass(frozen=True, slots=True)
 class Add(Request[Added]):
-    """Add to the decimal number a key holds; a missing key counts from 0. The key keeps its lease."""
+    """Add to the decimal number a key holds; a missing key counts from 0, and is put on `lease`. Others keep theirs."""
 
     key: str
     amount: int
+    lease: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Append(Request[Added]):
-    """Append bytes to what a key holds; a missing key counts as empty. The key keeps its lease."""
+    """Append bytes to what a key holds; a missing key counts as empty, and is put on `lease`. Others keep theirs."""
 
     key: str
     value: bytes
+    lease: int | None = None
 
 
 Operation = Put | Get | Delete | Add | Append
@@ -350,7 +352,7 @@ class CompareAndSet(Request[CompareAndSetResult]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transact(Request[TransactionResult]):
-    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key may be named once a branch."""
+    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch."""
 
     when: tuple[Condition, ...]
     then: tuple[Operation, ...]

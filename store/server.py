@@ -6,37 +6,49 @@ of a request to the queueing of everything it causes there is no `await`: nothin
 announcement.
 
 A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
-revision sent, and its client resumes from the next; while its replies pile up, its requests are not read.
+revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
+those that were read already: a packet full of requests may ask for gigabytes of answers.
 
 Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
+
+On a durable store (S3) whatever a step led to is handed to the journal before anything is said, and from then on every
+frame, answers to reads included, waits in its outbox until the journal reports that step durable. If the journal cannot
+write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
+(their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import secrets
-import socket
 import ssl
+import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.to_thread
 
 from store import wire
 from store.address import Address, host_and_port
 from store.connection import ServerConnection
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
-from store.limits import Limits
-from store.messages import Stats
-from store.sockets import let_go_in_children, prepare, raise_file_limit
+from store.journal import Journal
+from store.messages import Failed, FailureKind, Stats
+from store.sockets import forget, let_go_in_children, prepare, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    import os
+    import socket
+    from collections.abc import AsyncIterator, Callable, Iterator
 
+    from store.limits import Limits
     from store.messages import Event, Request
 
 __all__ = ["Server", "serve"]
@@ -45,7 +57,14 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
+LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
+STOP_WITHIN = 3.0  # seconds for the disk to take the last group
+PIECE_BYTES = (
+    256 * 1024
+)  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
+LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
+TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 
 
@@ -65,8 +84,12 @@ class Server:
         token: bytes | None = None,
         clock: Callable[[], float],
         secure: bool = False,
+        journal: Journal | None = None,
     ) -> None:
         self._engine = engine
+        self._journal = journal
+        self._durable = 0  # up to which number of the journal; every frame that says more is held
+        self._holding: dict[_Peer, None] = {}  # peers with frames that are held
         self._token = token
         self._clock = clock
         self._secure = secure
@@ -78,7 +101,12 @@ class Server:
         self._bytes_out = 0
         self._refused = 0
         self._leaving = False
+        self._failure: BaseException | None = None
+        self._on_failure: list[Callable[[], None]] = []
+        self._probing: asyncio.Task[None] | None = None
         self._nobody_left = asyncio.Event()
+        self._alone = threading.Event()
+        self._alone.set()
         self._connections_max = self._limits.connections_max
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.host = ""
@@ -88,8 +116,14 @@ class Server:
     @property
     def url(self) -> str:
         """Where clients find it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
+        host = everywhere.get(self.host, self.host)
         return str(Address(host=host, port=self.port, secure=self._secure))
+
+    @property
+    def handshake_timeout(self) -> float:
+        """How long a connection may take to become a conversation."""
+        return self._limits.handshake_timeout
 
     @property
     def connections(self) -> int:
@@ -110,6 +144,7 @@ class Server:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
             "outbox_bytes": sum(peer.backlog for peer in self._peers.values()),
+            "commits": self._journal.commits if self._journal is not None else 0,
         }
 
     # -------------------------------------------------------------------------------------- called by peers
@@ -118,32 +153,40 @@ class Server:
         """A connection was made."""
         if self._leaving or len(self._peers) >= self._connections_max:
             self._refused += 1
-            peer.refuse(
-                Sorry(
-                    "limit",
-                    "the server is leaving"
-                    if self._leaving
-                    else f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)",
-                )
+            reason = (
+                "the server is leaving"
+                if self._leaving
+                else f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
             )
+            peer.refuse(Sorry("limit", reason))
             return
         self._peers[peer.id] = peer
         self._nobody_left.clear()
+        self._alone.clear()
         peer.open(
             ServerConnection(
                 store_id=self.store_id, nonce=secrets.token_bytes(16), token=self._token, limits=self._limits
             ),
             asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
         )
-        self._flush()
 
     def received(self, peer: _Peer, data: memoryview) -> None:
         """Bytes have come. No await here: a change and its announcements are one step."""
         self._bytes_in += len(data)
-        now = self._clock()
+        if self._leaving:
+            return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
+        assert peer.unread is None, "a peer is not read while its requests wait"
+        peer.unread = peer.connection.receive(data)
+        self.go_on(peer)
+
+    def go_on(self, peer: _Peer) -> None:
+        """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
+        if self._leaving:
+            return
+        now = self._clock()
         try:
-            for item in peer.connection.receive(data):
+            for item in peer.unread or ():
                 match item:
                     case (request_id, acknowledged, request):
                         self._apply(peer, request_id, acknowledged, request, now)
@@ -152,23 +195,34 @@ class Server:
                     case Bye():
                         peer.says_goodbye = True
                         peer.close()
-                        break
                 if peer.gone:
                     break
+                if peer.queued_bytes > PIECE_BYTES:
+                    peer.flush()
+                    if peer.reading_paused:
+                        # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
+                        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+                        break
+            else:
+                peer.unread = None
         except AuthenticationError as error:
             self._hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
             self._hang_up(peer, Sorry("protocol", str(error)))
-        self._flush()
+        finally:
+            self._flush()  # whatever happened: what was announced is told
 
     def lost(self, peer: _Peer) -> None:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
         self._dirty.pop(peer, None)
+        self._holding.pop(peer, None)
         self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
+        self._record()
         if not self._peers:
             self._nobody_left.set()
+            self._alone.set()
 
     def wrote(self, count: int) -> None:
         """So many bytes were handed to the system."""
@@ -178,6 +232,7 @@ class Server:
 
     def _apply(self, peer: _Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
         applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
+        self._record()
         response = applied.response
         if response is not None:
             if type(request) is Stats:
@@ -187,26 +242,50 @@ class Server:
 
     def _deliver(self, deliveries: tuple[Delivery | Answer, ...]) -> None:
         """Queue what a change means to others. A watched event is encoded once, however many watch."""
+        ended: set[tuple[int, int]] = set()
         for delivery in deliveries:
             match delivery:
                 case Answer(peer=peer_id, request_id=request_id, response=response):
-                    self._say(self._peers[peer_id], wire.encode_response(request_id, response))
+                    self._answer(self._peers[peer_id], request_id, wire.encode_response(request_id, response))
                 case Delivery(watchers=watchers, events=events):
                     encoded = wire.encode_events(events)
-                    for peer_id, watch_id in watchers:
-                        self._tell(self._peers[peer_id], watch_id, encoded, events)
+                    for watcher in watchers:
+                        if watcher not in ended and not self._tell(watcher, encoded, events):
+                            ended.add(watcher)  # nothing comes after its end
 
-    def _tell(self, peer: _Peer, watch_id: int, encoded: bytes, events: tuple[Event, ...]) -> None:
-        """Queue events for one watch, or end it if its reader is too far behind."""
-        if peer.backlog + len(encoded) <= self._limits.outbox_bytes_max:
+    def _answer(self, peer: _Peer, request_id: int, frame: bytes) -> None:
+        """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
+        if peer.backlog + len(frame) > self._limits.outbox_bytes_max:
+            message = (
+                f"{peer.backlog} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
+                f"{self._limits.outbox_bytes_max}: read, and ask again"
+            )
+            frame = wire.encode_response(request_id, Failed(kind=FailureKind.LIMIT, message=message))
+        self._say(peer, frame)
+
+    def _tell(self, watcher: tuple[int, int], encoded: bytes, events: tuple[Event, ...]) -> bool:
+        """Queue events for one watch, or end it if its reader is too far behind; whether it is still open."""
+        peer_id, watch_id = watcher
+        peer = self._peers[peer_id]
+        most = self._limits.outbox_bytes_max
+        # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
+        if peer.backlog + len(encoded) <= most or (len(encoded) > most and peer.backlog < PIECE_BYTES):
             self._say(peer, wire.frame_events(watch_id, encoded))
-        elif self._engine.end_watch(peer.id, watch_id):
-            log.warning("%s reads too slowly: its watch has ended, and may resume later", peer.name)
+            return True
+        if self._engine.end_watch(peer_id, watch_id):
+            if not peer.lags:
+                peer.lags = True
+                log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
             self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
+        return False
 
     def _say(self, peer: _Peer, frame: bytes) -> None:
-        peer.queue(frame)
-        self._dirty[peer] = None
+        if self._journal is not None and self._journal.appended > self._durable:
+            peer.hold(frame, self._journal.appended)
+            self._holding[peer] = None
+        else:
+            peer.queue(frame)
+            self._dirty[peer] = None
 
     def _flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
@@ -215,17 +294,99 @@ class Server:
             for peer in dirty:
                 peer.flush()
 
+    # ------------------------------------------------------------------------------------------ durability
+
+    def _record(self) -> None:
+        """Hand what has just been done to the journal, before anything is said of it."""
+        if self._journal is not None and self._engine.read_only is None and not self._leaving:
+            facts = self._engine.take_facts()
+            if facts is not None:
+                self._journal.append(facts)
+
+    def start_journal(self) -> None:
+        """Have the journal write from now on."""
+        if self._journal is not None:
+            loop = asyncio.get_running_loop()
+
+            def on_durable(number: int) -> None:
+                with contextlib.suppress(RuntimeError):  # a disk that hung, and came back when the loop had gone
+                    loop.call_soon_threadsafe(self._became_durable, number)
+
+            def on_failure(reason: str) -> None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._cannot_write, reason)
+
+            self._durable = self._journal.appended
+            self._journal.start(on_durable=on_durable, on_failure=on_failure)
+
+    def _became_durable(self, number: int) -> None:
+        """Let go of the frames that waited for this."""
+        self._durable = number
+        waiting = list(self._holding)
+        for peer in waiting:
+            if not peer.release(number):
+                del self._holding[peer]
+            self._dirty[peer] = None
+        self._flush()
+        for peer in waiting:
+            peer.read_on()
+
+    def _cannot_write(self, reason: str) -> None:
+        """Go back to what is on disk: of what was done since, nobody has been told anything."""
+        assert self._journal is not None
+        log.error("store %s cannot write: %s; it refuses writes until it can", self.store_id, reason)
+        self.abort()
+        if self._leaving:
+            return
+        try:
+            self._engine = Engine.restore(self._journal.load(), limits=self._limits, now=self._clock())
+        except StoreUsageError as error:
+            self._stop_serving(error)
+            return
+        self._engine.read_only = f"the disk does not take it ({reason})"
+        self._durable = self._journal.appended
+        self._probing = asyncio.create_task(self._try_to_write())
+        self._probing.add_done_callback(self.timer_ended)
+
+    async def _try_to_write(self) -> None:
+        """Take writes again as soon as the disk does, but not before clients have been refused what it did not take.
+
+        There may be room for the probe and not for what failed: its client, which is about to come back and ask again,
+        would else have it fail again, with every connection dropped, and so on until it gives up.
+        """
+        assert self._journal is not None
+        await anyio.sleep(TRY_AGAIN_AFTER)
+        while not await anyio.to_thread.run_sync(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+            await anyio.sleep(TRY_AGAIN_AFTER)
+        log.warning("store %s can write again", self.store_id)
+        self._engine.read_only = None
+        self.start_journal()
+        self._record()  # sessions that were opened meanwhile
+
+    async def stop_journal(self) -> None:
+        """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
+        if self._journal is not None:
+            if self._probing is not None:
+                self._probing.cancel()
+                await asyncio.wait([self._probing])
+            # Its last reports are in the loop before this returns.
+            stopped = await anyio.to_thread.run_sync(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
+            if not stopped:
+                self.abort()  # what is held may not be said, and whatever else comes after it
+
     # ------------------------------------------------------------------------------------------ comings and goings
 
     def _take_in(self, peer: _Peer, hello: Hello, now: float) -> None:
         opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
+        self._record()
         if opened is None:
             self._hang_up(peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max)"))
             return
         session, previous = opened
         if previous is not None and previous in self._peers:
-            # The client came back before its old connection was seen to end; it renews its leases on the new one.
-            self._peers[previous].close()
+            # The client came back before its old connection was seen to end; it renews its leases on the new one. At
+            # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
+            self._peers[previous].abort()
         peer.greeted()
         assert peer.connection is not None
         self._say(
@@ -248,14 +409,22 @@ class Server:
     async def keep_time(self) -> None:
         """Let leases lapse when they are due, for as long as the server runs."""
         while True:
-            due_in = self._engine.next_tick_in()
-            await anyio.sleep(LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY))
+            due_in = self._engine.next_tick_in() if self._may_lapse() else None
+            await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             if self._engine.look(now=self._clock()):
                 # Two turns of the loop, the second of which comes after every socket has been read once more.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                self._deliver(self._engine.tick(now=self._clock()))
+                if not self._may_lapse():
+                    continue
+                deliveries = self._engine.tick(now=self._clock())
+                self._record()
+                self._deliver(deliveries)
                 self._flush()
+
+    def _may_lapse(self) -> bool:
+        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can."""
+        return self._engine.read_only is None and not self._leaving
 
     async def drop_the_silent(self) -> None:
         """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""
@@ -264,7 +433,7 @@ class Server:
             silent_since = self._clock() - self._limits.frame_timeout
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
-                if stuck and peer.received_at < silent_since and not peer.reading_paused:
+                if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
                     self._hang_up(
                         peer, Sorry("protocol", f"half a frame and {self._limits.frame_timeout:g} s of silence")
                     )
@@ -274,15 +443,26 @@ class Server:
     async def leave(self) -> None:
         """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
         self._leaving = True
+        with anyio.CancelScope(shield=True):
+            await self.stop_journal()
         for peer in list(self._peers.values()):
-            self._say(peer, wire.encode_bye("the server is leaving"))
-        self._flush()
-        for peer in list(self._peers.values()):
-            peer.close()
+            if peer.connection is not None and peer.connection.greeted:
+                self._say(peer, wire.encode_bye("the server is leaving"))
+                peer.close()
+            else:  # a farewell is no welcome; this it understands, and tries again
+                peer.refuse(Sorry("limit", "the server is leaving"))
         if self._peers:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._nobody_left.wait()
         self.abort()
+
+    def wait_until_alone(self, within: float) -> bool:
+        """From another thread: wait until no client is connected; False if some still are after `within` seconds."""
+        return self._alone.wait(within)
+
+    def stop_waiting(self) -> None:
+        """From any thread: whoever waits to be alone need wait no longer."""
+        self._alone.set()
 
     def abort(self) -> None:
         """Cut every connection that is left, at once."""
@@ -291,7 +471,29 @@ class Server:
 
     def limit_connections(self, most: int) -> None:
         """Take no more connections than the system allows."""
-        self._connections_max = min(self._limits.connections_max, most)
+        self._connections_max = min(self._limits.connections_max, max(most, 1))
+
+    def timer_ended(self, timer: asyncio.Task[None]) -> None:
+        """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
+        if not timer.cancelled() and (error := timer.exception()) is not None:
+            self._stop_serving(error)
+
+    def _stop_serving(self, error: BaseException) -> None:
+        log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
+        self._failure = error
+        self._leaving = True
+        self.abort()
+        for callback in self._on_failure:
+            callback()
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call back when this server stops serving by itself; leaving its context then raises why."""
+        self._on_failure.append(callback)
+
+    def check_timers(self) -> None:
+        """Raise what a timer has failed of."""
+        if self._failure is not None:
+            raise self._failure
 
 
 class _Peer(asyncio.BufferedProtocol):
@@ -300,13 +502,17 @@ class _Peer(asyncio.BufferedProtocol):
     def __init__(self, server: Server, id: int) -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
-        self._out_bytes = 0
+        self._out: deque[bytes] = deque()
+        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
         self._blocked = False  # the transport asked us to stop writing
-        self._handshake: asyncio.TimerHandle | None = None
+        self._ending = False  # to be closed once the outbox is empty
+        self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
         self.id = id
         self.connection: ServerConnection | None = None
+        self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
+        self.queued_bytes = 0  # in the outbox, and not handed to the transport yet
         self.gone = False
+        self.lags = False
         self.says_goodbye = False
         self.reading_paused = False
         self.received_at = 0.0
@@ -336,7 +542,9 @@ class _Peer(asyncio.BufferedProtocol):
             self._server.received(self, self._server.buffer[:nbytes])
 
     def eof_received(self) -> bool:
-        return False  # close: a client that has stopped sending has nothing to wait for
+        self._empty()  # a client that has stopped sending has nothing to wait for
+        self.close()
+        return False
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -344,15 +552,13 @@ class _Peer(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._blocked = False
         self.flush()
-        if self.reading_paused and not self._blocked:
-            self.reading_paused = False
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
+        self.read_on()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
+        forget(self)
         self.gone = True
-        if self._handshake is not None:
-            self._handshake.cancel()
+        self._empty()
+        self._set_timer(None)
         self._server.lost(self)
 
     # the server calls these
@@ -361,55 +567,110 @@ class _Peer(asyncio.BufferedProtocol):
     def backlog(self) -> int:
         """Bytes that wait for this peer to read."""
         held = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self._out_bytes + held
+        return self.queued_bytes + held
 
     def open(self, connection: ServerConnection, handshake: asyncio.TimerHandle) -> None:
         """Begin the conversation."""
-        self.connection, self._handshake = connection, handshake
+        self.connection = connection
+        self._set_timer(handshake)
         self.queue(connection.greeting())
         self.flush()
 
     def greeted(self) -> None:
         """The client has said hello in time."""
-        if self._handshake is not None:
-            self._handshake.cancel()
+        self._set_timer(None)
 
     def queue(self, frame: bytes) -> None:
-        """Put a frame into the outbox."""
-        self._out.append(frame)
-        self._out_bytes += len(frame)
+        """Put a frame into the outbox, unless nothing more will be sent."""
+        if not self.gone:
+            self._out.append(frame)
+            self.queued_bytes += len(frame)
+
+    def hold(self, frame: bytes, number: int) -> None:
+        """Put a frame into the outbox, to be let go once the journal has made this number durable."""
+        if not self.gone:
+            self._held.append((number, frame))
+            self.queued_bytes += len(frame)
+
+    def release(self, number: int) -> bool:
+        """Let go of the frames that waited for this number; whether others still wait."""
+        while self._held and self._held[0][0] <= number:
+            self._out.append(self._held.popleft()[1])
+        return bool(self._held)
 
     def flush(self) -> None:
-        """Hand the outbox to the transport, unless that is full; then stop reading what would fill it further."""
-        if not self._out or self._transport is None or self._transport.is_closing():
+        """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
+
+        The transport itself never holds more than one piece, or one frame if that is larger: what it holds it copies.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
-        if self._blocked:
+        while self._out and not self._blocked:
+            piece = self._take_piece()
+            self._server.wrote(len(piece))
+            transport.write(piece)
+            if transport.is_closing():  # the write found out that nobody is there
+                return
+        if self._out or (self._held and self.queued_bytes > PIECE_BYTES):
             if not self.reading_paused:
                 self.reading_paused = True
-                self._transport.pause_reading()
+                transport.pause_reading()
+        elif self._ending and not self._held:
+            transport.close()
+
+    def read_on(self) -> None:
+        """Carry out and read what this peer asks again, if its outbox has been emptied."""
+        if not self.reading_paused or self._out or self._held or self.gone:
             return
-        out, self._out, size, self._out_bytes = self._out, [], self._out_bytes, 0
-        self._server.wrote(size)
-        self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self.lags = self.reading_paused = False
+        if self.unread is not None:
+            self._server.go_on(self)
+        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
+            self.received_at = self._server._clock()  # its silence was ours
+            self._transport.resume_reading()
 
     def refuse(self, sorry: Sorry) -> None:
         """Say why, and close."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._out, self._out_bytes = [], 0
-            self._transport.write(wire.encode_sorry(sorry))
+        self._empty()
+        self.queue(wire.encode_sorry(sorry))
         self.close()
 
     def close(self) -> None:
-        """Close once what was written has been read."""
-        self.gone = True
+        """Close once what is queued has been read, or after `LEAVE_WITHIN` seconds: there are peers that never read."""
+        self.gone = self._ending = True
+        self.unread = None
         if self._transport is not None:
-            self._transport.close()
+            self._set_timer(asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort))
+            self.flush()
 
     def abort(self) -> None:
         """Close at once."""
         self.gone = True
+        self.unread = None
         if self._transport is not None:
             self._transport.abort()
+
+    def _take_piece(self) -> bytes:
+        """The next frames of the outbox, as one piece."""
+        frames = [self._out.popleft()]
+        size = len(frames[0])
+        while self._out and size < PIECE_BYTES:
+            frame = self._out.popleft()
+            size += len(frame)
+            frames.append(frame)
+        self.queued_bytes -= size
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _empty(self) -> None:
+        self._out.clear()
+        self._held.clear()
+        self.queued_bytes = 0
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
 
 
 # ---------------------------------------------------------------------------------------------------- starting one
@@ -425,8 +686,8 @@ def _check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | Non
         loopback = host == "localhost"
     if not loopback:
         raise StoreUsageError(
-            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or mutual "
-            f"TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to have it open all the same"
+            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
+            f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
         )
 
 
@@ -439,6 +700,46 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
+class _TellingTls(ssl.SSLObject):
+    """TLS that says why a handshake failed: asyncio drops such connections without a word."""
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            log.warning("a connection is refused: TLS failed: %s", error.reason or error)
+            raise
+
+
+async def _listen(
+    server: Server, host: str, port: int, *, sock: socket.socket | None, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    """Listen on every address that `host` stands for, all on the same port."""
+    loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {"backlog": BACKLOG}
+    if tls is not None:
+        # asyncio's own patience is a minute and half a minute, in which a silent stranger is not counted anywhere.
+        within = server.handshake_timeout
+        if tls.sslobject_class is ssl.SSLObject:
+            tls.sslobject_class = _TellingTls
+        options |= {"ssl": tls, "ssl_handshake_timeout": within, "ssl_shutdown_timeout": LEAVE_WITHIN}
+    if sock is not None:
+        return await loop.create_server(server.protocol, sock=sock, **options)
+    for _ in range(LISTEN_ATTEMPTS):
+        listener = await loop.create_server(server.protocol, host or None, port, **options)
+        ports = [listening.getsockname()[1] for listening in listener.sockets]
+        if len(set(ports)) == 1:
+            return listener
+        # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: ask for the same on both.
+        listener.close()
+        with contextlib.suppress(OSError):  # somebody else has it on the other address
+            return await loop.create_server(server.protocol, host or None, ports[0], **options)
+    raise OSError(errno.EADDRINUSE, f"no port is free on every address of {host or 'this host'}")
+
+
 @contextlib.asynccontextmanager
 async def serve(
     host: str = "127.0.0.1",
@@ -448,13 +749,15 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
 ) -> AsyncIterator[Server]:
-    """Serve a new store for as long as the context lasts.
+    """Serve a store for as long as the context lasts.
 
     Args:
         host: The address to listen on; "" is all interfaces. Anything but loopback wants a token or mutual TLS.
         port: The port; 0 lets the system choose one, see `Server.port`.
+        data_dir: Where the store is kept, so that it survives restarts and power loss; without it, in memory only.
         token: What clients must prove to know.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
@@ -462,7 +765,7 @@ async def serve(
         sock: A bound socket to listen on, instead of `host` and `port`.
 
     Raises:
-        StoreUsageError: It would be open to strangers.
+        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used; the message says why.
         OSError: The address cannot be bound.
     """
     bound_host = sock.getsockname()[0] if sock is not None else host
@@ -470,33 +773,42 @@ async def serve(
     _check_exposure(bound_host, token=secret, tls=tls, insecure=insecure)
     files = raise_file_limit()
     loop = asyncio.get_running_loop()
-    engine = Engine(store_id=secrets.token_hex(8), limits=limits)
-    server = Server(engine, token=secret, clock=loop.time, secure=tls is not None)
-    server.limit_connections(files - 64)  # the rest of the process needs some, too
-    listener = await (
-        loop.create_server(server.protocol, sock=sock, ssl=tls, backlog=BACKLOG)
-        if sock is not None
-        else loop.create_server(server.protocol, host or None, port, ssl=tls, backlog=BACKLOG)
-    )
-    let_go_in_children(server, listener.sockets[0])
-    server.host = bound_host
-    server.port = listener.sockets[0].getsockname()[1]
-    log.info(
-        "serving store %s on %s, in memory only: it ends with this process; %d files allow about %d connections",
-        server.store_id,
-        host_and_port(bound_host or "*", server.port),
-        files,
-        files - 64,
-    )
-    tasks = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
-    try:
-        yield server
-    finally:
-        listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+    async with contextlib.AsyncExitStack() as stack:
+        journal = None
+        if data_dir is None:
+            engine = Engine(store_id=secrets.token_hex(8), limits=limits)
+        else:
+            journal = Journal(data_dir, new_id=secrets.token_hex(8))
+            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
+            engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
+        server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
+        server.limit_connections(files - 64)  # the rest of the process needs some, too
+        listener = await _listen(server, host, port, sock=sock, tls=tls)
+        let_go_in_children(server, *listener.sockets)
+        server.host = bound_host
+        server.port = listener.sockets[0].getsockname()[1]
+        log.info(
+            "serving store %s on %s, %s; %d files allow about %d connections",
+            server.store_id,
+            host_and_port(bound_host or "*", server.port),
+            "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
+            files,
+            files - 64,
+        )
+        server.start_journal()
+        timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+        for timer in timers:
+            timer.add_done_callback(server.timer_ended)
         try:
-            await server.leave()
+            yield server
         finally:
-            server.abort()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+            forget(server)
+            try:
+                await server.leave()
+            finally:
+                server.abort()
+                for timer in timers:
+                    timer.cancel()
+                await asyncio.gather(*timers, return_exceptions=True)
+        server.check_timers()

@@ -18,6 +18,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from store.facts import SavedSession
     from store.messages import Response
 
 __all__ = ["FORGOTTEN", "Session", "Sessions"]
@@ -90,13 +93,17 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
-        """Give a session to a connection.
+    @property
+    def made(self) -> int:
+        """How many sessions there have ever been; the number of the newest."""
+        return self._made
+
+    def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
+        """Give a session to a connection; the caller has let those expire that are due.
 
         Returns:
             The session, and the peer that had it until now; None if there are too many.
         """
-        self.expire(now)
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:
@@ -113,18 +120,33 @@ class Sessions:
             session.peer, session.abandoned_at = None, now
             self._abandoned[session.id] = None
 
-    def end(self, session: Session, *, peer: int) -> None:
+    def end(self, session: Session, *, peer: int) -> bool:
         """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
-        if session.peer == peer:
-            session.peer = None
-            del self._sessions[session.id]
+        if session.peer != peer:
+            return False
+        session.peer = None
+        del self._sessions[session.id]
+        return True
 
-    def expire(self, now: float) -> None:
-        """Forget the sessions whose clients have been away for too long."""
+    def expire(self, now: float) -> list[bytes]:
+        """Forget the sessions whose clients have been away for too long; which they were."""
+        forgotten = []
         while self._abandoned:
             id = next(iter(self._abandoned))
             abandoned_at = self._sessions[id].abandoned_at
             assert abandoned_at is not None, "an abandoned session knows since when"
             if now - abandoned_at < self._ttl:
-                return
+                break
             del self._abandoned[id], self._sessions[id]
+            forgotten.append(id)
+        return forgotten
+
+    def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
+        """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
+        self._made = last
+        for one in saved:
+            session = self._sessions[one.id] = Session(one.id, one.number)
+            session.abandoned_at = now
+            self._abandoned[one.id] = None
+            for request_id, response in one.replies:
+                session.keep(request_id, response, cost(response))

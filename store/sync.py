@@ -1,7 +1,7 @@
 """Shell: the client for blocking callers, on sockets of its own, and the server in a thread.
 
-A blocking call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol, and
-what happens after a reconnect, is `connection`'s, exactly as for the async client. A call takes a free channel, or
+A blocking call writes to its socket and reads from it: one round trip, no event loop, no other thread. The protocol,
+and what happens after a reconnect, is `connection`'s, exactly as for the async client. A call takes a free channel, or
 makes another one, so threads do not wait for each other's waits. A call that is interrupted, by Ctrl-C or by a signal
 handler that raises, gets out at once; its channel is closed, since nobody knows how far it had come.
 """
@@ -33,11 +33,12 @@ from store.errors import (
     StoreError,
     StoreReplaced,
     StoreTimeoutError,
+    StoreUsageError,
     UsedAfterFork,
     WatchCompacted,
 )
 from store.loops import backend_options
-from store.messages import Cancel, Event, Ping, Request, Response
+from store.messages import Cancel, Event, Ping, Pong, Request, Response
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -70,7 +71,7 @@ class _Channel:
         self._name = client.name
         self.connection = ClientConnection(session_id=secrets.token_bytes(16), token=client.token, name=client.name)
         self.sock: socket.socket | None = None
-        self.pushed: deque[Events | Lagged] = deque()  # what came for a watch
+        self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._attempt = 0
         self._problem = "it has never answered"
@@ -91,9 +92,13 @@ class _Channel:
             late = self._out_of_time(item, cast("float", timeout))
             self._give_up(item)
             raise late from None
-        except StoreError:
-            self.connection.abandon(item)
-            raise
+        except StoreError as error:
+            self._abandon(item)
+            raise async_client.with_doubt(error, item) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            self._abandon(item)
+            self.close()
+            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
         except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
             self.connection.abandon(item)
             self.close()
@@ -115,9 +120,7 @@ class _Channel:
     def _pause(self, deadline: float | None) -> None:
         """Before another attempt: up to twice as long as before the last, with full jitter."""
         if self._attempt:
-            pause = self._client.rng.uniform(
-                0, min(async_client.BACKOFF_FIRST * 2**self._attempt, async_client.BACKOFF_MOST)
-            )
+            pause = self._client.rng.uniform(0, async_client.backoff(self._attempt))
             if deadline is not None and time.monotonic() + pause >= deadline:
                 time.sleep(max(deadline - time.monotonic(), 0))
                 raise _Expired
@@ -146,6 +149,13 @@ class _Channel:
         self.sock = sock
         self.connection.store_id = self._client.store_id
         self.connection.connected(nonce=secrets.token_bytes(16))
+        try:
+            return self._shake_hands(deadline)
+        except BaseException:
+            self.close()  # half a handshake is no connection that the next call could use
+            raise
+
+    def _shake_hands(self, deadline: float | None) -> Welcome:
         while True:
             for item in self.receive(deadline):
                 if isinstance(item, bytes):
@@ -188,6 +198,7 @@ class _Channel:
     def _read(self, deadline: float | None) -> int:
         assert self.sock is not None
         silent_since = time.monotonic()
+        asked = False
         while True:
             patience = HEARTBEAT
             if deadline is not None:
@@ -202,20 +213,34 @@ class _Channel:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise _Expired from None
                 silence = time.monotonic() - silent_since
-                if silence >= 2 * HEARTBEAT:
+                # Silence counts only after a question: before it, it may be ours, if this process was stopped.
+                if silence >= 2 * HEARTBEAT and (asked or self.connection.welcomed is None):
                     raise ConnectionResetError(f"it has been silent for {silence:.0f} s") from None
-                if silence >= HEARTBEAT and self.connection.welcomed is not None:
-                    self._send(self.connection.encode(self.connection.ask(Ping(), None)))
+                if silence >= HEARTBEAT and not asked and self.connection.welcomed is not None:
+                    asked = True
+                    self._tell(Ping())
             else:
                 if not count:
                     raise ConnectionResetError("it closed the connection")
                 return count
 
     def _send(self, frame: bytes) -> None:
+        """Send a frame, however long it takes, as long as the server takes some of it every now and then."""
         assert self.sock is not None
         if self.sock.gettimeout() != HEARTBEAT:
             self.sock.settimeout(HEARTBEAT)  # a server that takes nothing for so long is as good as gone
-        self.sock.sendall(frame)
+        sent = self.sock.send(frame)
+        if sent < len(frame):  # not sendall(), whose timeout is for all of it: a large value may take longer
+            rest = memoryview(frame)[sent:]
+            while rest:
+                rest = rest[self.sock.send(rest) :]
+
+    def _tell(self, request: Request[Response]) -> None:
+        """Make a request whose answer nobody waits for."""
+        item = self.connection.ask(request, None)
+        frame = self.connection.encode(item)
+        self.connection.abandon(item)
+        self._send(frame)
 
     def _out_of_time(self, item: InFlight, timeout: float) -> StoreError:
         what = f"{type(item.request).__name__} at {self._name}"
@@ -229,12 +254,19 @@ class _Channel:
 
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
-        self.connection.abandon(item)
+        self._abandon(item)
         if async_client.waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
-                self._send(self.connection.encode(self.connection.ask(Cancel(target=item.request_id), None)))
+                self._tell(Cancel(target=item.request_id))
             except OSError as error:
                 self.disconnected(error)
+
+    def _abandon(self, item: InFlight) -> None:
+        self.connection.abandon(item)
+        if self.sock is None:
+            # Once more: what is abandoned while there is no connection will never be answered, and what stays
+            # unanswered would keep all later replies from being acknowledged.
+            self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
         """The connection is gone; the next call makes another one."""
@@ -300,8 +332,9 @@ class Client(interface.BlockingStore):
         try:
             return channel.call(request, timeout)[0]
         finally:
-            if self._failed is None:
-                self._free.append(channel)
+            self._free.append(channel)
+            if self._failed is not None:
+                self._close_free()
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a connection of its own."""
@@ -313,16 +346,15 @@ class Client(interface.BlockingStore):
 
     def close(self) -> None:
         """Hang up for good; calls under way in other threads get `ConnectionLost`."""
-        free, self._free = self._free, []
-        for channel in free:
-            channel.close(farewell=True)
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
+        self._close_free()
 
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
         self.fail(error)
-        for channel in self._all:
-            channel.interrupt()
+        for channel in list(self._all):
+            if channel not in self._free:
+                channel.interrupt()
 
     # The channels and watches of this room call these.
 
@@ -348,6 +380,11 @@ class Client(interface.BlockingStore):
             self._all.append(channel)
             return channel
 
+    def _close_free(self) -> None:
+        with contextlib.suppress(IndexError):  # another thread closes them, too
+            while True:
+                self._free.pop().close(farewell=True)
+
     def drop_channel(self, channel: _Channel) -> None:
         """A watch no longer needs its channel."""
         channel.close(farewell=True)
@@ -363,6 +400,7 @@ class Watch(interface.BlockingWatch):
         self._cursor = cursor
         self._channel = _Channel(client)
         self._id = 0
+        self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -391,10 +429,14 @@ class Watch(interface.BlockingWatch):
         while not self._closed:
             while self._channel.pushed:
                 pushed = self._channel.pushed.popleft()
-                if isinstance(pushed, Events):
-                    if pushed.request_id == self._id:
-                        self._cursor.delivered(pushed.events)
-                        yield list(pushed.events)
+                if isinstance(pushed, Pong):
+                    # Every event up to this revision was sent before it: it need not be asked for again.
+                    self._cursor.nothing_before(pushed.revision)
+                elif pushed.request_id != self._id:
+                    continue  # of an earlier opening
+                elif isinstance(pushed, Events):
+                    self._cursor.delivered(pushed.events)
+                    yield list(pushed.events)
                 else:
                     self._cursor.nothing_before(pushed.revision)
                     yield from self._reopen()
@@ -407,6 +449,8 @@ class Watch(interface.BlockingWatch):
                         self._channel.pushed.append(item)
                     elif isinstance(item, Reply):
                         self._channel.connection.answered(item.request_id)
+                        if isinstance(item.response, Pong):
+                            self._channel.pushed.append(item.response)
             except OSError as error:
                 self._channel.disconnected(error)
 
@@ -414,22 +458,25 @@ class Watch(interface.BlockingWatch):
         """Open it again, however long that takes; a `reset` comes out first if history is gone."""
         while not self._closed:
             try:
-                reset = self._open()
+                self._open()
             except WatchCompacted:
                 if not self._cursor.compacted():
                     raise
             except ConnectionLost:
                 self._client.check_usable()
+            except StoreTimeoutError:
+                self._channel.close()  # the server may open it yet, and would then send everything twice
             else:
+                reset, self._reset = self._reset, None
                 if reset is not None:
                     yield [reset]
                 return
 
-    def _open(self) -> Event | None:
+    def _open(self) -> None:
         request, reset = self._cursor.opening()
+        self._reset = reset or self._reset  # kept until it is told: this attempt may fail, and the next knows of none
         watching, self._id = self._channel.call(request, self._client.timeout)
         self._cursor.opened(watching.revision)
-        return reset
 
 
 @contextlib.contextmanager
@@ -456,14 +503,17 @@ def serve(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
 ) -> Iterator[Server]:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
 
-    A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted against
-    anybody's lease.
+    A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
+    against anybody's lease.
     """
     with start_blocking_portal(backend_options=backend_options()) as portal:
-        serving = async_server.serve(host, port, token=token, tls=tls, insecure=insecure, limits=limits, sock=sock)
+        serving = async_server.serve(
+            host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock
+        )
         with portal.wrap_async_context_manager(serving) as server:
             yield server

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from store.messages import Event
 
@@ -108,6 +108,12 @@ class History:
     def bytes(self) -> int:
         """What the history costs to keep."""
         return self._bytes
+
+    def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
+        """Take up the history of an earlier life of this store: every revision after `compacted`."""
+        self._compacted = compacted
+        for events in saved:
+            self.append(events)
 
     def append(self, events: tuple[Event, ...]) -> None:
         """Remember the changes of one revision, forgetting the oldest as room demands."""

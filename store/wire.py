@@ -99,6 +99,7 @@ __all__ = [
     "Reply",
     "Sorry",
     "Welcome",
+    "decode_events",
     "decode_greeting",
     "decode_hello",
     "decode_request",
@@ -120,6 +121,7 @@ VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
+NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -357,6 +359,8 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
         raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
+        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
     return fields[1], fields[2], layout.build(fields[3:])
 
 
@@ -395,6 +399,11 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 def encode_events(events: tuple[Event, ...]) -> bytes:
     """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
     return _pack([_event_to(event) for event in events])
+
+
+def decode_events(encoded: bytes) -> tuple[Event, ...]:
+    """What `encode_events` made, back again."""
+    return tuple(map(_event_from, _decode(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
@@ -636,7 +645,7 @@ _MAYBE_ENTRY = _Field(
 )
 _CONDITIONS = _many(_Field(_condition_from, _condition_to, _takes_condition))
 _OPERATIONS = _many(_one_of(Operation.__args__))
-_GUARDABLE = _one_of((*Operation.__args__, GetMany, List, DeletePrefix, CompareAndSet, Wait))
+_GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
 
 M = TypeVar("M")
 
@@ -700,8 +709,8 @@ _REQUESTS: dict[int, _Layout[Any]] = {
         _Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
         _Layout(2, Get, key=_STR),
         _Layout(3, Delete, key=_STR),
-        _Layout(4, Add, key=_STR, amount=_INT),
-        _Layout(5, Append, key=_STR, value=_BYTES),
+        _Layout(4, Add, key=_STR, amount=_INT, lease=_optional(_INT)),
+        _Layout(5, Append, key=_STR, value=_BYTES, lease=_optional(_INT)),
         _Layout(6, GetMany, keys=_many(_STR)),
         _Layout(7, List, prefix=_STR, keys_only=_BOOL),
         _Layout(8, Count, prefix=_STR),

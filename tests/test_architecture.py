@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 PURE_ROOMS = (
     "store.errors",
+    "store.facts",
     "store.messages",
     "store.index",
     "store.leases",
@@ -31,11 +32,16 @@ PURE_ROOMS = (
     "store.wire",
     "store.connection",
     "rdzv.errors",
+    "rdzv.refusal",
+    "rdzv.kinds",
+    "rdzv.endpoint",
+    "rdzv.parameters",
     "rdzv.settings",
     "rdzv.state",
     "rdzv.transitions",
     "rdzv.decision",
     "rdzv.ranks",
+    "rdzv.plans",
 )
 """Rooms that are told the time, handed their dice, and reach for nothing."""
 

@@ -11,6 +11,7 @@ from rdzv.interface import BlockingRendezvousHandler, RendezvousHandler
 
 if TYPE_CHECKING:
     from rdzv.handler import RendezvousInfo
+    from rdzv.sync import RendezvousInfo as BlockingInfo
 
 FOUR = {"next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed"}
 
@@ -42,7 +43,7 @@ class Closing(Smallest):
 class BlockingSmallest(BlockingRendezvousHandler):
     closed = False
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> BlockingInfo:
         raise NotImplementedError
 
     def num_nodes_waiting(self) -> int:

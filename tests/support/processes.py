@@ -83,6 +83,18 @@ class Child(asyncio.SubprocessProtocol):
             raise ChildError(self._tell(f"ended its output without a line containing {containing!r}"))
         return found[0]
 
+    async def says(self, containing: str, *, timeout: float = 10.0) -> str:
+        """Return the first line on either stream that contains this, also if it has come already."""
+        await self._until(
+            lambda: any(containing in line for line in self.output) or not self._open_streams,
+            timeout,
+            f"wrote no line containing {containing!r}",
+        )
+        found = [line for line in self.output if containing in line]
+        if not found:
+            raise ChildError(self._tell(f"ended its output without a line containing {containing!r}"))
+        return found[0]
+
     async def wait(self, *, timeout: float = 10.0) -> int:
         """Wait until it has exited and all its output is in; returns the exit status."""
         await self._until(lambda: self.returncode is not None and not self._open_streams, timeout, "did not exit")

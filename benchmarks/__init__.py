@@ -1,0 +1,10 @@
+"""What is measured, side by side with peers in one run: `python -m benchmarks.NAME [options]`.
+
+    barrier     from the last node's arrival to everyone's done, beside PyTorch's c10d rendezvous; bytes per node
+    calls       one blocking call, beside PyTorch's TCPStore and a bare socket echo
+    regroup     from SIGKILL to each survivor's being told, and to the next round
+    throughput  puts per second, and one put told to many watchers
+
+A peer takes part if it can be imported; the output says so if not. Machines are busy and differ: look at the ratios
+within one run, not at times of two. Every figure is a median of several runs, and every run starts with a new server.
+"""

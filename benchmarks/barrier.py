@@ -1,0 +1,230 @@
+"""From the last node's arrival until every node has its rank: ours, and PyTorch's c10d rendezvous beside it.
+
+    python -m benchmarks.barrier                                    # 4, 64 and 256 nodes
+    python -m benchmarks.barrier --nodes 1024 4096 --runs 1         # simulated nodes: many to a process
+
+All nodes but one are connected and parked, spread over `--processes` processes; the last one, connected too, has a
+process of its own. Measured is from just before its `next_rendezvous` to the latest return of that call in any process.
+Every node's rank and world size are checked. Bytes are those in and out of our server from before the first connection
+until the last node is done, keep-alives included, divided by the number of nodes.
+
+PyTorch's nodes sleep a second between looks and rewrite one record that holds all of them, so this takes a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import pickle
+import random
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+import rdzv
+import store
+from benchmarks import support
+from benchmarks.support import Worker, ms, ratio
+from rdzv.handler import Handler
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from anyio.abc import TaskStatus
+
+PATIENCE = 300.0  # seconds for each step of ours; far more than any of them takes
+AT_ONCE = 16  # nodes of one process that arrive together; they are one process only here
+NOT_WAITING = "not waiting for anything"
+SETTLE = (0.5, 1.5)  # seconds between the last but one arrival and the last; at random, since PyTorch looks each second
+Result = tuple[int, int, float]  # rank, world size, when
+
+# ------------------------------------------------------------------------------------------------ one process's nodes
+
+
+def our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
+    """Carry some of our nodes: connect, wait for the word, arrive, tell the results."""
+    support.run(_our_nodes(pipe, url, names))
+
+
+async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
+    handlers: list[Handler] = []
+    results: list[Result] = []
+
+    async def hold(name: str, *, task_status: TaskStatus[None]) -> None:
+        async with rdzv.connect(url, node_id=name, is_host=False) as handler:
+            assert isinstance(handler, Handler)
+            handlers.append(handler)
+            task_status.started()
+            await anyio.sleep_forever()
+
+    async def join(handler: Handler) -> None:
+        _, rank, world_size = await handler.next_rendezvous()
+        results.append((rank, world_size, time.monotonic()))
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            await group.start(hold, name)
+        pipe.send("connected")
+        await support.hear(pipe)
+        began = time.monotonic()
+        for start in range(0, len(handlers), AT_ONCE):
+            some = handlers[start : start + AT_ONCE]
+            for handler in some:
+                group.start_soon(join, handler)
+            await _until(lambda some=some: all(one.reason != NOT_WAITING for one in some) or bool(results))
+        _as_in_a_process_of_its_own()
+        pipe.send("parked")
+        await _until(lambda: len(results) == len(names))
+        pipe.send((began, results))
+        await anyio.sleep_forever()
+
+
+async def _until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110  how often this looks has no part in what is measured
+        await anyio.sleep(0.02)
+
+
+def _as_in_a_process_of_its_own() -> None:
+    """A node does not pay for the garbage collector's walks over all the others that happen to share its process."""
+    gc.collect()
+    gc.freeze()
+
+
+def torch_nodes(pipe: Connection, port: int, run_id: str, count: int, size: int) -> None:
+    """Carry some of PyTorch's nodes, a thread and a connection each."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    results: list[Result] = []
+    handlers = []
+    for _ in range(count):
+        tcp_store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        backend = C10dRendezvousBackend(tcp_store, run_id)
+        handlers.append(DynamicRendezvousHandler.from_backend(run_id, tcp_store, backend, size, size, "127.0.0.1"))
+
+    def node(handler: Any) -> None:
+        try:
+            info = handler.next_rendezvous()
+            results.append((info.rank, info.world_size, time.monotonic()))
+        except Exception:  # noqa: BLE001  whatever it is, the run is void
+            traceback.print_exc()
+
+    threads = [threading.Thread(target=node, args=(handler,)) for handler in handlers]
+    pipe.send("connected")
+    pipe.recv()
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    _as_in_a_process_of_its_own()
+    pipe.send("parked")
+    for thread in threads:
+        thread.join()
+    pipe.send((began, results))
+    pipe.recv()
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+def measure_ours(size: int, processes: int) -> tuple[float, float]:
+    """Seconds from the last arrival to everyone's done, and bytes per node."""
+    with support.serving() as server, store.sync.connect(server) as observer:
+        url = f"{server}/barrier?min_nodes={size}&join_timeout=3600"
+        names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
+        before = _bytes(observer)
+        calls = [(our_nodes, url, some) for some in [*names, ["the-last"]]]
+        with support.workers(*calls) as all_workers:
+            last = _park(all_workers, PATIENCE)
+            time.sleep(random.uniform(*SETTLE))
+            seconds = _complete(all_workers, last, size, PATIENCE)
+            return seconds, (_bytes(observer) - before) / size
+
+
+def measure_torch(size: int, processes: int, patience: float) -> float:
+    """The same for PyTorch: seconds."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+
+    with support.workers((support.torch_server,)) as (server,):
+        port, run_id = server.hear(timeout=60), "barrier"
+        backend = C10dRendezvousBackend(TCPStore("127.0.0.1", port, wait_for_workers=False), run_id)
+        shares = support.shares(size - 1, processes)
+        calls = [(torch_nodes, port, run_id, count, size) for count in [*map(len, shares), 1]]
+        with support.workers(*calls) as all_workers:
+            last = _park(all_workers, patience)
+            deadline = time.monotonic() + patience
+            while (found := backend.get_state()) is None or len(pickle.loads(found[0]).participants) < size - 1:
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                time.sleep(0.2)
+            time.sleep(random.uniform(*SETTLE))
+            return _complete(all_workers, last, size, patience)
+
+
+def _park(all_workers: list[Worker], patience: float) -> Worker:
+    """Have all nodes connect, and all but the last arrive; the last one's process."""
+    for worker in all_workers:
+        assert worker.hear(patience) == "connected"
+    *parked, last = all_workers
+    for worker in parked:
+        worker.pipe.send("arrive")
+    for worker in parked:
+        assert worker.hear(patience) == "parked"
+    return last
+
+
+def _complete(all_workers: list[Worker], last: Worker, size: int, patience: float) -> float:
+    """Let the last one arrive, and check what all of them got."""
+    assert last.ask("arrive", patience) == "parked"
+    answers = [worker.hear(patience) for worker in all_workers]
+    results: list[Result] = [result for _, some in answers for result in some]
+    assert sorted(rank for rank, _, _ in results) == list(range(size)), "every rank once"
+    assert {world_size for _, world_size, _ in results} == {size}
+    return max(at for _, _, at in results) - float(answers[-1][0])
+
+
+def _bytes(observer: store.sync.Client) -> int:
+    figures = observer.stats()
+    return int(figures["bytes_in"]) + int(figures["bytes_out"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.barrier", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 64, 256])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=4, help="that carry the parked nodes")
+    parser.add_argument("--torch-nodes-max", type=int, default=128, help="more than these are for ours alone")
+    parser.add_argument("--torch-runs", type=int, default=3)
+    parser.add_argument("--torch-timeout", type=float, default=60.0, help="seconds for each step of a run")
+    options = parser.parse_args()
+
+    print(support.describe_machine())
+    rows = []
+    for size in options.nodes:
+        ours, sizes, theirs = [], [], []
+        for number in range(options.runs):
+            seconds, per_node = measure_ours(size, options.processes)
+            ours.append(seconds)
+            sizes.append(per_node)
+            if support.HAS_TORCH and size <= options.torch_nodes_max and number < options.torch_runs:
+                try:
+                    theirs.append(measure_torch(size, options.processes, options.torch_timeout))
+                except TimeoutError:
+                    print(f"PyTorch, {size} nodes: not done within {options.torch_timeout:g} s")
+        our, their = support.median(ours), support.median(theirs)
+        per_node = support.median(sizes)
+        rows.append((size, ms(our), ms(min(ours)), ms(max(ours)), ms(their), ratio(their, our), f"{per_node:.0f}"))
+    if not support.HAS_TORCH:
+        print("PyTorch is not installed: ours alone")
+    header = ("nodes", "ours, ms", "best", "worst", "torch c10d, ms", "ratio", "our bytes per node")
+    support.table("From the last arrival to everyone done, medians", header, rows)
+
+
+if __name__ == "__main__":
+    main()

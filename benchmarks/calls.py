@@ -1,0 +1,154 @@
+"""One blocking call from Python: our blocking client and shared store, PyTorch's TCPStore, a bare socket echo.
+
+    python -m benchmarks.calls
+
+Every server has a process of its own, and every client one connection. The contenders take turns, a batch of calls
+each, so that a busy moment hits all of them; a figure is the median of a contender's batches, in microseconds a call.
+The echo is what any blocking round trip costs Python. On an idle machine most of that is waking up: a busy one makes
+every round trip shorter, and what is computed in it a larger part. TCPStore's `set` is not comparable: it returns
+before the server has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import socket
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import rdzv
+import store
+from benchmarks import support
+from benchmarks.support import ratio, us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    Operations = dict[str, Callable[[], object]]
+
+VALUE = b"x" * 100
+TORCH = "torch TCPStore"
+
+
+def echo_server(pipe: Connection) -> None:
+    """Send back whatever comes over one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(listener.getsockname()[1])
+        peer, _ = listener.accept()
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := peer.recv(65536):
+            peer.sendall(data)
+
+
+def of_client(client: store.sync.Client) -> Operations:
+    """Our store's own client."""
+    client.put("key", VALUE)
+    client.put("swapped", b"0")
+    turns = itertools.cycle([(b"0", b"1"), (b"1", b"0")])
+
+    def compare_and_set() -> None:
+        old, new = next(turns)
+        assert client.compare_and_set("swapped", new, expected_value=old).succeeded
+
+    return {
+        "get": lambda: client.get("key"),
+        "set": lambda: client.put("key", VALUE),
+        "add": lambda: client.add("counter", 1),
+        "compare_set": compare_and_set,
+    }
+
+
+def of_shared_store(shared: rdzv.sync.SharedStore) -> Operations:
+    """What members of a round share: every call is fenced."""
+    shared.set("key", VALUE)
+    shared.set("swapped", b"0")
+    turns = itertools.cycle([(b"0", b"1"), (b"1", b"0")])
+    return {
+        "get": lambda: shared.get("key"),
+        "set": lambda: shared.set("key", VALUE),
+        "add": lambda: shared.add("counter", 1),
+        "compare_set": lambda: shared.compare_set("swapped", *next(turns)),
+    }
+
+
+def of_torch(port: int) -> Operations:
+    """PyTorch's."""
+    from torch.distributed import TCPStore
+
+    tcp_store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    tcp_store.set("key", VALUE.decode())
+    tcp_store.set("swapped", "0")
+    turns = itertools.cycle([("0", "1"), ("1", "0")])
+    return {
+        "get": lambda: tcp_store.get("key"),
+        "set": lambda: tcp_store.set("key", VALUE.decode()),
+        "add": lambda: tcp_store.add("counter", 1),
+        "compare_set": lambda: tcp_store.compare_set("swapped", *next(turns)),
+    }
+
+
+def of_echo(port: int) -> Operations:
+    """The floor: as many bytes as a small request has, there and back."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def echo() -> None:
+        sock.sendall(VALUE)
+        sock.recv(65536)
+
+    return dict.fromkeys(("get", "set", "add", "compare_set"), echo)
+
+
+@contextlib.contextmanager
+def contenders() -> Iterator[dict[str, Operations]]:
+    """All that can take part, connected."""
+    calls = [(echo_server,)] + ([(support.torch_server,)] if support.HAS_TORCH else [])
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(support.serving())
+        echo, *torch = stack.enter_context(support.workers(*calls))
+        client = stack.enter_context(store.sync.connect(url))
+        handler = stack.enter_context(rdzv.sync.connect(f"{url}/calls?min_nodes=1", is_host=False))
+        yield {
+            "store.sync.Client": of_client(client),
+            "rdzv.sync.SharedStore": of_shared_store(handler.next_rendezvous().store),
+            **({TORCH: of_torch(torch[0].hear(60))} if torch else {}),
+            "socket echo": of_echo(echo.hear(60)),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.calls", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--calls", type=int, default=100, help="in a batch")
+    options = parser.parse_args()
+
+    print(support.describe_machine())
+    batches: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with contenders() as all_contenders:
+        operations = list(all_contenders["socket echo"])
+        for number in range(options.batches + 1):
+            for operation in operations:
+                for name, calls in all_contenders.items():
+                    call = calls[operation]
+                    began = time.perf_counter()
+                    for _ in range(options.calls):
+                        call()
+                    if number:  # the first batch warms up
+                        batches[name, operation].append((time.perf_counter() - began) / options.calls)
+    if not support.HAS_TORCH:
+        print("PyTorch is not installed: ours alone")
+    medians = {what: support.median(values) for what, values in batches.items()}
+    rows = [[name, *(us(medians[name, operation]) for operation in operations)] for name in all_contenders]
+    support.table("One blocking call, median, us", ["", *operations], rows)
+    if support.HAS_TORCH:
+        ours = [name for name in all_contenders if name not in (TORCH, "socket echo")]
+        rows = [[name, *(ratio(medians[TORCH, each], medians[name, each]) for each in operations)] for name in ours]
+        support.table("How many times longer TCPStore takes", ["", *operations], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""From SIGKILL to each survivor's being told, and to the next round; real processes, one per node.
+
+    python -m benchmarks.regroup
+
+The store's `disconnect_ttl` passes before a killed process counts as dead, lest a reconnect be taken for a death; the
+tables show what comes on top of it. The victim is a plain member, or the node that coordinates. No peer stands beside
+it: PyTorch's c10d rendezvous drops a dead node after 15 s by default, and tells nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import rdzv
+from benchmarks import support
+from benchmarks.support import ms
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+PATIENCE = 60.0
+
+
+def node(pipe: Connection, url: str, name: str) -> None:
+    """Meet; tell when a member is said to be lost; meet again, and tell when that is done."""
+
+    async def main() -> None:
+        async with rdzv.connect(url, node_id=name, is_host=False) as handler, handler.changes() as changes:
+            await handler.next_rendezvous()
+            pipe.send((await handler.status()).coordinator)
+            async for change in changes:
+                if isinstance(change, rdzv.NodesLost):
+                    break
+            told = time.monotonic()
+            info = await handler.next_rendezvous()
+            pipe.send((told, time.monotonic(), info.rank, info.world_size))
+            await support.hear(pipe)
+
+    support.run(main())
+
+
+def measure(size: int, disconnect_ttl: float, *, kill_coordinator: bool) -> tuple[list[float], list[float]]:
+    """For each survivor: seconds from the kill until it was told, and until it had its next round, less the wait."""
+    names = [f"node-{number}" for number in range(size)]
+    with support.serving() as server:
+        url = f"{server}/regroup?min_nodes={size - 1}&max_nodes={size}&disconnect_ttl={disconnect_ttl}"
+        with support.workers(*((node, url, name) for name in names)) as nodes:
+            coordinator = [worker.hear(PATIENCE) for worker in nodes][-1]
+            time.sleep(0.5)
+            choice = (name for name in names if (name == coordinator) is kill_coordinator)
+            victim = nodes.pop(names.index(next(choice)))
+            victim.process.kill()
+            killed = time.monotonic()
+            answers = [worker.hear(PATIENCE) for worker in nodes]
+    assert sorted(rank for _, _, rank, _ in answers) == list(range(size - 1))
+    assert {world_size for *_, world_size in answers} == {size - 1}
+    return (
+        [told - killed - disconnect_ttl for told, *_ in answers],
+        [done - killed - disconnect_ttl for _, done, *_ in answers],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.regroup", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--disconnect-ttl", type=float, default=1.0)
+    options = parser.parse_args()
+
+    print(support.describe_machine())
+    rows = []
+    for size in options.nodes:
+        for kill_coordinator in (False, True):
+            told: list[float] = []
+            done: list[float] = []
+            for _ in range(options.runs):
+                some_told, some_done = measure(size, options.disconnect_ttl, kill_coordinator=kill_coordinator)
+                told += some_told
+                done += some_done
+            victim = "coordinator" if kill_coordinator else "member"
+            rows.append((size, victim, *map(ms, (support.median(told), max(told), support.median(done), max(done)))))
+    header = ("nodes", "killed", "told, ms", "worst", "next round, ms", "worst")
+    support.table(f"From SIGKILL, on top of disconnect_ttl={options.disconnect_ttl:g} s; medians", header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""What the benchmarks share: processes with a pipe, a store in a process of its own, and plain tables.
+
+Processes are forked from one that has imported what they need, so that a hundred of them cost no hundred imports. All
+times are `time.monotonic()`, which is one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import store
+from store.loops import loop_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerProcess
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["rdzv", *(["torch.distributed.elastic.rendezvous"] if HAS_TORCH else [])])
+
+
+@dataclass
+class Worker:
+    """A process, and the pipe to it."""
+
+    process: ForkServerProcess
+    pipe: Connection
+
+    def ask(self, message: object, timeout: float) -> Any:
+        """Send a message, and wait for the answer."""
+        self.pipe.send(message)
+        return self.hear(timeout)
+
+    def hear(self, timeout: float) -> Any:
+        """Wait for what it says next; `TimeoutError` if that takes too long."""
+        if not self.pipe.poll(timeout):
+            raise TimeoutError(f"a worker has said nothing for {timeout:g} s")
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            raise RuntimeError("a worker has ended; its traceback is above") from None
+
+
+@contextlib.contextmanager
+def workers(*calls: tuple[Any, ...]) -> Iterator[list[Worker]]:
+    """One process per call, which is a function and its arguments after the pipe; at the end they are killed."""
+    started = []
+    try:
+        for function, *arguments in calls:
+            ours, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=function, args=(theirs, *arguments))
+            process.start()
+            theirs.close()
+            started.append(Worker(process, ours))
+        yield started
+    finally:
+        for worker in started:
+            worker.process.kill()
+        for worker in started:
+            worker.process.join()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """A new store in a process of its own; its URL."""
+    with workers((_serve,)) as (server,):
+        yield server.hear(timeout=60)
+
+
+def _serve(pipe: Connection) -> None:
+    async def serve() -> None:
+        async with store.serve() as server:
+            pipe.send(server.url)
+            await asyncio.Event().wait()
+
+    run(serve())
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine on the loop that our own commands use."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(work)
+
+
+async def hear(pipe: Connection) -> Any:
+    """In a worker's event loop: wait for what the parent says next."""
+    return await asyncio.to_thread(pipe.recv)
+
+
+def torch_server(pipe: Connection) -> None:
+    """A process with PyTorch's TCPStore in it; tells its port."""
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipe.send(server.port)
+    pipe.recv()
+
+
+def shares(total: int, parts: int) -> list[range]:
+    """Numbers from 0 to `total`, in so many nearly equal ranges, without empty ones."""
+    edges = [total * part // parts for part in range(parts + 1)]
+    return [range(low, high) for low, high in itertools.pairwise(edges) if low < high]
+
+
+def describe_machine() -> str:
+    """Under what circumstances this was measured."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def of(package: str) -> str:
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:
+            return f"{package} not installed"
+
+    load = os.getloadavg()[0]
+    return (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; Python "
+        f"{platform.python_version()}, {of('uvloop')}, {of('torch')}"
+    )
+
+
+def median(values: Sequence[float]) -> float:
+    """Of an empty run of measurements: not a number."""
+    return statistics.median(values) if values else float("nan")
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print(f"\n{title}")
+    for number, row in enumerate(cells):
+        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        if number == 0:
+            print("  " + "  ".join("-" * width for width in widths))
+    print(flush=True)
+
+
+def ms(seconds: float) -> str:
+    """Seconds as milliseconds."""
+    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.1f}"
+
+
+def us(seconds: float) -> str:
+    """Seconds as microseconds."""
+    return "-" if math.isnan(seconds) else f"{seconds * 1e6:.1f}"
+
+
+def ratio(theirs: float, ours: float) -> str:
+    """How many times longer theirs takes."""
+    return "-" if math.isnan(theirs / ours) else f"{theirs / ours:.2f}x"

@@ -1,0 +1,96 @@
+"""A backend of your own behind the same interface: here a static one, whose members are simply listed in the URL.
+
+    python examples/custom_backend.py
+
+A scheme is registered for a function that makes handlers; `rdzv.connect` and `rdzv.sync.connect` then know it. An
+installed package can offer one without being imported first, by an entry point in the group `rdzv.backends`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, NamedTuple, Self
+
+import rdzv
+import store
+
+
+class StaticInfo(NamedTuple):
+    """What this backend has to say of a round; it unpacks as `rdzv.RendezvousInfo` does."""
+
+    store: rdzv.SharedStore
+    rank: int
+    world_size: int
+
+
+class StaticHandler(rdzv.RendezvousHandler):
+    """Ranks by a fixed list of names; whatever else a handler can do is inherited, and says that it is not offered."""
+
+    def __init__(self, parameters: rdzv.RendezvousParameters) -> None:
+        # static://HOST:PORT/RUN?nodes=a,b,c and, by keyword or URL, node_id=b
+        self._names = str(parameters.get("nodes", "")).split(",")
+        self._name = parameters.get("node_id")
+        if self._name not in self._names:
+            raise rdzv.RendezvousSettingsError(f"node_id={self._name!r} must be one of nodes={','.join(self._names)}")
+        self._url = f"tcp://{parameters.endpoint}"
+        self._prefix = f"static/{parameters.run_id}/"
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._client = await self._stack.enter_async_context(store.connect(self._url))
+        return self
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        await self._stack.aclose()
+
+    async def next_rendezvous(self) -> Any:
+        """Everyone's rank is known beforehand; what is left to do is to wait for everyone."""
+        shared = rdzv.SharedStore(self._client, prefix=self._prefix, fence=())
+        size = len(self._names)
+        await shared.barrier("everyone is here", size)
+        return StaticInfo(shared, self._names.index(self._name), size)
+
+    async def num_nodes_waiting(self) -> int:
+        """Nobody can come later."""
+        return 0
+
+    async def is_closed(self) -> bool:
+        """Whether somebody has closed the run."""
+        return await self._client.get(f"{self._prefix}closed") is not None
+
+    async def set_closed(self, reason: str = "") -> None:
+        """Close the run for all."""
+        await self._client.put(f"{self._prefix}closed", reason.encode())
+
+
+async def take_part(url: str, name: str) -> tuple[int, int, bytes]:
+    """One node: nothing here knows which backend it is."""
+    async with rdzv.connect(url, node_id=name) as handler:
+        shared, rank, world_size = await handler.next_rendezvous()
+        await shared.set(f"name/{rank}", name)
+        await shared.barrier("everyone is done", world_size)
+        return rank, world_size, b" ".join(await shared.multi_get([f"name/{rank}" for rank in range(world_size)]))
+
+
+async def main() -> None:
+    """Meet over the new scheme."""
+    rdzv.register("static", StaticHandler)
+    async with store.serve() as server:
+        url = f"static://127.0.0.1:{server.port}/example?nodes=ada,ben,cleo"
+        results = await asyncio.gather(*(take_part(url, name) for name in ("cleo", "ada", "ben")))
+        try:
+            await take_part(url, "mallory")
+        except rdzv.RendezvousSettingsError as error:
+            print(f"refused: {error}")
+        else:
+            raise AssertionError("mallory is not on the list")
+    for result in sorted(results):
+        print("rank {} of {}; all: {}".format(*result))
+    assert sorted(results) == [(rank, 3, b"ada ben cleo") for rank in range(3)]
+    print("verified: a backend of one's own, used like any other")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,161 @@
+"""Elastic data-parallel training: a worker is killed, the others go on from memory, a new one gets their state.
+
+    python examples/elastic_training.py
+
+Three processes fit a line to points by gradient descent. Each has its share of the points, and their gradients are
+summed over the store that the members of a round share. One is killed with SIGKILL in the middle: the other two are
+told, meet again, divide the points anew and go on where they were. A replacement gets the parameters from rank 0, which
+is always one that has them: survivors keep their order, and newcomers come behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+import rdzv
+import store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+POINTS = [(x / 50, 3 * x / 50 - 2) for x in range(-50, 50)]  # on the line 3 x - 2, which is to be found
+STEPS = 250
+STEP_TIME = 0.01  # seconds; the toy would be done before anybody could be killed
+
+
+@dataclass
+class Model:
+    """What is learned, and how far it is."""
+
+    slope: float = 0.0
+    offset: float = 0.0
+    step: int = 0
+
+    def gradient(self, points: list[tuple[float, float]]) -> list[float]:
+        """The gradient of the squared error, summed over the points."""
+        errors = [(x, self.slope * x + self.offset - y) for x, y in points]
+        return [sum(2 * x * error for x, error in errors), sum(2 * error for _, error in errors)]
+
+    def descend(self, gradient: list[float]) -> None:
+        """Make one step."""
+        self.slope -= 0.3 / len(POINTS) * gradient[0]
+        self.offset -= 0.3 / len(POINTS) * gradient[1]
+        self.step += 1
+
+
+async def worker(url: str, name: str) -> None:
+    """One process: train in one round after the other, until the run is closed."""
+    model = Model()
+    async with rdzv.connect(url, node_id=name) as handler, handler.changes() as changes:
+        while True:
+            info = await handler.next_rendezvous()
+            async with anyio.create_task_group() as group:
+                group.start_soon(train, handler, info, model)
+                change = await next_change(changes)
+                group.cancel_scope.cancel()  # a worker that waits for a dead one's gradient is freed by this
+            if isinstance(change, rdzv.Closed):
+                break
+            say(f"{name}: {change} at step {model.step}")
+    say(f"{name}: trained {json.dumps(asdict(model))}")
+
+
+async def train(handler: rdzv.RendezvousHandler, info: rdzv.RendezvousInfo, model: Model) -> None:
+    """Train from where rank 0 is, to the end; cancelled when the members change."""
+    with contextlib.suppress(rdzv.RoundSupersededError):  # the round was over before we were told
+        if info.rank == 0:
+            await info.store.set("model", json.dumps(asdict(model)))
+        else:  # also who has been in before: it may be one step ahead, or behind
+            vars(model).update(json.loads(await info.store.get("model")))
+        say(f"{info.node_id}: round {info.round}, rank {info.rank} of {info.world_size}, from step {model.step}")
+        while model.step < STEPS:
+            await anyio.sleep(STEP_TIME)
+            gradient = await all_reduce(info, model.step, model.gradient(POINTS[info.rank :: info.world_size]))
+            model.descend(gradient)
+            if model.step % 50 == 0 and info.rank == 0:
+                say(f"{info.node_id}: step {model.step}")
+        # Nobody may leave before all have made the last step, lest the rest meet again without them.
+        await info.store.barrier("trained", info.world_size)
+        if info.rank == 0:
+            await handler.set_closed("trained")
+
+
+async def all_reduce(info: rdzv.RendezvousInfo, step: int, values: list[float]) -> list[float]:
+    """The sum of all members' values, through the round's store: every member gets the same."""
+    await info.store.set(f"{step}/{info.rank}", json.dumps(values))
+    parts = await info.store.multi_get([f"{step}/{rank}" for rank in range(info.world_size)])
+    # All have given this step's values, so all have read those of the step before.
+    await info.store.delete_key(f"{step - 1}/{info.rank}")
+    return [sum(column) for column in zip(*map(json.loads, parts), strict=True)]
+
+
+def say(line: str) -> None:
+    """Tell whoever started this process."""
+    print(line, flush=True)
+
+
+async def next_change(changes: AsyncIterator[rdzv.Change]) -> rdzv.Change:
+    """The next change for which members must meet again, or go home."""
+    async for change in changes:
+        if change != rdzv.NodesWaiting(0):
+            return change
+    raise AssertionError("changes never end by themselves")
+
+
+# ------------------------------------------------------------------------------- starting and killing the workers
+
+
+async def main() -> None:
+    """Start three workers, kill the one of rank 0, start another, and look at what they have learned."""
+    lines: asyncio.Queue[str] = asyncio.Queue()
+
+    async def read(process: Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            print(line.decode(), end="", flush=True)
+            lines.put_nowait(line.decode())
+
+    async def heard(*, containing: str) -> str:
+        with anyio.fail_after(30):
+            while containing not in (line := await lines.get()):
+                pass
+        return line
+
+    async with store.serve() as server, anyio.create_task_group() as group:
+        url = f"{server.url}/example?min_nodes=2&max_nodes=3"
+        workers: dict[str, Process] = {}
+
+        async def start(name: str) -> None:
+            workers[name] = await asyncio.create_subprocess_exec(sys.executable, __file__, url, name, stdout=PIPE)
+            group.start_soon(read, workers[name])
+
+        for name in ("ada", "ben", "cleo"):
+            await start(name)
+        victim = (await heard(containing=": step 50")).partition(":")[0]  # rank 0 tells the steps
+        workers[victim].kill()
+        print(f"SIGKILL for {victim}, which had rank 0")
+        await heard(containing="round 1, rank 0 of 2, from step")
+        await start("dan")
+        await heard(containing="dan: round 2, rank 2 of 3, from step")
+        learned = [(await heard(containing="trained")).partition("trained ")[2] for _ in range(3)]
+        statuses = {name: await process.wait() for name, process in workers.items()}
+
+    assert len(set(learned)) == 1, "all have learned the same"
+    model = Model(**json.loads(learned[0]))
+    assert model.step == STEPS
+    assert abs(model.slope - 3) < 1e-6, model
+    assert abs(model.offset + 2) < 1e-6, model
+    assert statuses.pop(victim) == -9
+    assert set(statuses.values()) == {0}, statuses
+    print(f"verified: {model.slope:.4f} x + {model.offset:.4f} is the line, after {STEPS} steps and one death")
+
+
+if __name__ == "__main__":
+    asyncio.run(worker(*sys.argv[1:3]) if len(sys.argv) > 1 else main())

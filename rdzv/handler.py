@@ -1,0 +1,1039 @@
+"""Shell: a node: registers, follows, returns the round, passes changes on.
+
+A handler holds, from `connect` to `aclose`: a store client, a keeper for its membership lease, a `Follower` of the
+run's head, and a `Candidacy` for coordinating it. They belong together in a `_Link`, because they end together when the
+store is replaced: then the node is out of its round, is told so, and `next_rendezvous` makes a new link.
+
+`next_rendezvous` writes one record, the node's arrival, in one transaction that also checks the run's settings. Then it
+waits for the head to change, and asks `follow` what it means. Being cancelled, timing out and leaving take the record
+back; a commit that came first wins over a timeout, and the node returns with its round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import random
+import socket
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from rdzv.barrier import Barrier, Listeners
+from rdzv.coordinator import Candidacy
+from rdzv.decision import Candidate, JoinClock, Me, Parked, Refused, Rules, changes_since, follow
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousRefusedError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    RoundSupersededError,
+)
+from rdzv.follower import Follower
+from rdzv.interface import RendezvousHandler
+from rdzv.ranks import order_named
+from rdzv.settings import describe_difference
+from rdzv.shared_store import SharedStore
+from rdzv.state import (
+    NAMED_MOST,
+    Assignment,
+    Ban,
+    Change,
+    Closed,
+    Head,
+    Keys,
+    NodeRecord,
+    Participant,
+    Round,
+    RunStatus,
+    bucket_of,
+    pack_settings,
+    unpack_members,
+    unpack_roster,
+    unpack_settings,
+)
+from rdzv.status import read_status
+from store import ConditionFailed, ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
+from store.keepalive import TaskKeeper
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+    from types import TracebackType
+
+    from rdzv.settings import Settings
+    from store import BlockingStore, Store
+    from store.interface import Watch
+    from store.keepalive import HeldLease, Keeper
+
+__all__ = ["Handler", "RendezvousInfo"]
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
+WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousInfo:
+    """What a member gets of a round; it also unpacks as `store, rank, world_size`.
+
+    Attributes:
+        run_id: Which run.
+        round: The round's number, from 0. It is the one count on which all members agree.
+        node_id: This node.
+        rank: Its place, from 0.
+        world_size: How many members there are.
+        store: What the members share.
+        bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
+    """
+
+    run_id: str
+    round: int
+    node_id: str
+    rank: int
+    world_size: int
+    store: SharedStore
+    bootstrap_address: tuple[str, int]
+    _membership: _Membership = field(repr=False)
+    _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
+
+    def superseded(self) -> str | None:
+        """Why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
+        return self._membership.over
+
+    def on_superseded(self, callback: Callable[[str], None]) -> None:
+        """Call back once, with the reason for which this node is no longer in the round. From any thread.
+
+        It is called in the handler's loop; here, if there is a reason already.
+        """
+        self._membership.on_over.append(callback)
+        if self._membership.over is not None:  # perhaps since a moment ago, in another thread
+            self._membership.tell(self._membership.over)
+
+    async def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        return await self._read_roster()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.store, self.rank, self.world_size))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Membership:
+    """A round this node is in, or was."""
+
+    round: Round
+    rank: int
+    arrival: int
+    over: str | None = None  # why the node is not in the round any more
+    dropped: bool = False  # it was not asked
+    on_over: deque[Callable[[str], None]] = field(default_factory=deque)
+
+    def tell(self, reason: str) -> None:
+        """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.on_over.popleft()(reason)
+
+
+class _Link:
+    """What belongs to one connection to one store."""
+
+    def __init__(self, store: Store, keeper: Keeper, keys: Keys) -> None:
+        self.store = store
+        self.keeper = keeper
+        self.follower = Follower(store, keys)
+        self.leadership = TaskKeeper(store)
+        self.lease: HeldLease | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._candidacy: asyncio.Task[None] | None = None
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something until the link is closed."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_report_defect)
+        return task
+
+    def stand(self, candidacy: Candidacy) -> None:
+        """Be ready to coordinate from now on."""
+        if self._candidacy is None:
+            self._candidacy = self.start(candidacy.run(), "candidacy")
+
+    async def step_down(self) -> None:
+        """Coordinate no more."""
+        task, self._candidacy = self._candidacy, None
+        if task is not None:
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+
+    async def aclose(self) -> None:
+        """End everything, the lease last: with it the node's record goes."""
+        await self.step_down()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        with anyio.CancelScope(shield=True):
+            if tasks:
+                await asyncio.wait(tasks)
+            await self.leadership.aclose()
+            await self.keeper.aclose()
+
+
+class Handler(RendezvousHandler):
+    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
+
+    Args:
+        settings: What the user chose.
+        open_store: Makes the store client; entered at the first connect, and again if the store was replaced.
+        open_keeper: Makes the keeper of the membership lease, given the client.
+        open_blocking_store: Makes a blocking client of the same store, for the shared store of blocking callers.
+        rng: For jitter, and for the node's name if none is given.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
+        open_keeper: Callable[[Store], Keeper],
+        open_blocking_store: Callable[[], BlockingStore] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._settings = settings
+        self._open_store = open_store
+        self._open_keeper = open_keeper
+        self._open_blocking_store = open_blocking_store
+        self._rng = rng or random.Random()
+        self._keys = Keys(settings.prefix, settings.run_id)
+        self._node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{self._rng.getrandbits(24):06x}"
+        self._incarnation = f"{self._rng.getrandbits(64):016x}"
+        self._link: _Link | None = None
+        self._link_stack = contextlib.AsyncExitStack()
+        self._stack = contextlib.AsyncExitStack()
+        self._membership: _Membership | None = None
+        self._record: NodeRecord | None = None  # as it stands in the store, if it does
+        self._known_round = -1
+        self._listeners = Listeners()
+        self._connecting = asyncio.Lock()
+        self._connecting_scope: anyio.CancelScope | None = None
+        self._arriving = False  # an arrival was sent, and its answer has not come
+        self._joining = False
+        self._closed = False
+        self._reason = "not waiting for anything"
+        self._port_holder: socket.socket | None = None
+        self._pid = os.getpid()
+
+    # ------------------------------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._connect()
+        except BaseException:
+            await self.aclose()  # nobody else will, and a store that was started for us would be served for ever
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await this once the handler has let go of everything; the last one given comes first."""
+        self._stack.push_async_callback(close)
+
+    async def aclose(self) -> None:
+        """Leave for good: the round, the run's coordination, and the store. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._listeners.changed()
+        if self._connecting_scope is not None:
+            self._connecting_scope.cancel()
+        letting_go = asyncio.create_task(self._let_go(), name=f"let go of run {self.run_id}")
+        try:
+            with anyio.CancelScope(shield=True):
+                # In a task of its own, because a native cancel pierces the shield; it takes a few seconds at most.
+                await asyncio.wait([letting_go])
+        except asyncio.CancelledError:
+            await asyncio.wait([letting_go])
+            raise
+        finally:
+            await self._stack.aclose()
+        letting_go.result()
+
+    async def _let_go(self) -> None:
+        try:
+            await self._withdraw()
+        finally:
+            await self._disconnect()
+
+    async def _connect(self) -> _Link:
+        """The link to the store; a new one if there is none, or if the store it led to has been replaced."""
+        self._check_usable()
+        if self._link is not None and self._link.follower.error is None:
+            return self._link
+        async with self._connecting:
+            self._check_usable()
+            if self._link is not None and self._link.follower.error is not None:
+                self._end_membership(f"the store is lost: {self._link.follower.error}", dropped=True)
+                await self._disconnect()
+            if self._link is None:
+                with anyio.CancelScope() as self._connecting_scope:
+                    self._link = await self._new_link()
+                self._connecting_scope = None
+                self._check_usable()  # closed while we connected
+            assert self._link is not None
+            return self._link
+
+    async def _new_link(self) -> _Link:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                client = await stack.enter_async_context(self._open_store())
+                link = _Link(client, self._open_keeper(client), self._keys)
+                stack.push_async_callback(link.aclose)
+                link.start(link.follower.run(), f"follow run {self.run_id}")
+                stack.enter_context(link.follower.listeners.listening(self._listeners))
+                link.start(self._notice_being_dropped(link), f"notice being dropped from run {self.run_id}")
+                with anyio.fail_after(self._settings.join_timeout):
+                    await link.follower.synced.wait()
+                self._raise_if_broken(link)
+                self._link_stack = stack.pop_all()
+        except (StoreError, TimeoutError) as error:
+            raise self._connection_error(error) from error
+        return link
+
+    async def _disconnect(self) -> None:
+        self._link = None
+        self._record = None
+        stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
+        with anyio.CancelScope(shield=True):
+            await stack.aclose()
+
+    def _raise_if_broken(self, link: _Link) -> None:
+        if link.follower.error is not None:
+            raise link.follower.error
+
+    def _connection_error(self, error: BaseException) -> RendezvousError:
+        """The error to raise when the store fails us."""
+        return RendezvousConnectionError(
+            f"run {self.run_id}, node {self.node_id}: {str(error) or 'the store does not answer'}"
+        )
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise RendezvousStateError(
+                f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
+            )
+        if self._closed:
+            raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
+
+    @property
+    def run_id(self) -> str:
+        """Which run this is."""
+        return self._settings.run_id
+
+    @property
+    def node_id(self) -> str:
+        """What this node is called in the run."""
+        return self._node_id
+
+    def open_blocking_store(self) -> BlockingStore:
+        """A blocking client of the same store, the caller's to close."""
+        if self._open_blocking_store is None:
+            raise RendezvousStateError(f"run {self.run_id}: this handler was made without a way to block")
+        return self._open_blocking_store()
+
+    @property
+    def settings(self) -> Settings:
+        """What was chosen."""
+        return self._settings
+
+    # ------------------------------------------------------------------------------------------ joining
+
+    async def next_rendezvous(self) -> RendezvousInfo:
+        """Leave the current round, if in one, and return once this node is a member of the next.
+
+        Raises:
+            RendezvousClosedError: The run is closed; the message has the reason.
+            RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
+            RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed.
+            RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
+            RendezvousStateError: Another call of this handler is joining already.
+        """
+        if self._joining:
+            raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
+        if not self._settings.can_join:
+            raise RendezvousSettingsError(
+                f"min_nodes is missing: without it run {self.run_id} can be looked at, but not joined; "
+                f"add ?min_nodes=2, say"
+            )
+        self._joining = True
+        try:
+            return await self._join()
+        finally:
+            self._joining = False
+            self._reason = "not waiting for anything"
+            self._release_port()
+
+    async def _join(self) -> RendezvousInfo:
+        clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
+        link = await self._connect()
+        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        last, mine = link.follower.head.round, self._membership
+        was_member = last is not None and mine is not None and mine.round.revision == last.revision
+        try:
+            await self._check_health(link)
+            link.stand(self._candidacy(link))
+            me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
+            while True:
+                assignment = await self._assignment(link, clock, me)
+                if assignment is not None:
+                    return self._take_part(link, me, assignment)
+                # The lease was lost while we waited, or the record with it: arrive once more.
+                me = await self._arrive(link, clock, me)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._withdraw()
+                await link.step_down()  # who is not in decides nothing for those who are
+            if isinstance(error, StoreError):
+                raise self._connection_error(error) from error
+            raise
+
+    async def _check_health(self, link: _Link) -> None:
+        """Run the user's health check. A node that fails it stays out, with its reason there for all to read (R17)."""
+        check = self._settings.health_check
+        if check is None:
+            return
+        try:
+            verdict = check()
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+        except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+            verdict = f"{type(error).__name__}: {error}"
+        key = self._keys.unfit(self._node_id)
+        if verdict is None or verdict is True:
+            await link.store.delete(key)  # it may have failed before
+            return
+        reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+        await link.store.put(key, reason.encode(), ttl=self._settings.closed_ttl)
+        raise RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} {reason}")
+
+    def _candidacy(self, link: _Link) -> Candidacy:
+        settings = self._settings
+        return Candidacy(
+            link.store,
+            link.leadership,
+            keys=self._keys,
+            rules=Rules(
+                needed=settings.needed,
+                capacity=settings.capacity,
+                unit=settings.node_unit,
+                last_call=settings.last_call_timeout,
+                early_last_call=settings.early_last_call,
+                order=order_named(settings.rank_order),
+                keep=settings.closed_ttl,
+            ),
+            node_id=self._node_id,
+            follower=link.follower,
+            rng=self._rng,
+        )
+
+    async def _arrive(self, link: _Link, clock: JoinClock, me: Me) -> Me:
+        """Arrive, within the join timeout: a store that does not answer does not suspend that."""
+        clock.set(suspended=False, now=anyio.current_time())
+        with anyio.move_on_after(clock.left(anyio.current_time())):
+            return await self._write_arrival(link, clock, me)
+        raise self._timeout()
+
+    async def _write_arrival(self, link: _Link, clock: JoinClock, me: Me) -> Me:
+        """Write this node's record: an arrival of its own, on its lease, under the run's settings."""
+        ours = pack_settings(self._settings.shared())
+        key = self._keys.node(self._node_id)
+        expected = self._record.arrival if self._record is not None else 0
+        while True:
+            self._refuse_if_closed(link, me)
+            lease = link.lease or await self._take_lease(link)
+            record = self._new_record(link)
+            self._arriving = True
+            try:
+                result = await link.store.transact(
+                    when=(
+                        when.value(self._keys.settings) == ours,
+                        when.mod_revision(key) == expected,
+                        when.missing(self._keys.banned(self._node_id)),
+                    ),
+                    then=(Put(key, record.pack(), lease=lease.id),),
+                    otherwise=(Get(self._keys.settings), Get(key), Get(self._keys.banned(self._node_id))),
+                )
+            except LeaseNotFound:
+                link.lease = None  # it lapsed just now; the keeper's word of it is on its way
+                continue
+            self._arriving = False
+            if result.succeeded and link.lease is not lease:
+                expected = result.revision  # the lease was given up meanwhile: nobody keeps what is on it
+            elif result.succeeded:
+                self._record = replace(record, arrival=result.revision)
+                self._end_membership("this node has gone on to the next round")
+                return replace(me, arrival=result.revision, known_round=self._known_round)
+            else:
+                settings_entry, there, ban = result.results
+                if isinstance(ban, Entry):
+                    raise self._banned_error(Ban.unpack(ban.value))
+                await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
+                expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
+
+    def _new_record(self, link: _Link) -> NodeRecord:
+        settings = self._settings
+        return NodeRecord(
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            arrived_after=self._known_round,
+            address=settings.address or getattr(link.store, "seen_as", None) or socket.gethostname(),
+            port=self._hold_port(),
+            payload=settings.payload,
+            attributes=settings.attributes,
+            requested_rank=settings.requested_rank,
+        )
+
+    async def _take_lease(self, link: _Link) -> HeldLease:
+        """A lease for this node's record, kept by the keeper until it is released, or lost."""
+        held: HeldLease | None = None
+        gone = False  # a lease may be lost before we hear that we have it: to a process that is paused just then
+
+        def lapsed(reason: str) -> None:
+            nonlocal gone
+            gone = True
+            if held is not None and link.lease is held and self._link is link:
+                link.lease = None
+                self._record = None
+                self._end_membership(reason, dropped=True)
+                self._listeners.changed()
+
+        while held is None or gone:
+            gone = False
+            held = await link.keeper.hold(
+                ttl=self._settings.ttl, disconnect_ttl=self._settings.disconnect_ttl, on_lapse=lapsed
+            )
+        link.lease = held
+        return held
+
+    async def _agree_on_settings(self, link: _Link, entry: Entry | None, ours: bytes) -> None:
+        """See to it that the run has our settings, or raise (promise R18)."""
+        key = self._keys.settings
+        if entry is None:
+            await link.store.compare_and_set(key, ours, expected_revision=0)
+        elif entry.value != ours:
+            if await self._others_live(link):
+                difference = describe_difference(self._settings.shared(), unpack_settings(entry.value))
+                raise RendezvousSettingsError(f"run {self.run_id} was started with other settings: {difference}")
+            await link.store.compare_and_set(key, ours, expected_revision=entry.mod_revision)
+
+    async def _others_live(self, link: _Link) -> bool:
+        """Whether any node but this one is in the run. A record that says that its node has left is about to go."""
+        for entry in await link.store.list(self._keys.nodes):
+            node_id = entry.key.removeprefix(self._keys.nodes)
+            if (
+                node_id != self._node_id
+                and not NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision).left
+            ):
+                return True
+        return False
+
+    async def _claim_name(self, link: _Link, clock: JoinClock, there: Entry | None) -> int:
+        """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
+        while there is not None:
+            holder = NodeRecord.unpack(self._node_id, there.value, arrival=there.mod_revision)
+            if holder.left or holder.incarnation == self._incarnation:
+                return there.mod_revision
+            self._wait_for(f"the name {self._node_id} is held by a live node at {holder.address}; waiting for it to go")
+            there = await self._changed_record(link, clock, there)
+        return 0
+
+    async def _changed_record(self, link: _Link, clock: JoinClock, there: Entry) -> Entry | None:
+        """What a record has become once it has changed: its holder may have come again, and then still has the name."""
+        async with link.store.watch(there.key) as watch:
+            entry = await link.store.get(there.key)  # it may have changed before the watch was open
+            if entry is None or entry.mod_revision != there.mod_revision:
+                return entry
+            changed = Barrier()
+            noticing = asyncio.create_task(_first_change(watch, there.key, changed))
+            try:
+                with self._listeners.listening(changed):
+                    while not noticing.done():
+                        self._check_usable()
+                        self._refuse_if_closed(link, Me(arrival=0))
+                        if not await changed.sleep_until(clock.deadline(link.store.time())):
+                            raise self._timeout()
+            finally:
+                noticing.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([noticing])
+        return await link.store.get(there.key)
+
+    async def _assignment(self, link: _Link, clock: JoinClock, me: Me) -> Assignment | None:
+        """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
+        barrier = Barrier()
+        with self._listeners.listening(barrier):
+            return await self._follow_until_assigned(link, clock, me, barrier)
+
+    async def _follow_until_assigned(
+        self, link: _Link, clock: JoinClock, me: Me, barrier: Barrier
+    ) -> Assignment | None:
+        while True:
+            self._check_usable()
+            self._raise_if_broken(link)
+            if not self._stands(me):
+                return None
+            now = link.store.time()
+            match follow(me, link.follower.head, now=now):
+                case Candidate(round=round):
+                    rank = await self._find_rank(link, round, me)
+                    if not self._stands(me):
+                        continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
+                    if rank is not None:
+                        return Assignment(round=round, rank=rank)
+                    me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
+                    self._known_round = max(self._known_round, round.number)
+                case Refused(closed=closed, spare=spare):
+                    raise self._closed_error(closed, spare=spare)
+                case Parked(reason=reason, suspended=suspended):
+                    ban = link.follower.head.bans.get(self._node_id)
+                    if ban is not None:
+                        raise self._banned_error(ban)
+                    self._wait_for(reason)
+                    clock.set(suspended=suspended, now=now)
+                    if await barrier.sleep_until(clock.deadline(now)):
+                        continue
+                    round_now = await self._give_up(link, me)
+                    if round_now is None:
+                        raise self._timeout()
+                    link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+
+    def _stands(self, me: Me) -> bool:
+        """Whether this arrival is still the node's, as far as we know."""
+        return self._record is not None and self._record.arrival == me.arrival
+
+    async def _find_rank(self, link: _Link, round: Round, me: Me) -> int | None:
+        """Our rank in a round, from the one bucket where it would be; None if we are not in it."""
+        bucket = bucket_of(self._node_id, round.buckets)
+        entry = await link.store.get(self._keys.ranks(round.number, round.term, bucket))
+        members = unpack_members(entry.value) if entry is not None else []  # None: a later round has replaced it
+        for member in members:
+            if member.node_id == self._node_id and member.arrival == me.arrival:
+                return member.rank
+        return None
+
+    async def _give_up(self, link: _Link, me: Me) -> Round | None:
+        """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
+        if not self._in_reach():
+            return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
+        known = link.follower.head.round
+        key = self._keys.node(self._node_id)
+        assert self._record is not None
+        assert link.lease is not None
+        result = await link.store.transact(
+            when=(
+                when.mod_revision(self._keys.round) == (known.revision if known else 0),
+                when.mod_revision(key) == me.arrival,
+            ),
+            then=(Put(key, replace(self._record, left=True).pack(), lease=link.lease.id),),
+            otherwise=(Get(self._keys.round),),
+        )
+        if result.succeeded:
+            await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            self._record = None
+            return None
+        (entry,) = result.results
+        if entry is None or isinstance(entry, int) or (known is not None and entry.mod_revision == known.revision):
+            self._record = None  # the record itself has gone: nothing to take back
+            return None
+        return Round.unpack(entry.value, revision=entry.mod_revision)
+
+    def _take_part(self, link: _Link, me: Me, assignment: Assignment) -> RendezvousInfo:
+        """Become a member of the round that holds us."""
+        round = assignment.round
+        fence = (
+            when.mod_revision(self._keys.round) == round.revision,
+            when.mod_revision(self._keys.node(self._node_id)) == me.arrival,
+        )
+        membership = _Membership(round=round, rank=assignment.rank, arrival=me.arrival)
+        shared = SharedStore(
+            link.store,
+            prefix=self._keys.shared(round.number, round.term),
+            fence=fence,
+            lease=round.lease,
+            superseded=lambda: membership.over,
+        )
+        membership.on_over.append(shared.supersede)
+        self._membership = membership
+        self._known_round = max(self._known_round, round.number)
+        log.info(
+            "run %s, round %d: node %s has rank %d of %d",
+            self.run_id,
+            round.number,
+            self._node_id,
+            assignment.rank,
+            round.size,
+        )
+
+        async def read_roster() -> list[Participant]:
+            prefix = self._keys.roster(round.number, round.term)
+            try:
+                entries = await link.store.list(prefix)
+            except StoreError as error:
+                raise self._connection_error(error) from error
+            roster = [one for entry in entries for one in unpack_roster(entry.value)]
+            if len(roster) != round.size:
+                raise RoundSupersededError(
+                    f"round {round.number} of run {self.run_id} has been replaced by a later one, its roster with it; "
+                    f"call next_rendezvous"
+                )
+            return sorted(roster, key=lambda participant: participant.rank)
+
+        return RendezvousInfo(
+            run_id=self.run_id,
+            round=round.number,
+            node_id=self._node_id,
+            rank=assignment.rank,
+            world_size=round.size,
+            store=shared,
+            bootstrap_address=(round.host, round.port),
+            _membership=membership,
+            _read_roster=read_roster,
+        )
+
+    def _wait_for(self, reason: str) -> None:
+        words = reason.partition(" s left")[2] or reason
+        if words != (self._reason.partition(" s left")[2] or self._reason):
+            log.info("run %s, node %s: %s", self.run_id, self._node_id, reason)
+        self._reason = reason
+
+    def _timeout(self) -> RendezvousTimeoutError:
+        problem = "" if self._in_reach() else "; the store is out of reach"
+        return RendezvousTimeoutError(
+            f"run {self.run_id}, node {self._node_id}: no round within join_timeout={self._settings.join_timeout:g} s "
+            f"at {self._settings.endpoint.url}: {self._reason}{problem}"
+        )
+
+    def _in_reach(self) -> bool:
+        return self._link is not None and bool(getattr(self._link.store, "connected", True))
+
+    def _refuse_if_closed(self, link: _Link, me: Me) -> None:
+        head = link.follower.head
+        if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
+            raise self._closed_error(head.closed, spare=False)
+
+    def _banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        return RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} is {ban}")
+
+    def _closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
+        reason = f": {closed.reason}" if closed.reason else ""
+        by = f" by {closed.by}" if closed.by else ""
+        message = f"run {self.run_id} is closed{by}{reason}"
+        if spare:
+            return RendezvousGracefulExitError(
+                f"{message}; node {self._node_id} was a spare and is not needed any more"
+            )
+        return RendezvousClosedError(message, reason=closed.reason)
+
+    # ------------------------------------------------------------------------------------------ leaving
+
+    async def leave(self) -> None:
+        """Leave this round; the node may come again. Without a round it does nothing.
+
+        Raises:
+            RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
+        """
+        self._check_usable()
+        if self._joining:
+            raise RendezvousStateError(f"node {self._node_id} is joining run {self.run_id}; cancel that call instead")
+        await self._withdraw()
+        if self._link is not None:
+            await self._link.step_down()
+
+    async def _withdraw(self) -> None:
+        """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
+        link, record, arriving = self._link, self._record, self._arriving
+        self._record, self._arriving = None, False
+        self._end_membership("this node has left it")
+        if link is None:
+            return
+        if arriving and link.lease is not None:
+            lease, link.lease = link.lease, None
+            await lease.release()  # whatever was written is on it, and goes with it
+            return
+        if record is None or link.lease is None:
+            return
+        key = self._keys.node(self._node_id)
+        with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
+            result = await link.store.transact(
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=link.lease.id),),
+            )
+            if result.succeeded:
+                await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
+            return
+        if link.lease is not None:  # the record still stands, and must not be kept alive
+            lease, link.lease = link.lease, None
+            await lease.release()
+
+    async def _see_departure_reported(self, link: _Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self._membership, Barrier()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
+
+    def _end_membership(self, reason: str, *, dropped: bool = False) -> None:
+        """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
+        membership = self._membership
+        if membership is None or membership.over is not None:
+            return
+        membership.over, membership.dropped = reason, dropped
+        membership.tell(reason)
+        if dropped:
+            log.warning(
+                "run %s, round %d: node %s was dropped: %s", self.run_id, membership.round.number, self._node_id, reason
+            )
+        self._listeners.changed()
+
+    async def _notice_being_dropped(self, link: _Link) -> None:
+        """Compare the head with our membership whenever it changes."""
+        barrier = Barrier()
+        with link.follower.listeners.listening(barrier):
+            while True:
+                await barrier.sleep_until(None)
+                membership = self._membership
+                if membership is None or membership.over is not None:
+                    continue
+                round = link.follower.head.round
+                ban = link.follower.head.bans.get(self._node_id)
+                if ban is not None and ban.now:
+                    self._record = None  # whoever banned it has deleted it
+                    self._end_membership(f"this node is {ban}", dropped=True)
+                elif link.follower.error is not None:
+                    self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
+                elif round is not None and round.revision > membership.round.revision:
+                    self._end_membership(f"round {round.number} was completed without this node", dropped=True)
+
+    # ------------------------------------------------------------------------------------------ what is known
+
+    async def num_nodes_waiting(self) -> int:
+        """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
+        link = await self._connect()
+        progress = link.follower.head.progress
+        membership = self._membership
+        if progress is None or (membership is not None and progress.round != membership.round.number):
+            return 0
+        return progress.waiting
+
+    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
+        """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
+
+        Answered from what was pushed, at once and from any thread: for a loop that asks many times a second.
+
+        Args:
+            on_loss: Whether to count members that have died or left since the round completed, and this node itself
+                if it was dropped; else only arrivals that a regroup now would admit.
+
+        Returns:
+            0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
+        """
+        link, membership = self._link, self._membership
+        if membership is None or (link is not None and link.follower.head.closed is not None):
+            return 0
+        if membership.over is not None or link is None or link.follower.error is not None:
+            gone = membership.dropped or (link is not None and link.follower.error is not None)
+            return int(gone and on_loss)
+        progress = link.follower.head.progress
+        if progress is None or progress.round != membership.round.number:
+            return 0
+        return progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+
+    async def is_closed(self) -> bool:
+        """Whether the run is closed.
+
+        Raises:
+            RendezvousConnectionError: The store is out of reach, so nobody knows.
+        """
+        link = await self._connect()
+        if link.follower.head.closed is not None:
+            return True
+        if not self._in_reach():
+            raise self._connection_error(
+                ConnectionLost(
+                    f"whether the run is closed is not known: {self._settings.endpoint.url} is out of reach",
+                    maybe_applied=False,
+                )
+            )
+        return False
+
+    async def set_closed(self, reason: str = "") -> None:
+        """Close the run for every node, for good; the first reason given is the one that is shown."""
+        closed = Closed(reason=reason, by=self._node_id)
+        try:
+            with anyio.fail_after(self._settings.close_timeout):
+                link = await self._connect()
+                lease = await link.store.grant(self._settings.closed_ttl)
+                result = await link.store.compare_and_set(
+                    self._keys.closed, closed.pack(), expected_revision=0, lease=lease
+                )
+                if not result.succeeded:
+                    with contextlib.suppress(StoreError):  # it lapses some day; the run is closed
+                        await lease.revoke()
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
+        except (StoreError, TimeoutError) as error:
+            raise self._connection_error(error) from error
+
+    @contextlib.asynccontextmanager
+    async def changes(self) -> AsyncIterator[AsyncIterator[Change]]:
+        """What happens to the round, as it happens, beginning with what already holds.
+
+        Counts are since the round completed. It goes on over rounds: after `next_rendezvous` it tells of the new one.
+        """
+        await self._connect()
+        barrier = Barrier()
+        with self._listeners.listening(barrier):
+            yield self._changes(barrier)
+
+    async def _changes(self, barrier: Barrier) -> AsyncIterator[Change]:
+        seen: dict[type, Change] = {}
+        of: _Membership | None = None
+        while True:
+            if self._membership is not of:
+                of = self._membership
+                seen = {kind: change for kind, change in seen.items() if kind is Closed}
+            round = of.round if of is not None and of.over is None else None
+            dropped = of.over if of is not None and of.dropped else None
+            head = self._link.follower.head if self._link is not None else Head()
+            untold = changes_since(list(seen.values()), head, round=round, dropped=dropped)
+            if untold:
+                # One at a time: by the time the next is asked for, the round may be another one, and the rest no news.
+                seen[type(untold[0])] = untold[0]
+                yield untold[0]
+            else:
+                self._check_usable()
+                await barrier.sleep_until(None)
+
+    async def statuses(self) -> AsyncGenerator[RunStatus, None]:
+        """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""
+        await self._connect()
+        barrier = Barrier()
+        with self._listeners.listening(barrier):
+            while True:
+                status = await self.status()
+                yield status
+                if status.closed is not None:
+                    return
+                await barrier.sleep_until(None)
+
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+
+        A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
+        """
+        link = await self._connect()
+        key = self._keys.node(node_id)
+        ban = Ban(reason=reason, by=self._node_id, now=now)
+        try:
+            round = link.follower.head.round
+            lease = round.lease if round is not None and round.lease is not None else None
+            if lease is None:
+                lease = (await link.store.grant(self._settings.closed_ttl)).id
+            await link.store.put(self._keys.banned(node_id), ban.pack(), lease=lease)
+            while (there := await link.store.get(key)) is not None:
+                if not now and await self._is_live_member(link, node_id, there.mod_revision):
+                    return
+                with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                    await link.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def unban(self, node_id: str) -> None:
+        """Let a banned node come again."""
+        link = await self._connect()
+        try:
+            await link.store.delete(self._keys.banned(node_id))
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def _is_live_member(self, link: _Link, node_id: str, arrival: int) -> bool:
+        entry = await link.store.get(self._keys.round)
+        if entry is None:
+            return False
+        round = Round.unpack(entry.value, revision=entry.mod_revision)
+        bucket = await link.store.get(self._keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+        members = unpack_members(bucket.value) if bucket is not None else []
+        return any(member.node_id == node_id and member.arrival == arrival for member in members)
+
+    async def status(self) -> RunStatus:
+        """How the run stands in the store, with the reason in words."""
+        link = await self._connect()
+        try:
+            return await read_status(link.store, self._keys, link.follower.head)
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    @property
+    def reason(self) -> str:
+        """What this node waits for, in words."""
+        return self._reason
+
+    # ------------------------------------------------------------------------------------------ a free port
+
+    def _hold_port(self) -> int:
+        """A port for others to meet at, should this node become rank 0; held so that nobody takes it meanwhile."""
+        if self._port_holder is None:
+            holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            holder.bind(("", 0))
+            self._port_holder = holder
+        port: int = self._port_holder.getsockname()[1]
+        return port
+
+    def _release_port(self) -> None:
+        holder, self._port_holder = self._port_holder, None
+        if holder is not None:
+            holder.close()
+
+
+async def _first_change(watch: Watch, key: str, changed: Barrier) -> None:
+    """Return, and say so, once this very key has changed: the watch also sees those that begin with it."""
+    with contextlib.suppress(StoreError):
+        async for event in watch:
+            if event.key == key:
+                break
+    changed.changed()
+
+
+def _report_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has failed: %r", task.get_name(), error, exc_info=error)

@@ -1,0 +1,234 @@
+"""What a parameter's value may be: each `Kind` reads it from text or from the value itself, and says its limit.
+
+A kind knows nothing of where a value comes from, or of other values: `parameters` says which parameter is of which
+kind, and `settings` what may stand beside what. Converting twice changes nothing, so that what has been read once can
+be checked again.
+
+This room is pure: paths are only named here, never followed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgpack
+
+__all__ = [
+    "ADDRESS",
+    "ATTRIBUTES",
+    "ATTRIBUTES_BYTES_MAX",
+    "FLAG",
+    "FLAG_OR_AUTO",
+    "FUNCTION",
+    "NAME",
+    "NAME_LENGTH_MAX",
+    "PATH",
+    "PAYLOAD",
+    "PAYLOAD_BYTES_MAX",
+    "PREFIX",
+    "RANK_ORDER",
+    "RANK_ORDERS",
+    "SECRET",
+    "TEXT",
+    "TLS",
+    "WORDS_FOR_FALSE",
+    "WORDS_FOR_TRUE",
+    "Kind",
+    "Unfit",
+    "duration",
+    "whole_number",
+]
+
+PAYLOAD_BYTES_MAX: Final = 4096
+"""As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB."""
+
+ATTRIBUTES_BYTES_MAX: Final = 1024
+"""As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload."""
+
+NAME_LENGTH_MAX: Final = 255
+"""In characters, for run and node ids: as long as a file name may be, well below a store's limit for keys."""
+
+NODES_MAX: Final = 1_000_000
+"""A hundred times the largest run we measure. A count beyond it is a slip of the keyboard."""
+
+DURATION_MAX: Final = 1e9
+"""In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each."""
+
+RANK_ORDERS: Final = ("survivors", "arrival", "name", "requested", "topology")
+"""The orders that have a name; `topology:rack` says which attribute holds the domain."""
+
+WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
+
+
+class Unfit(ValueError):
+    """Raised by a `Kind` that can say more than its limit does; whoever reads a value makes it into an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a parameter's value may be.
+
+    Attributes:
+        limit: Completes "it must be ...".
+        convert: Returns the value in its one true form, from text or from that form itself, so that
+            converting twice changes nothing. Raises `ValueError` or `TypeError` for anything else.
+    """
+
+    limit: str
+    convert: Callable[[Any], Any]
+
+
+def whole_number(at_least: int) -> Kind:
+    """A count."""
+
+    def convert(raw: Any) -> int:
+        if isinstance(raw, bool):
+            raise TypeError
+        number = int(raw) if isinstance(raw, str) else operator.index(raw)
+        if not at_least <= number <= NODES_MAX:
+            raise ValueError
+        return number
+
+    return Kind(f"a whole number from {at_least} to {NODES_MAX}", convert)
+
+
+def duration(at_least: float = 0.0, *, because: str = "") -> Kind:
+    """Seconds; `because` says why not fewer."""
+
+    def convert(raw: Any) -> float:
+        if isinstance(raw, bool):
+            raise TypeError
+        seconds = float(raw)
+        if not at_least <= seconds <= DURATION_MAX:  # false for NaN, too
+            raise ValueError
+        return seconds
+
+    return Kind(f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because}", convert)
+
+
+def _flag(raw: Any) -> bool:
+    word = str(raw).lower()
+    if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
+        raise ValueError
+    return word in WORDS_FOR_TRUE
+
+
+def _flag_or_auto(raw: Any) -> bool | None:
+    return None if raw == "auto" else _flag(raw)
+
+
+def _text(raw: Any) -> str:
+    """Return text that is there and can be seen: no control characters, no lone surrogates."""
+    if not isinstance(raw, str):
+        raise TypeError
+    if not raw or not raw.isprintable():
+        raise ValueError
+    return raw
+
+
+def _name(raw: Any) -> str:
+    name = _text(raw)
+    if "/" in name or len(name) > NAME_LENGTH_MAX:
+        raise ValueError
+    return name
+
+
+def _path(raw: Any) -> str:
+    return _text(str(raw) if isinstance(raw, PurePath) else raw)
+
+
+def _prefix(raw: Any) -> str:
+    # One slash before, none behind: "rdzv", "/rdzv" and "/rdzv/" must be one place, or nodes would not meet.
+    return "/" + _text(_text(raw).strip("/"))
+
+
+def _address(raw: Any) -> str:
+    address = _text(raw)
+    if address.startswith("[") and address.endswith("]"):
+        address = address[1:-1]
+    if len(address) > NAME_LENGTH_MAX or not re.fullmatch(r"[\w.%-]+|[^:\s/]*:[^:\s/]*:[^\s/]*", address):
+        raise ValueError
+    return address
+
+
+def _secret(raw: Any) -> str | bytes:
+    if not isinstance(raw, str | bytes):
+        raise TypeError
+    if not raw:
+        raise ValueError
+    return raw
+
+
+def _payload(raw: Any) -> Any:
+    # Through msgpack and back: a later change to the caller's object does not reach us, and a node reads of
+    # itself exactly what the others will read of it.
+    try:
+        packed = msgpack.packb(raw)
+        copy = msgpack.unpackb(packed, strict_map_key=False)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Unfit(f"msgpack cannot carry it ({error})") from error
+    if len(packed) > PAYLOAD_BYTES_MAX:
+        raise Unfit(f"it has {len(packed)}")
+    return copy
+
+
+def _attributes(raw: Any) -> Mapping[str, str]:
+    pairs = [item.split(":", 1) for item in raw.split(",")] if isinstance(raw, str) else Mapping.items(raw)
+    attributes: dict[str, str] = {}
+    for name, value in pairs:
+        if _text(name) in attributes:
+            raise Unfit(f"{name!r} is there twice")
+        attributes[name] = _text(value)
+    if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
+        raise Unfit("these are more")
+    return MappingProxyType(attributes)
+
+
+def _rank_order(raw: Any) -> str | Callable[..., Any]:
+    if not isinstance(raw, str):
+        return _function(raw)
+    _, colon, attribute = raw.partition(":")
+    if raw not in RANK_ORDERS and not (raw.startswith("topology:") and attribute):
+        raise ValueError(colon)
+    return raw
+
+
+def _function(raw: Any) -> Callable[..., Any]:
+    if not callable(raw):
+        raise TypeError
+    function: Callable[..., Any] = raw
+    return function
+
+
+def _tls_context(raw: Any) -> Any:
+    # By what it can do: importing ssl here would bring sockets into a pure room.
+    if not hasattr(raw, "wrap_bio"):
+        raise TypeError
+    return raw
+
+
+FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag)
+FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto)
+NAME: Final = Kind(
+    f'1 to {NAME_LENGTH_MAX} printable characters without "/", which separates the parts of a key', _name
+)
+TEXT: Final = Kind("text that is not empty, in printable characters", _text)
+PATH: Final = Kind("the path of a file or directory, not empty", _path)
+PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix)
+ADDRESS: Final = Kind("a host name or an IP address, without a port", _address)
+SECRET: Final = Kind("text or bytes, not empty", _secret)
+PAYLOAD: Final = Kind(f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack", _payload)
+ATTRIBUTES: Final = Kind(
+    f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
+    _attributes,
+)
+RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
+FUNCTION: Final = Kind("a function", _function)
+TLS: Final = Kind("an ssl.SSLContext", _tls_context)

@@ -1,0 +1,36 @@
+"""How a wrong value is refused: in one sentence that names it, its limit and a remedy.
+
+This room is pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["refuse", "shown", "suggest"]
+
+_brief: Final = reprlib.Repr()
+_brief.maxstring = _brief.maxother = 80
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Raise the error for a setting that is wrong; lets an expression end in one."""
+    raise RendezvousSettingsError(sentence)
+
+
+def shown(value: object) -> str:
+    """Return the value as an error shows it: literally, but not at any length."""
+    return _brief.repr(value)
+
+
+def suggest(name: str, known: Mapping[str, object]) -> str:
+    """Return " (did you mean ...?)" if there is a name so close that one may ask, else nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

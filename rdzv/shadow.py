@@ -1,0 +1,18 @@
+"""At import: is the package `store` ours?
+
+Another distribution on PyPI installs a package of that name, and many a script has a `store.py` beside it. Whichever
+comes first on the path is imported; if that is not ours, nothing here works, and the reason should not be guessed from
+an AttributeError.
+"""
+
+from importlib.util import find_spec
+
+__all__: list[str] = []
+
+_found = find_spec("store")
+if _found is None or not _found.submodule_search_locations or find_spec("store.wire") is None:
+    _where = getattr(_found, "origin", None) or "nothing"
+    raise ImportError(
+        f"rdzv needs its own package `store`, but {_where} shadows it: rename that file, or take its folder off the "
+        f"path, or uninstall the distribution it came with (`pip uninstall store`) and install rdzv again"
+    )

@@ -1,0 +1,646 @@
+"""The nouns of a rendezvous, where they stand in the store, and how they travel: to and from plain data.
+
+What the nodes of a run share, under `<prefix>/<run_id>/`:
+
+    settings                        what all its nodes must agree on
+    nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
+    head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
+    head/round                      the last round that completed
+    head/closed                     that, and why, the run is over
+    head/progress                   how far the next round is, and who has gone from the last one
+    head/banned/<id>                that a node may not join, and why
+    unfit/<id>                      why a node that wanted to join failed its health check
+    rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
+    rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
+    rounds/<n>/<term>/store/        what the members of the round share
+
+Everything is msgpack of plain data, maps by name where room allows, so that a later release can add to it. What cannot
+be read is `RendezvousStateError`: the store holds something that is not ours.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = [
+    "BUCKET_SIZE",
+    "NAMED_MOST",
+    "Assignment",
+    "Ban",
+    "Change",
+    "Closed",
+    "Coordinator",
+    "Dropped",
+    "Head",
+    "Keys",
+    "Member",
+    "NodeRecord",
+    "NodesLeft",
+    "NodesLost",
+    "NodesWaiting",
+    "Participant",
+    "Phase",
+    "Progress",
+    "Round",
+    "RunStatus",
+    "bucket_of",
+]
+
+T = TypeVar("T")
+
+BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
+NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
+
+
+class Phase(Enum):
+    """Where a run is."""
+
+    GATHERING = "gathering"  # fewer nodes than it needs
+    LAST_CALL = "last call"  # enough nodes, and a little time for more
+    COMPLETE = "complete"  # a round stands
+    CLOSED = "closed"  # over
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of a run's keys."""
+
+    prefix: str
+    run_id: str
+
+    @property
+    def root(self) -> str:
+        """What all of them start with."""
+        return f"{self.prefix}/{self.run_id}/"
+
+    @property
+    def settings(self) -> str:
+        """What all nodes must agree on."""
+        return f"{self.root}settings"
+
+    @property
+    def nodes(self) -> str:
+        """The prefix of all nodes."""
+        return f"{self.root}nodes/"
+
+    @property
+    def head(self) -> str:
+        """The prefix that every node watches."""
+        return f"{self.root}head/"
+
+    @property
+    def coordinator(self) -> str:
+        """Who decides now."""
+        return f"{self.head}coordinator"
+
+    @property
+    def round(self) -> str:
+        """The last round that completed."""
+        return f"{self.head}round"
+
+    @property
+    def closed(self) -> str:
+        """That the run is over."""
+        return f"{self.head}closed"
+
+    @property
+    def progress(self) -> str:
+        """How far the next round is."""
+        return f"{self.head}progress"
+
+    @property
+    def bans(self) -> str:
+        """The prefix of all bans."""
+        return f"{self.head}banned/"
+
+    @property
+    def unfits(self) -> str:
+        """The prefix of all failed health checks."""
+        return f"{self.root}unfit/"
+
+    @property
+    def rounds(self) -> str:
+        """The prefix of all rounds."""
+        return f"{self.root}rounds/"
+
+    def node(self, node_id: str) -> str:
+        """One node's record."""
+        return f"{self.nodes}{node_id}"
+
+    def banned(self, node_id: str) -> str:
+        """That one node may not join."""
+        return f"{self.bans}{node_id}"
+
+    def unfit(self, node_id: str) -> str:
+        """Why one node failed its health check."""
+        return f"{self.unfits}{node_id}"
+
+    def attempt(self, number: int, term: int) -> str:
+        """The prefix of one coordinator's attempt at one round."""
+        return f"{self.rounds}{number}/{term}/"
+
+    def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
+        """One bucket of ranks, or the prefix of all."""
+        return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
+
+    def roster(self, number: int, term: int, bucket: int | None = None) -> str:
+        """One bucket of the roster, or the prefix of all."""
+        return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
+
+    def shared(self, number: int, term: int) -> str:
+        """The prefix of what a round's members share."""
+        return f"{self.attempt(number, term)}store/"
+
+
+def bucket_of(node_id: str, buckets: int) -> int:
+    """Which bucket of ranks a node is in; the same on every machine."""
+    return zlib.crc32(node_id.encode()) % buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One arrival of one node.
+
+    Attributes:
+        node_id: What it is called; no two live nodes of a run share it.
+        incarnation: Random; tells two processes of one name apart.
+        arrived_after: The last round it knew when it arrived; -1 for none.
+        address: Where the other nodes reach it.
+        port: A port that was free there.
+        payload: What it brings for the others to read.
+        attributes: What an order by topology goes by.
+        requested_rank: The rank it would like.
+        left: It has left on its own account, and its record is about to go.
+        arrival: The revision that wrote this record: which arrival this is.
+    """
+
+    node_id: str
+    incarnation: str
+    arrived_after: int = -1
+    address: str = ""
+    port: int = 0
+    payload: Any = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    requested_rank: int | None = None
+    left: bool = False
+    arrival: int = 0
+
+    def pack(self) -> bytes:
+        """To bytes; the node's id is in its key, the arrival in its revision."""
+        plain: dict[str, Any] = {"incarnation": self.incarnation, "address": self.address, "port": self.port}
+        if self.arrived_after >= 0:
+            plain["arrived_after"] = self.arrived_after
+        if self.payload is not None:
+            plain["payload"] = self.payload
+        if self.attributes:
+            plain["attributes"] = dict(self.attributes)
+        if self.requested_rank is not None:
+            plain["requested_rank"] = self.requested_rank
+        if self.left:
+            plain["left"] = True
+        return _pack(plain)
+
+    @classmethod
+    def unpack(cls, node_id: str, value: bytes, *, arrival: int) -> NodeRecord:
+        """From what a node's key holds, and the revision at which it was written."""
+
+        def build(plain: Mapping[str, Any]) -> NodeRecord:
+            return cls(
+                node_id=node_id,
+                incarnation=_of(str, plain["incarnation"]),
+                arrived_after=_of(int, plain.get("arrived_after", -1)),
+                address=_of(str, plain["address"]),
+                port=_of(int, plain["port"]),
+                payload=plain.get("payload"),
+                attributes=_attributes(plain.get("attributes", {})),
+                requested_rank=_maybe(int, plain.get("requested_rank")),
+                left=_of(bool, plain.get("left", False)),
+                arrival=arrival,
+            )
+
+        return _unpack(f"the record of node {node_id}", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node's place in a completed round: its rank, and which arrival of it was taken in."""
+
+    node_id: str
+    rank: int
+    arrival: int
+
+
+def pack_members(members: Sequence[Member]) -> bytes:
+    """One bucket of ranks."""
+    return _pack([(member.node_id, member.rank, member.arrival) for member in members])
+
+
+def unpack_members(value: bytes) -> list[Member]:
+    """From one bucket of ranks."""
+
+    def build(plain: Sequence[Any]) -> list[Member]:
+        return [
+            Member(node_id=_of(str, node_id), rank=_of(int, rank), arrival=_of(int, arrival))
+            for node_id, rank, arrival in plain
+        ]
+
+    return _unpack("a bucket of ranks", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A member of a round, as every member may read it.
+
+    Attributes:
+        node_id: What it is called.
+        rank: Its place, from 0.
+        address: Where the others reach it.
+        payload: What it brought.
+        attributes: What it said of itself.
+    """
+
+    node_id: str
+    rank: int
+    address: str
+    payload: Any = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def pack_roster(participants: Sequence[Participant]) -> bytes:
+    """One bucket of the roster."""
+    return _pack([(one.node_id, one.rank, one.address, one.payload, dict(one.attributes)) for one in participants])
+
+
+def unpack_roster(value: bytes) -> list[Participant]:
+    """From one bucket of the roster."""
+
+    def build(plain: Sequence[Any]) -> list[Participant]:
+        return [
+            Participant(
+                node_id=_of(str, node_id),
+                rank=_of(int, rank),
+                address=_of(str, address),
+                payload=payload,
+                attributes=_attributes(attributes),
+            )
+            for node_id, rank, address, payload, attributes in plain
+        ]
+
+    return _unpack("a bucket of the roster", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """A completed round.
+
+    Attributes:
+        number: Counted from 0.
+        term: The coordinator that completed it; its buckets lie under this.
+        size: How many members it has.
+        buckets: Over how many buckets their ranks are spread.
+        host: Where rank 0 is reached.
+        port: A port that was free there.
+        lease: The run's own lease, with which all of it goes once nobody has coordinated for `closed_ttl`.
+        revision: The revision of its commit.
+    """
+
+    number: int
+    term: int
+    size: int
+    buckets: int
+    host: str
+    port: int
+    lease: int | None = None
+    revision: int = 0
+
+    def pack(self) -> bytes:
+        """To bytes."""
+        return _pack(
+            {
+                "number": self.number,
+                "term": self.term,
+                "size": self.size,
+                "buckets": self.buckets,
+                "host": self.host,
+                "port": self.port,
+                "lease": self.lease,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes, *, revision: int) -> Round:
+        """From what the key holds, and the revision at which it was written."""
+
+        def build(plain: Mapping[str, Any]) -> Round:
+            return cls(
+                number=_of(int, plain["number"]),
+                term=_of(int, plain["term"]),
+                size=_of(int, plain["size"]),
+                buckets=_of(int, plain["buckets"]),
+                host=_of(str, plain["host"]),
+                port=_of(int, plain["port"]),
+                lease=_maybe(int, plain.get("lease")),
+                revision=revision,
+            )
+
+        return _unpack("the round", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """Who decides now, and since which revision: its term."""
+
+    node_id: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The run is closed.
+
+    Attributes:
+        reason: As given by whoever closed it, perhaps empty.
+        by: The node that did, or what else it was.
+    """
+
+    reason: str
+    by: str = ""
+
+    def pack(self) -> bytes:
+        """To bytes."""
+        return _pack({"reason": self.reason, "by": self.by})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Closed:
+        """From what the key holds."""
+        return _unpack(
+            "the closing", value, lambda plain: cls(reason=_of(str, plain["reason"]), by=_of(str, plain["by"]))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ban:
+    """A node may not join.
+
+    Attributes:
+        reason: As given by whoever banned it, perhaps empty.
+        by: Who did.
+        now: Whether it was put out of its round at once, rather than kept out of the next one.
+    """
+
+    reason: str
+    by: str = ""
+    now: bool = False
+
+    def pack(self) -> bytes:
+        """To bytes."""
+        return _pack({"reason": self.reason, "by": self.by, "now": self.now})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Ban:
+        """From what the key holds."""
+        return _unpack(
+            "a ban",
+            value,
+            lambda plain: cls(
+                reason=_of(str, plain["reason"]), by=_of(str, plain["by"]), now=_of(bool, plain.get("now", False))
+            ),
+        )
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"banned{by}{f': {self.reason}' if self.reason else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the next round is, as the coordinator sees it.
+
+    Attributes:
+        phase: Where the run is.
+        round: The number of the last completed round; -1 for none.
+        joined: Nodes that have arrived for the next round.
+        needed: How many it takes.
+        capacity: How many there is room for.
+        live: Members of the last round that are still in it.
+        waiting: Arrivals that a regroup now would admit.
+        spares: Arrivals for which there is no room.
+        spares_after: Newcomers that arrived after this revision are the spares; None if there are none.
+        last_call_left: Seconds of last call that were left when this was written; None if it does not run.
+        lost: Members of the last round that have died.
+        lost_ids: The first of them by name, at most `NAMED_MOST`.
+        departed: Members of the last round that have left it.
+        departed_ids: The first of them by name.
+        last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
+    """
+
+    phase: Phase
+    round: int = -1
+    joined: int = 0
+    needed: int = 0
+    capacity: int = 0
+    live: int = 0
+    waiting: int = 0
+    spares: int = 0
+    spares_after: int | None = None
+    last_call_left: float | None = None
+    lost: int = 0
+    lost_ids: tuple[str, ...] = ()
+    departed: int = 0
+    departed_ids: tuple[str, ...] = ()
+    last_arrival: int = 0
+
+    def pack(self) -> bytes:
+        """To bytes; by position, because every node is sent this."""
+        return _pack(
+            (
+                self.phase.value,
+                self.round,
+                self.joined,
+                self.needed,
+                self.capacity,
+                self.live,
+                self.waiting,
+                self.spares,
+                self.spares_after,
+                self.last_call_left,
+                self.lost,
+                self.lost_ids,
+                self.departed,
+                self.departed_ids,
+                self.last_arrival,
+            )
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Progress:
+        """From what the key holds."""
+
+        def build(plain: Sequence[Any]) -> Progress:
+            phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
+            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
+            return cls(
+                phase=Phase(phase),
+                round=_of(int, round),
+                joined=_of(int, joined),
+                needed=_of(int, needed),
+                capacity=_of(int, capacity),
+                live=_of(int, live),
+                waiting=_of(int, waiting),
+                spares=_of(int, spares),
+                spares_after=_maybe(int, after),
+                last_call_left=_maybe(float, left),
+                lost=_of(int, lost),
+                lost_ids=_names(ids),
+                departed=_of(int, gone),
+                departed_ids=_names(gone_ids),
+                last_arrival=_of(int, last_arrival),
+            )
+
+        return _unpack("the progress", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What every node watches. `progress_at` is when the progress came, on this node's clock."""
+
+    coordinator: Coordinator | None = None
+    round: Round | None = None
+    closed: Closed | None = None
+    progress: Progress | None = None
+    progress_at: float = 0.0
+    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a node learns from a round that took it in."""
+
+    round: Round
+    rank: int
+
+
+# -------------------------------------------------------------------------------------------------- changes
+
+
+@dataclass(frozen=True, slots=True)
+class NodesWaiting:
+    """So many arrivals would be admitted if the members met again now; 0 if they have gone away."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodesLost:
+    """So many members of the round have died since it completed; the first of them by name, at most 64."""
+
+    count: int
+    node_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodesLeft:
+    """So many members have left the round since it completed; the first of them by name, at most 64."""
+
+    count: int
+    node_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """This node is no longer in the round: it was away for too long, or the others have gone on without it."""
+
+    reason: str
+
+
+Change = NodesWaiting | NodesLost | NodesLeft | Closed | Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run as it stands in the store.
+
+    Attributes:
+        run_id: Which run.
+        round: The number of the last completed round; None if there was none.
+        phase: Where it is.
+        reason: What it waits for, in words.
+        members: The live members of the last round, by rank.
+        waiting: Nodes that have arrived for the next round, in order of arrival.
+        spares: Those among them for whom there is no room.
+        coordinator: The node that decides now, or None.
+        world_size: The size of the last round; 0 if there was none.
+        bootstrap_address: Rank 0's host and port, or None.
+        closed: Why it was closed, or None.
+        refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
+    """
+
+    run_id: str
+    round: int | None
+    phase: Phase
+    reason: str
+    members: tuple[Participant, ...]
+    waiting: tuple[str, ...]
+    spares: tuple[str, ...]
+    coordinator: str | None
+    world_size: int = 0
+    bootstrap_address: tuple[str, int] | None = None
+    closed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+# ---------------------------------------------------------------------------------------------- plain data
+
+
+def _pack(plain: object) -> bytes:
+    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    return packed
+
+
+def _unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
+    try:
+        return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
+    except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data
+        raise RendezvousStateError(
+            f"{what} cannot be read ({type(error).__name__}: {error}): something else writes under this prefix, "
+            f"or another release of rdzv"
+        ) from error
+
+
+def _of(kind: type[T], value: object) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+    return value
+
+
+def _maybe(kind: type[T], value: object) -> T | None:
+    return None if value is None else _of(kind, value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_of(str, name) for name in _of(list, value))
+
+
+def _attributes(value: object) -> Mapping[str, str]:
+    return MappingProxyType({_of(str, name): _of(str, said) for name, said in _of(dict, value).items()})
+
+
+def pack_settings(shared: Mapping[str, Any]) -> bytes:
+    """What all nodes of a run must agree on; equal settings give equal bytes."""
+    return _pack(dict(sorted(shared.items())))
+
+
+def unpack_settings(value: bytes) -> dict[str, Any]:
+    """From what the key holds."""
+    return _unpack("the settings of the run", value, dict)

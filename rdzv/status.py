@@ -1,0 +1,90 @@
+"""Shell: reads how a run stands, for `handler.status()` and for the command line, which joins nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdzv.decision import explain
+from rdzv.errors import RendezvousStateError
+from rdzv.state import Head, Keys, NodeRecord, Participant, Phase, RunStatus, unpack_members
+
+if TYPE_CHECKING:
+    from store import Store
+
+__all__ = ["read_status"]
+
+
+async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
+    """A run as it stands; O(n) in its nodes.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        head: Its head, as known.
+    """
+    records: dict[str, NodeRecord] = {}
+    for entry in await store.list(keys.nodes):
+        node_id = entry.key.removeprefix(keys.nodes)
+        try:
+            record = NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision)
+        except RendezvousStateError:
+            continue  # not a node of ours
+        if not record.left:
+            records[node_id] = record
+    members = []
+    ranked = set()
+    if head.round is not None:
+        for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
+            for member in unpack_members(entry.value):
+                ranked.add(member.node_id)
+                held = records.get(member.node_id)
+                if held is not None and held.arrival == member.arrival:
+                    del records[member.node_id]
+                    members.append(
+                        Participant(
+                            node_id=member.node_id,
+                            rank=member.rank,
+                            address=held.address,
+                            payload=held.payload,
+                            attributes=held.attributes,
+                        )
+                    )
+    waiting = sorted(records.values(), key=lambda record: record.arrival)
+    after = head.progress.spares_after if head.progress is not None else None
+    spares = [
+        record.node_id
+        for record in waiting
+        if after is not None and record.arrival > after and record.node_id not in ranked
+    ]
+    return RunStatus(
+        run_id=keys.run_id,
+        round=head.round.number if head.round else None,
+        phase=_phase(head),
+        reason=_reason(head, members=len(members), waiting=len(waiting), now=store.time()),
+        members=tuple(sorted(members, key=lambda member: member.rank)),
+        waiting=tuple(record.node_id for record in waiting),
+        spares=tuple(spares),
+        coordinator=head.coordinator.node_id if head.coordinator else None,
+        world_size=head.round.size if head.round else 0,
+        bootstrap_address=(head.round.host, head.round.port) if head.round else None,
+        closed=head.closed.reason if head.closed else None,
+        refused={
+            **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
+            **{node_id: str(ban) for node_id, ban in head.bans.items()},
+        },
+    )
+
+
+def _phase(head: Head) -> Phase:
+    if head.closed is not None:
+        return Phase.CLOSED
+    return head.progress.phase if head.progress is not None else Phase.GATHERING
+
+
+def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
+    if head.closed is not None:
+        reason = f": {head.closed.reason}" if head.closed.reason else ""
+        return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
+    if not members and not waiting:
+        return "nobody is here"
+    return explain(head.progress, elapsed=now - head.progress_at)

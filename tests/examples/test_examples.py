@@ -1,0 +1,85 @@
+"""Every example runs as a user would run it, ends with status 0, and says what it claims to show."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import ROOT, require, start_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+TELLING = {
+    "async_orchestrator": [
+        "of 3, our sum is 6",
+        "gone: cleo",
+        "waiting to come in: 1",
+        "the run is closed: all is done",
+        "verified: 3 nodes, then 2, then 3 again",
+    ],
+    "blocking_script": [
+        "rank 0 of 3, 'greetings from 127.0.0.1', 3 are done",
+        "rank 2 of 3, 'greetings from 127.0.0.1', 3 are done",
+        "verified: 3 processes have ranks of their own",
+    ],
+    "custom_backend": [
+        "refused: node_id='mallory' must be one of nodes=ada,ben,cleo",
+        "rank 2 of 3; all: b'ada ben cleo'",
+        "verified: a backend of one's own",
+    ],
+    "elastic_training": [
+        "round 0, rank 2 of 3, from step 0",
+        "SIGKILL for",
+        "NodesLost(count=1",
+        "round 1, rank 1 of 2, from step",
+        "dan: round 2, rank 2 of 3, from step",
+        "verified: 3.0000 x + -2.0000 is the line, after 250 steps and one death",
+    ],
+    "jax_distributed": [
+        "process 0 of 2: the sum is 3.0",
+        "process 1 of 2: the sum is 3.0",
+        "verified: two processes were one cluster",
+    ],
+    "plain_script": [
+        "rank 2 of 3 counts",
+        "SIGKILL for cleo",
+        "rank 0 of 2 counts",
+        "verified: 2262 primes below 20000",
+    ],
+    "store_alone": [
+        "5 clients counted to 100 together",
+        "delete config/colour",
+        "ben leads",
+        "verified: no count was lost",
+    ],
+}
+"""What each must say, by its name; a new example needs an entry here."""
+
+NEEDS = {"jax_distributed": "jax"}
+"""What must be installed for it, beside rdzv itself."""
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+async def test_example_shows_what_it_claims(path: Path) -> None:
+    if path.stem in NEEDS:
+        require(NEEDS[path.stem])
+    async with start_python("-W", "error", str(path)) as example:
+        status = await example.wait(timeout=40)
+    assert status == 0, example.written()
+    for telling in TELLING[path.stem]:
+        assert any(telling in line for line in example.output), f"nothing says {telling!r}; {example.written()}"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_says_how_to_run_it(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert f"python examples/{path.name}" in docstring
+
+
+def test_every_example_is_expected_and_every_expectation_has_one() -> None:
+    assert {path.stem for path in EXAMPLES} == TELLING.keys()

@@ -1,0 +1,95 @@
+"""R17 Admission: a health-check hook runs before a node joins.
+
+One that fails stays out, with its reason visible; a node can be banned and unbanned.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+import rdzv
+from rdzv.state import Dropped, NodesLost
+from tests.support.runs import VirtualRun, listen
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_a_node_that_fails_its_health_check_stays_out_and_everybody_can_read_why() -> None:
+    """R17: "a health-check hook runs before a node joins; one that fails stays out, with its reason visible"."""
+
+    def check() -> str:
+        return "GPU 3 has fallen off the bus"
+
+    async with VirtualRun(min_nodes=1) as run:
+        sick, well = run.handler("sick", health_check=check), run.handler("well")
+        with pytest.raises(rdzv.RendezvousRefusedError, match="node sick failed its health check: GPU 3"):
+            await sick.next_rendezvous()
+        await well.next_rendezvous()
+        status = await well.status()
+        assert status.refused == {"sick": "failed its health check: GPU 3 has fallen off the bus"}
+        assert [member.node_id for member in status.members] == ["well"]
+        assert run.keys("nodes/") == ["well"]
+
+
+async def test_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may_pass() -> None:
+    """R17: "a health-check hook runs before a node joins"."""
+    healthy = False
+
+    async def check() -> None:
+        if not healthy:
+            raise OSError("no driver")
+
+    async with VirtualRun(min_nodes=1) as run:
+        handler = run.handler("a", health_check=check)
+        with pytest.raises(rdzv.RendezvousRefusedError, match="OSError: no driver"):
+            await handler.next_rendezvous()
+        healthy = True
+        assert (await handler.next_rendezvous()).world_size == 1
+        assert (await handler.status()).refused == {}
+
+
+async def test_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:
+    """R17: "a node can be banned and unbanned"."""
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        _, info = await run.meet(a, b)
+        heard = await listen(run, b)
+        await a.ban("b", "slow disk")
+        await info.store.set("still", "here")
+        assert heard.changes == []
+        joining = await run.join(a)
+        with pytest.raises(rdzv.RendezvousRefusedError, match="node b is banned by a: slow disk"):
+            await b.next_rendezvous()
+        assert (await joining).world_size == 1
+        assert (await a.status()).refused == {"b": "banned by a: slow disk"}
+        await a.unban("b")
+        again = await run.join(b)
+        assert await a.num_nodes_waiting() == 1
+        await a.next_rendezvous()
+        assert (await again).world_size == 2
+
+
+async def test_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
+    """R17: "a node can be banned", and R2: a member leaves a round also "by a ban"."""
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        _, info = await run.meet(a, b)
+        at_a, at_b = await listen(run, a), await listen(run, b)
+        await a.ban("b", "rogue", now=True)
+        await at_b.until(Dropped("this node is banned by a: rogue"))
+        await at_a.until(NodesLost(1, ("b",)))
+        with pytest.raises(rdzv.RoundSupersededError, match="banned by a: rogue"):
+            await info.store.set("late", "write")
+        assert (await a.next_rendezvous()).world_size == 1
+
+
+async def test_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
+    """R17: "a node can be banned"."""
+    async with VirtualRun(min_nodes=1, max_nodes=3) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.join(b)
+        waiting = await run.join(run.handler("c"))
+        await a.ban("c", "not you")
+        with pytest.raises(rdzv.RendezvousRefusedError, match="not you"):
+            await waiting
+        assert "c" not in run.keys("nodes/")

@@ -1,0 +1,124 @@
+"""Promises R3, R5 and R9 with real processes that are really stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import rdzv
+import store
+from rdzv.state import NodesLost, NodesWaiting
+from tests.support.processes import Child, start_python
+
+PAUSED = """
+import asyncio, json, sys, time, rdzv
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+async def main():
+    async with rdzv.connect(sys.argv[1], node_id="paused", is_host=False) as handler, handler.changes() as changes:
+        info = await handler.next_rendezvous()
+        waiting = asyncio.ensure_future(info.store.get("never"))
+        say(what="in", round=info.round)
+        async for change in changes:
+            if isinstance(change, rdzv.Dropped):
+                say(what="dropped", reason=change.reason)
+                break
+        for name, attempt in (("wait", waiting), ("write", info.store.set("value", "late"))):
+            try:
+                await attempt
+            except rdzv.RoundSupersededError:
+                say(what=name, ended="superseded")
+        info = await handler.next_rendezvous()
+        say(what="again", round=info.round, size=info.world_size)
+asyncio.run(main())
+"""
+
+MANY = """
+import asyncio, json, sys, rdzv
+
+async def node(url, name):
+    async with rdzv.connect(url, node_id=name, is_host=False) as handler:
+        info = await handler.next_rendezvous()
+        await info.store.barrier("all have it", info.world_size)
+        return [name, info.round, info.rank, info.world_size, list(info.bootstrap_address)]
+
+async def main():
+    url, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    print(json.dumps(await asyncio.gather(*(node(url, f"n{first + at}") for at in range(count)))), flush=True)
+asyncio.run(main())
+"""
+
+
+async def told(child: Child, what: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await child.line(f'"what": "{what}"', timeout=15))
+    return found
+
+
+async def test_r9_a_process_that_is_paused_beyond_its_ttl_is_dropped_fenced_and_can_come_again() -> None:
+    parameters = "min_nodes=1&max_nodes=2&last_call_timeout=2&ttl=1"
+    async with store.serve() as server, AsyncExitStack() as stack:
+        url = f"{server.url}/job?{parameters}"
+        other = await stack.enter_async_context(rdzv.connect(url, node_id="other", is_host=False))
+        joining = asyncio.create_task(other.next_rendezvous())
+        child = await stack.enter_async_context(start_python("-c", PAUSED, url))
+        assert await told(child, "in") == {"what": "in", "round": 0}
+        await joining
+        async with other.changes() as changes:
+            child.stop()
+            async for change in changes:
+                if isinstance(change, NodesLost):
+                    assert change == NodesLost(1, ("paused",))
+                    break
+        info = await other.next_rendezvous()
+        assert (info.round, info.world_size) == (1, 1)
+        await info.store.set("value", "new")
+        child.resume()
+        reason = (await told(child, "dropped"))["reason"]  # whichever it hears of first
+        assert "lease" in reason or reason == "round 1 was completed without this node"
+        assert await told(child, "wait") == {"what": "wait", "ended": "superseded"}
+        assert await told(child, "write") == {"what": "write", "ended": "superseded"}
+        assert await info.store.get("value") == b"new"
+        async with other.changes() as changes:
+            async for change in changes:
+                if change == NodesWaiting(1):
+                    break
+        await other.next_rendezvous()
+        assert await told(child, "again") == {"what": "again", "round": 2, "size": 2}
+        assert await child.wait() == 0
+
+
+async def test_r5_a_process_that_is_killed_is_missed_within_moments_by_every_survivor() -> None:
+    async with store.serve() as server, AsyncExitStack() as stack:
+        url = f"{server.url}/job?min_nodes=3"
+        nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=name, is_host=False)) for name in ("a", "b")]
+        joining = [asyncio.create_task(node.next_rendezvous()) for node in nodes]
+        child = await stack.enter_async_context(start_python("-c", PAUSED, url))
+        await told(child, "in")
+        await asyncio.gather(*joining)
+        child.kill()
+        began = asyncio.get_running_loop().time()
+        for node in nodes:
+            async with node.changes() as changes:
+                assert await anext(aiter(changes)) == NodesLost(1, ("paused",))
+        assert asyncio.get_running_loop().time() - began < 5
+
+
+async def test_r3_two_hundred_and_fifty_six_handlers_in_four_processes_agree() -> None:
+    nodes, processes = 256, 4
+    async with store.serve() as server, AsyncExitStack() as stack:
+        url = f"{server.url}/job?min_nodes={nodes}"
+        children = [
+            await stack.enter_async_context(
+                start_python("-c", MANY, url, str(number * nodes // processes), str(nodes // processes))
+            )
+            for number in range(processes)
+        ]
+        infos = [info for child in children for info in json.loads(await child.line("[", timeout=40))]
+        assert [await child.wait(timeout=20) for child in children] == [0] * processes
+    assert sorted(rank for _, _, rank, _, _ in infos) == list(range(nodes))
+    assert {(round, size) for _, round, _, size, _ in infos} == {(0, nodes)}
+    assert len({tuple(address) for *_, address in infos}) == 1

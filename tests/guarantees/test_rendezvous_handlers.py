@@ -1,0 +1,337 @@
+"""Promises R1 to R6 with real handlers, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+pytestmark = pytest.mark.virtual_time
+
+SOON = 0.5  # seconds of virtual time that messages and elections may take
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# ------------------------------------------------------------------------------------------------ R1, R11
+
+
+async def test_r1_completes_at_once_at_max_nodes() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3) as run:
+        began = now()
+        assert_one_round(await run.meet(*(run.handler(name) for name in "abc")))
+        assert now() - began < SOON
+
+
+async def test_r1_completes_with_min_nodes_once_the_last_call_is_over() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=7) as run:
+        began = now()
+        assert_one_round(await run.meet(run.handler("a"), run.handler("b")))
+        assert 7 <= now() - began < 7 + SOON
+
+
+async def test_r1_times_out_with_what_was_missing() -> None:
+    async with VirtualRun(min_nodes=3, join_timeout=20) as run:
+        began = now()
+        joining = [run.start(run.handler(name).next_rendezvous()) for name in "ab"]
+        for task in joining:
+            with pytest.raises(
+                RendezvousTimeoutError, match=r"join_timeout=20 s at tcp://store.*: 2 of at least 3 nodes"
+            ):
+                await task
+        assert 20 <= now() - began < 20 + SOON
+        await asyncio.sleep(SOON)
+        assert run.keys("nodes/") == []
+
+
+async def test_r1_the_timeout_stands_still_during_the_last_call() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, join_timeout=5, last_call_timeout=60) as run:
+        began = now()
+        await run.meet(run.handler("a"))
+        assert 60 <= now() - began < 60 + SOON
+
+
+async def test_r1_the_timeout_bounds_the_wait_for_a_member_that_is_busy() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, join_timeout=30, last_call_timeout=1) as run:
+        a, b, late = (run.handler(name) for name in "abc")
+        await run.meet(a, b)
+        began = now()
+        with pytest.raises(RendezvousTimeoutError, match="1 node waiting for round 0's 2 live members to leave"):
+            await late.next_rendezvous()
+        assert 30 <= now() - began < 30 + SOON
+
+
+@pytest.mark.parametrize("early", [step * 0.001 for step in range(-3, 14)])
+async def test_r1_a_round_that_comes_in_the_moment_of_the_timeout_wins(early: float) -> None:
+    async with VirtualRun(min_nodes=2, join_timeout=20) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = await run.join(a)
+        await b._connect()
+        await asyncio.sleep(20 - 0.02 - early)
+        other = await run.join(b)
+        done, _ = await asyncio.wait([joining, other], timeout=5)
+        if joining in done and joining.exception() is None:
+            assert_one_round([joining.result(), other.result()])
+        else:
+            assert isinstance(joining.exception(), RendezvousTimeoutError)
+            assert other not in done
+
+
+async def test_r11_the_last_call_is_not_extended_by_later_joins() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=5, last_call_timeout=10) as run:
+        began = now()
+        joining = []
+        for name in "abc":
+            joining.append(await run.join(run.handler(name)))
+            await asyncio.sleep(3)
+        assert_one_round(await asyncio.gather(*joining))
+        assert 10 <= now() - began < 10 + SOON
+
+
+async def test_r11_the_last_call_starts_anew_after_falling_below_the_minimum() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=10) as run:
+        a = await run.join(run.handler("a"))
+        b = await run.join(run.handler("b"))
+        await asyncio.sleep(8)
+        b.cancel()
+        await asyncio.sleep(1)
+        began = now()
+        c = await run.join(run.handler("c"))
+        assert_one_round([await a, await c])
+        assert 10 <= now() - began < 10 + SOON
+
+
+@pytest.mark.parametrize(("early", "takes"), [(True, 0), (False, 10)])
+async def test_r11_in_a_re_rendezvous_it_ends_once_nobody_else_is_known_to_be_coming(early: bool, takes: float) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=10, early_last_call=early) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        heard = await listen(run, a)
+        run.crash("c")
+        await heard.until(NodesLost)
+        began = now()
+        assert_one_round(await run.meet(a, b))
+        assert takes <= now() - began < takes + SOON
+
+
+# ----------------------------------------------------------------------------------------------------- R2
+
+
+@pytest.mark.parametrize("way", ["next_rendezvous", "leave", "aclose", "lapse"])
+async def test_r2_a_late_node_waits_announced_until_every_member_has_left(way: str) -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
+        a, b, late = (run.handler(name) for name in "abc")
+        await run.meet(a, b)
+        waiting = await run.join(late)
+        heard = await listen(run, a)
+        await heard.until(NodesWaiting(1))
+        assert await a.num_nodes_waiting() == 1
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        joined = []
+        for node in (a, b):
+            if way == "next_rendezvous":
+                joined.append(await run.join(node))
+            elif way == "leave":
+                await node.leave()
+            elif way == "aclose":
+                await node.aclose()
+            else:
+                run.crash(node.node_id)
+                await asyncio.sleep(2)
+            if node is a:
+                await asyncio.sleep(5)
+                assert not waiting.done(), "one live member is left"
+                assert await b.num_nodes_waiting() == (2 if way == "next_rendezvous" else 1)
+        infos = [await waiting, *[await task for task in joined]]
+        assert_one_round(infos)
+        assert infos[0].round == 1
+        assert await late.num_nodes_waiting() == 0
+
+
+# ------------------------------------------------------------------------------------------------- R3, R4
+
+
+async def test_r3_sixty_four_handlers_agree() -> None:
+    async with VirtualRun(min_nodes=64) as run:
+        infos = await run.meet(*(run.handler(f"n{number}") for number in range(64)))
+        assert_one_round(infos)
+        roster = await infos[5].participants()
+        assert {one.node_id: one.rank for one in roster} == {info.node_id: info.rank for info in infos}
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+async def test_r4_a_crash_before_completion_drops_that_node_alone(victim: str) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=10) as run:
+        joining = {name: await run.join(run.handler(name)) for name in "abc"}
+        run.crash(victim)
+        infos = await asyncio.gather(*(task for name, task in joining.items() if name != victim))
+        assert_one_round(infos)
+        assert infos[0].world_size == 2
+
+
+# ------------------------------------------------------------------------------------------------- R5, R6
+
+
+async def test_r5_losses_departures_arrivals_and_closing_reach_every_survivor() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=6, last_call_timeout=0.5) as run:
+        nodes = [run.handler(name) for name in "abcde"]
+        await run.meet(*nodes)
+        survivors = nodes[2:]
+        heard = [await listen(run, node) for node in survivors]
+        began = now()
+        run.crash("a")
+        await asyncio.gather(*(one.until(NodesLost(1, ("a",))) for one in heard))
+        assert now() - began < 1 + 2 * SOON, "it takes disconnect_ttl, and an election if it coordinated"
+        await nodes[1].leave()
+        await asyncio.gather(*(one.until(NodesLeft(1, ("b",))) for one in heard))
+        late = await run.join(run.handler("f"))
+        await asyncio.gather(*(one.until(NodesWaiting(1)) for one in heard))
+        late.cancel()
+        await asyncio.gather(*(one.until(NodesWaiting(0)) for one in heard))
+        await nodes[2].set_closed("over")
+        await asyncio.gather(*(one.until(Closed(reason="over", by="c")) for one in heard))
+        again = await listen(run, nodes[3])
+        await again.until(Closed)
+        assert set(again.changes) == {NodesLost(1, ("a",)), NodesLeft(1, ("b",)), Closed(reason="over", by="c")}
+
+
+async def test_r5_the_departure_of_each_member_is_no_loss_even_of_the_one_that_coordinates() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=0.5) as run:
+        nodes = [run.handler(name) for name in "abcd"]
+        await run.meet(*nodes)
+        heard = await listen(run, nodes[3])
+        for node in nodes[:3]:
+            await node.aclose()
+            await asyncio.sleep(2)
+        await heard.until(NodesLeft(3, ("a", "b", "c")))
+        assert not any(isinstance(change, NodesLost) for change in heard.changes)
+
+
+async def test_r5_a_coordinator_that_leaves_right_behind_another_is_no_loss() -> None:
+    """The second departure within fifty milliseconds is not reported at once, and the role was given up before."""
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+        nodes = {name: run.handler(name) for name in "abc"}
+        await run.meet(*nodes.values())
+        await asyncio.sleep(5)
+        coordinator = (await nodes["c"].status()).coordinator
+        assert coordinator is not None
+        first, last = (node for name, node in nodes.items() if name != coordinator)
+        heard = await listen(run, last)
+        await first.leave()
+        await nodes[coordinator].aclose()
+        await heard.until(NodesLeft(2, (first.node_id, coordinator)))
+        await asyncio.sleep(5)
+        assert not any(isinstance(change, NodesLost) for change in heard.changes)
+
+
+async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        spare = await run.join(run.handler("spare"))
+        await asyncio.sleep(1200)
+        assert not spare.done(), "a spare's join timeout stands still"
+        await a.leave()
+        joiner = await run.join(a)
+        assert not joiner.done()
+        await b.set_closed("first")
+        await a.set_closed("second")
+        with pytest.raises(RendezvousClosedError, match="run job is closed by b: first"):
+            await joiner
+        with pytest.raises(RendezvousGracefulExitError, match="first"):
+            await spare
+
+
+async def test_r6_a_spare_of_a_full_round_leaves_gracefully() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        spare = await run.join(run.handler("spare"))
+        await a.set_closed("trained")
+        with pytest.raises(RendezvousGracefulExitError, match="trained; node spare was a spare"):
+            await spare
+
+
+@pytest.mark.parametrize("way", ["leave", "aclose", "crash"])
+async def test_r6_leaving_does_not_close_the_run(way: str) -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        await (a.leave() if way == "leave" else a.aclose() if way == "aclose" else asyncio.sleep(0))
+        if way == "crash":
+            run.crash("a")
+        await asyncio.sleep(5)
+        assert not await b.is_closed()
+        (info,) = await run.meet(b)
+        assert (info.round, info.world_size) == (1, 1)
+
+
+# ------------------------------------------------------------------------------------------ R9, R10, R16
+
+
+async def test_r9_a_node_cut_off_is_told_within_its_ttl_and_its_late_writes_are_refused() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        (mine,) = [info for info in infos if info.node_id == "a"]
+        heard = await listen(run, a)
+        others = await listen(run, b)
+        waiting = run.start(mine.store.get("never"))
+        began = now()
+        run.network.partition("a")
+        await others.until(NodesLost(1, ("a",)), within=10)
+        await asyncio.wait([waiting], timeout=10)
+        assert now() - began <= 6 + 2 + SOON
+        assert type(waiting.exception()).__name__ == "RoundSupersededError"
+        (regrouped,) = await run.meet(b)
+        await regrouped.store.set("value", "new")
+        run.network.heal("a")
+        with pytest.raises(Exception, match="lease") as caught:
+            await mine.store.set("value", "late")
+        assert type(caught.value).__name__ == "RoundSupersededError"
+        assert await regrouped.store.get("value") == b"new"
+        assert [type(change).__name__ for change in heard.changes][-1] == "Dropped"
+        back = await run.join(a)
+        assert_one_round([await b.next_rendezvous(), await back])
+
+
+async def test_r10_what_a_round_shared_is_removed_when_a_later_one_completes() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        (first, _) = await run.meet(a, b)
+        await first.store.set("key", "value")
+        assert any("store/" in key for key in run.keys("rounds/0/"))
+        await run.meet(a, b)
+        await asyncio.sleep(SOON)
+        assert run.keys("rounds/0/") == []
+        assert run.keys("rounds/1/") != []
+
+
+async def test_r16_the_reason_is_in_the_status_and_one_line_of_the_log_per_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "rdzv")
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=20) as run:
+        a, b = run.handler("a"), run.handler("b")
+        first = await run.join(a)
+        assert (await a.status()).reason == "1 of at least 2 nodes"
+        second = await run.join(b)
+        await asyncio.sleep(5)
+        assert (await a.status()).reason.startswith("last call, 1")
+        assert a.reason.endswith("left; 2 of at most 3 nodes")
+        await asyncio.gather(first, second)
+        assert (await a.status()).reason == "round 0 stands with 2 nodes"
+        said = [record.getMessage() for record in caplog.records if "last call" in record.getMessage()]
+        assert len(said) == 3, "one by the coordinator, and one by each node"

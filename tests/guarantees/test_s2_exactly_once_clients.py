@@ -1,0 +1,76 @@
+"""S2: "A request resent after a dropped connection is applied once", seen by real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+
+import pytest
+
+import store
+from store.address import Address
+from store.errors import ConnectionLost
+from tests.support.proxy import Proxy
+
+
+async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> None:
+    """Cut at a random byte, again and again, as soon as somebody has come back."""
+    while True:
+        proxy.cut_after(rng.randrange(1, bytes_most))
+        cut = proxy.connections
+        await proxy.until(lambda cut=cut: proxy.connections > cut, timeout=60.0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("seed", [2, random.SystemRandom().randrange(10**6)])
+async def test_additions_through_cut_connections_count_exactly(seed: int) -> None:
+    additions = 800
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        async with store.connect(f"tcp://127.0.0.1:{proxy.port}") as client:
+            cutting = asyncio.create_task(keep_cutting(proxy, random.Random(seed), 2000))
+            room = asyncio.Semaphore(20)
+
+            async def add() -> int:
+                async with room:
+                    return await client.add("count", 1)
+
+            sums = await asyncio.gather(*[add() for _ in range(additions)])
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
+        assert proxy.connections > 3, "nothing was cut"
+        assert sorted(sums) == list(range(1, additions + 1)), "each was applied once, and its own answer came back"
+
+
+async def test_additions_of_blocking_threads_through_cut_connections_count_exactly() -> None:
+    additions, threads = 100, 4
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port))
+        cutting = asyncio.create_task(keep_cutting(proxy, random.Random(3), 1500))
+
+        def add() -> list[int]:
+            return [client.add("count", 1) for _ in range(additions)]
+
+        sums = await asyncio.gather(*[asyncio.to_thread(add) for _ in range(threads)])
+        cutting.cancel()
+        await asyncio.gather(cutting, return_exceptions=True)
+        await asyncio.to_thread(client.close)
+        assert proxy.connections > 10, "nothing was cut"
+        assert sorted(itertools.chain.from_iterable(sums)) == list(range(1, additions * threads + 1))
+
+
+async def test_where_nobody_can_know_the_caller_is_told_that_it_may_have_been_applied() -> None:
+    """ "Where nobody can know (a server without a data directory died), the caller gets `ConnectionLost` ..." """
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(f"tcp://127.0.0.1:{proxy.port}", timeout=0.3) as client,
+    ):
+        proxy.black_hole()
+        call = asyncio.create_task(client.put("a", b""))
+        await asyncio.sleep(0)
+        await proxy.refuse()
+        proxy.cut()
+        proxy.heal()
+        with pytest.raises(ConnectionLost) as caught:
+            await call
+        assert caught.value.maybe_applied

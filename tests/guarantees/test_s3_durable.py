@@ -1,0 +1,476 @@
+"""S3: Durable, if asked.
+
+    With a data directory, what was acknowledged survives `kill -9` and power loss, sessions and leases included.
+    Nothing that reflects a revision, whether reply, read or watch event, leaves the server before that revision is
+    durable: outboxes are held, in order. Without a directory the store is memory only and says so at start.
+
+`RDZV_KILLS` says how often the server is killed; `RDZV_SEED` when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store.errors import LeaseNotFound, LimitExceeded
+from store.messages import Found, Get, List, Put, TimeToLive, Watch, Watching, Written
+from store.wire import Events, Reply
+from tests.support.journals import HeldBack
+from tests.support.processes import Child, free_port, start, start_python
+from tests.support.stores import Peer
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import AsyncIterator, Callable
+
+    from store import Client, Event
+
+KILLS = int(os.environ.get("RDZV_KILLS", "10"))
+SEED = int(os.environ.get("RDZV_SEED", "7"))
+OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+WRITERS = 4  # clients, each of which has a caller of every sort below
+
+
+def serving(directory: Path, port: int, *more: str) -> contextlib.AbstractAsyncContextManager[Child]:
+    arguments = ("--port", str(port), "--data-dir", str(directory), *more)
+    return start_python("-m", "rdzv.cli", "serve", *arguments)
+
+
+# ------------------------------------------------------------------------------------------------------- kill -9
+
+
+class Load:
+    """Callers that know what they were told, and check it against what they are told next."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.done = False
+        self.sums: dict[str, int] = {}
+        self.puts: dict[str, tuple[bytes, int]] = {}
+        self.heard = asyncio.Event()  # set at each answer
+
+    def _answered(self) -> None:
+        self.answers += 1
+        self.heard.set()
+
+    async def add(self, client: Client, key: str) -> None:
+        """Count; every sum is one more than the last, or an addition was lost or made twice."""
+        while not self.done:
+            self.sums[key] = self.sums.get(key, 0) + 1
+            assert await client.add(key, 1) == self.sums[key], f"the sum of {key} is not what was added"
+            self._answered()
+
+    async def add_together(self, client: Client) -> None:
+        """Count with everybody else; only the last sum can be told."""
+        while not self.done:
+            await client.add("together", 1)
+            self.sums["together"] = self.sums.get("together", 0) + 1
+            self._answered()
+
+    async def put(self, client: Client, prefix: str) -> None:
+        """Write new keys; what was acknowledged is to be found, at the revision that was told."""
+        number = 0
+        while not self.done:
+            key, value = f"{prefix}/{number}", b"%d" % number * (number % 50)
+            self.puts[key] = (value, await client.put(key, value))
+            self._answered()
+            number += 1
+
+    async def replace(self, client: Client, key: str) -> None:
+        """Write on what was written last; a write that was lost, or made twice, is refused."""
+        revision = 0
+        while not self.done:
+            result = await client.compare_and_set(key, b"%d" % revision, expected_revision=revision)
+            assert result.succeeded, f"{key} is at {result.entry}, and revision {revision} was acknowledged"
+            assert result.entry is not None
+            assert result.entry.mod_revision > revision, "revisions go on"
+            revision = result.entry.mod_revision
+            self._answered()
+
+    async def next_answers(self, count: int) -> None:
+        until = self.answers + count
+        while self.answers < until:
+            self.heard.clear()
+            await self.heard.wait()
+
+
+async def watch_all(client: Client) -> list[Event]:
+    """Everything from the first revision on, up to the key `last`."""
+    events: list[Event] = []
+    async with client.watch("", start_revision=1) as changes:
+        async for event in changes:
+            events.append(event)
+            if event.key == "last":
+                break
+    return events
+
+
+async def kill_at_random(directory: Path, port: int, load: Load, *, rng: random.Random) -> None:
+    """Start the server and kill it, again and again: mostly at work, sometimes before it has come so far."""
+    for _ in range(KILLS):
+        async with serving(directory, port) as server:
+            if rng.random() < 0.8:
+                await load.next_answers(1 + rng.randrange(100))
+            await asyncio.sleep(rng.uniform(0, 0.05))
+            server.kill()
+
+
+async def test_s3_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+    """ "With a data directory, what was acknowledged survives `kill -9`": of each request that was answered the effect
+    is there once (S2), in the same store (S10), and a watch tells of all of it without gap or double (S4).
+    """
+    load, port = Load(), free_port()
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as background:
+        killing = background.create_task(kill_at_random(tmp_path, port, load, rng=random.Random(SEED)))
+        connecting = [store.connect(f"tcp://127.0.0.1:{port}", timeout=60) for _ in range(WRITERS + 1)]
+        watcher, *writers = [await stack.enter_async_context(client) for client in connecting]
+        store_id = watcher.store_id
+        watching = background.create_task(watch_all(watcher))
+        async with asyncio.TaskGroup() as callers:
+            for number, client in enumerate(writers):
+                callers.create_task(load.add(client, f"sum{number}"))
+                callers.create_task(load.add_together(client))
+                callers.create_task(load.put(client, f"put{number}"))
+                callers.create_task(load.replace(client, f"replaced{number}"))
+            await killing
+            await stack.enter_async_context(serving(tmp_path, port))
+            await load.next_answers(1)
+            load.done = True
+        client = writers[0]
+        last = await client.put("last", b"")
+        entries = {entry.key: entry for entry in await client.list("")}
+        events = await watching
+    assert {client.store_id for client in [watcher, *writers]} == {store_id}
+    for key, (value, revision) in load.puts.items():
+        assert (entries[key].value, entries[key].mod_revision) == (value, revision), f"{key} was acknowledged"
+    assert {key: int(entries[key].value) for key in load.sums} == load.sums
+    assert sum(key.startswith("put") for key in entries) == len(load.puts)
+    assert [event.revision for event in events] == list(range(1, last + 1))
+    assert {event.key: event.entry for event in events} == entries
+
+
+async def test_s3_leases_survive_kill_9_with_their_full_ttl(tmp_path: Path) -> None:
+    """ "sessions and leases included"; S5: "After a restart every lease gets its full TTL again", and "`disconnect_ttl`
+    is off until a lease's first keep-alive".
+    """
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
+    async with contextlib.AsyncExitStack() as stack:
+        leaving = await stack.enter_async_context(contextlib.AsyncExitStack())
+        async with serving(tmp_path, port) as server:
+            keeper = await leaving.enter_async_context(store.connect(url, timeout=30))
+            lease = await keeper.grant(10.0, disconnect_ttl=0.1)
+            await keeper.put("held", b"", lease=lease)
+            await keeper.put("alone", b"", ttl=10.0)
+            while await lease.time_to_live() > 8.5:
+                await keeper.ping()
+            server.kill()
+        server = await stack.enter_async_context(serving(tmp_path, port))
+        await server.says("listens on")
+        other = await stack.enter_async_context(store.connect(url, timeout=30))
+        left = (await other.call(TimeToLive(lease=lease.id))).remaining
+        assert left > 9.0, "counted from the restart"
+        assert await other.get("alone") is not None
+        await keeper.ping()
+        await leaving.aclose()
+        while (await other.stats())["connections"] > 1:
+            await other.ping()
+        left = (await other.call(TimeToLive(lease=lease.id))).remaining
+        assert left > 0.2, "nobody has kept it since the restart, so nobody's leaving shortens it"
+        async with other.watch("held") as changes:
+            async with store.connect(url) as again:
+                await store.Lease(again, id=lease.id, ttl=lease.ttl).keep_alive()
+            async with asyncio.timeout(5):
+                assert [(await anext(aiter(changes))).kind] == ["delete"]
+        with pytest.raises(LeaseNotFound):
+            await other.call(TimeToLive(lease=lease.id))
+
+
+# -------------------------------------------------------------------------------------------- nothing before its time
+
+
+@contextlib.asynccontextmanager
+async def held_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[store.Server, HeldBack]]:
+    """A served store whose disk takes what it is let."""
+    monkeypatch.setattr("store.server.Journal", HeldBack)
+    async with store.serve(data_dir=directory) as server:
+        journal = server._journal
+        assert isinstance(journal, HeldBack)
+        try:
+            yield server, journal
+        finally:
+            journal.may_commit.release(1000)
+
+
+async def taken(semaphore: threading.Semaphore) -> None:
+    """The writer has a group in hand."""
+    assert await asyncio.to_thread(semaphore.acquire, timeout=10)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the server, which runs on this loop, go on until something is true of it."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+
+
+async def has_done(server: store.Server, requests: int) -> None:
+    """The server has carried out so many requests since it started, and announced what they led to."""
+    await until(lambda: server.figures()["requests"] >= requests)
+
+
+async def a_peer(server: store.Server, journal: HeldBack) -> Peer:
+    """A peer that has been welcomed, which takes a commit: its session is made durable first."""
+    _, peer = await asyncio.get_running_loop().create_connection(Peer, server.host, server.port)
+    await taken(journal.begun)
+    assert peer.connection.welcomed is None, "the welcome waits, too"
+    journal.may_commit.release()
+    await peer.until(lambda: peer.connection.welcomed)
+    peer.said.clear()
+    return peer
+
+
+async def test_s3_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ "Nothing that reflects a revision, whether reply, read or watch event, leaves the server before that revision is
+    durable: outboxes are held, in order."
+    """
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        writer, reader = [await a_peer(server, journal) for _ in range(2)]
+        reader.ask(Watch(prefix="k"))
+        await reader.until(lambda: reader.said)
+        reader.said.clear()
+        sent = server.figures()["bytes_out"]
+
+        writer.ask(Put("k", b"1"))
+        await taken(journal.begun)  # the first group is this put alone
+        reader.ask(Get("k"))
+        await has_done(server, 3)
+        writer.ask(Put("k", b"2"), List(prefix="k"))
+        await has_done(server, 5)
+        reader.ask(Get("k"), Get("other"))
+        await has_done(server, 7)
+        assert server.figures()["bytes_out"] == sent, "neither reply, nor read, nor event"
+        assert writer.said == reader.said == []
+
+        journal.may_commit.release()
+        await taken(journal.begun)  # the second, so that the first is durable
+        await reader.until(lambda: len(reader.said) == 2)
+        await writer.until(lambda: writer.said)
+        event, read = reader.said
+        assert isinstance(event, Events)
+        assert [change.value for change in event.events] == [b"1"]
+        assert isinstance(read, Reply)
+        assert isinstance(read.response, Found)
+        assert read.response.entry is not None
+        assert read.response.entry.value == b"1", "what it was when it was read"
+        assert [reply.response for reply in writer.replies()] == [Written(revision=1)]
+
+        journal.may_commit.release()
+        await reader.until(lambda: len(reader.said) == 5)
+        await writer.until(lambda: len(writer.said) == 3)
+        event, *reads = reader.said[2:]
+        assert isinstance(event, Events)
+        assert [change.value for change in event.events] == [b"2"]
+        assert [read.response for read in reads if isinstance(read, Reply)][1] == Found(entry=None)
+        assert writer.replies()[1].response == Written(revision=2)
+
+
+async def test_s3_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        writer = await a_peer(server, journal)
+        writer.ask(Put("first", b""))
+        await taken(journal.begun)
+        asked = writer.ask(*[Put(f"k{number}", b"") for number in range(1000)])
+        await has_done(server, 1001)
+        journal.may_commit.release(2)
+        await writer.until(lambda: len(writer.said) == 1001)
+        assert [reply.request_id for reply in writer.replies()[1:]] == asked
+        assert [len(group) for group in journal.groups] == [1, 1, 1000]
+
+
+async def test_s3_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        peer = await a_peer(server, journal)
+        (watching, _) = peer.ask(Watch(prefix=""), Put("k", b"", ttl=0.05))
+        await taken(journal.begun)
+        journal.may_commit.release()
+        assert isinstance(await peer.answer(watching), Watching)
+        await taken(journal.begun)  # the lapse
+        assert (server.figures()["leases_lapsed"], server.figures()["revision"]) == (1, 2)
+        told = [item.events[0].kind for item in peer.said if isinstance(item, Events)]
+        assert told == ["put"]
+        journal.may_commit.release()
+        await peer.until(lambda: len(peer.said) == 4)
+        last = peer.said[-1]
+        assert isinstance(last, Events)
+        assert last.events[0].kind == "delete"
+
+
+async def test_s3_what_is_pending_is_made_durable_and_told_when_a_server_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))
+        peer = await a_peer(server, journal)
+        peer.ask(Put("k", b""))
+        await taken(journal.begun)
+        peer.ask(Put("k2", b""))
+        await has_done(server, 2)
+        leaving = asyncio.create_task(stack.aclose())
+        journal.may_commit.release(2)
+        await peer.lost.wait()
+        await leaving
+        assert [reply.response for reply in peer.replies()] == [Written(revision=1), Written(revision=2)]
+        assert type(peer.said[-1]).__name__ == "Bye"
+
+
+async def test_s3_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was appended to a journal whose writer had ended: its answer, and every farewell behind it, was held until
+    the server hung up five seconds later.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))
+        peer = await a_peer(server, journal)
+        peer.ask(Put("k", b""))
+        await taken(journal.begun)
+        leaving = asyncio.create_task(stack.aclose())
+        received = server.figures()["bytes_in"]
+        await until(lambda: server._leaving)
+        peer.ask(Put("too late", b""))
+        await until(lambda: server.figures()["bytes_in"] > received)
+        journal.may_commit.release()
+        async with asyncio.timeout(2):
+            await peer.lost.wait()
+            await leaving
+        assert [reply.response for reply in peer.replies()] == [Written(revision=1)]
+        assert type(peer.said[-1]).__name__ == "Bye"
+        assert server.figures()["revision"] == 1
+
+
+# ------------------------------------------------------------------------------------------------------- a full disk
+
+
+def can_mount() -> bool:
+    try:
+        return subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", "/mnt"], check=False).returncode == 0
+    except OSError:
+        return False
+
+
+class FileLimit:
+    """The system lets no file of the server's grow any more, and then does again."""
+
+    async def serve(self, stack: contextlib.AsyncExitStack, directory: Path, port: int) -> None:
+        self._server = await stack.enter_async_context(serving(directory, port, "-v"))
+        self._directory = directory
+
+    def fill(self) -> None:
+        size = max(path.stat().st_size for path in self._directory.iterdir())
+        resource.prlimit(self._server.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def empty(self) -> None:
+        resource.prlimit(self._server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    async def says(self, what: str) -> None:
+        await self._server.says(what)
+
+
+class SmallDisk:
+    """A file system of its own, in memory, that is filled up, and emptied again."""
+
+    async def serve(self, stack: contextlib.AsyncExitStack, directory: Path, port: int) -> None:
+        if not can_mount():
+            pytest.skip("skipped, this system lets nobody mount a file system of their own")
+        script = (
+            'mount -t tmpfs -o size=4m none "$1" && exec "$2" -m rdzv.cli serve -v --port "$3" --data-dir "$1/data"'
+        )
+        here = str(Path(__file__).parents[2])
+        self._server = await stack.enter_async_context(
+            start(
+                *(*OWN_MOUNTS, "sh", "-c", script, "sh"),
+                *(str(directory), sys.executable, str(port)),
+                env={"PYTHONPATH": here},
+            )
+        )
+        self._ballast = Path(f"/proc/{self._server.pid}/root{directory}/ballast")
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), open(self._ballast, "wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+
+    def empty(self) -> None:
+        self._ballast.unlink()
+
+    async def says(self, what: str) -> None:
+        await self._server.says(what)
+
+
+@pytest.mark.parametrize("disk", [FileLimit, SmallDisk])
+async def test_s3_a_full_disk_refuses_writes_and_nothing_else(
+    tmp_path: Path, disk: Callable[[], FileLimit | SmallDisk]
+) -> None:
+    full, port = disk(), free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        await full.serve(stack, tmp_path, port)
+        client = await stack.enter_async_context(store.connect(f"tcp://127.0.0.1:{port}", timeout=30))
+        kept, unkept = await client.grant(1.0), await client.grant(1.5)
+        await client.put("kept", b"1", lease=kept)
+        await client.put("unkept", b"1", lease=unkept)
+        changes = aiter(await stack.enter_async_context(client.watch("unkept")))
+
+        full.fill()
+        with pytest.raises(LimitExceeded, match="nothing can be written now, and nothing was: the disk does not"):
+            await client.put("large", bytes(1_000_000))
+        await full.says("cannot write")
+        with pytest.raises(LimitExceeded, match="reading goes on"):
+            await client.add("sum", 1)
+        with pytest.raises(LimitExceeded, match="reading goes on"):
+            await client.grant(1.0)
+        while await unkept.time_to_live() > 0:
+            await kept.keep_alive()
+            assert len(await client.list("")) == 2, "reading goes on, and nothing lapses that could not be written down"
+
+        full.empty()
+        async with asyncio.timeout(15):
+            while True:
+                await kept.keep_alive()
+                with contextlib.suppress(LimitExceeded):
+                    await client.put("large", bytes(1_000_000))
+                    break
+            await full.says("can write again")
+            event = await anext(changes)
+            while event.kind != "delete":
+                event = await anext(changes)
+        assert event.key == "unkept", "its time was over long ago"
+        await kept.keep_alive()
+        entry = await client.get("kept")
+        assert entry is not None
+        assert (entry.value, entry.mod_revision) == (b"1", 1)
+        assert await client.add("sum", 1) == 1, "what was refused was not done"
+
+
+# ---------------------------------------------------------------------------------------------------- memory only
+
+
+async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_path: Path) -> None:
+    """ "Without a directory the store is memory only and says so at start." """
+    async with start_python("-m", "rdzv.cli", "serve", "--port", "0") as server:
+        await server.says("in memory only: it ends with this process")
+    async with start_python("-m", "rdzv.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:
+        assert "memory" not in await server.says("listens on")
+        await server.says(f"kept in {tmp_path}")

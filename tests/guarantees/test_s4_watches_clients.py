@@ -1,0 +1,322 @@
+"""S4: "Watches are ordered, unique, atomic per revision, reliable and resumable", seen by clients.
+
+"snapshot, then every later change, no gap, across reconnects; or, when history is gone, an explicit reset (forget
+everything, a new snapshot follows), never silence."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store import client as client_room
+from store.address import Address
+from store.errors import WatchCompacted
+from store.limits import Limits
+from tests.support.memory_network import MemoryNetwork
+from tests.support.proxy import Proxy
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from store.interface import BlockingWatch, Watch
+    from store.messages import Event
+
+virtual_time = pytest.mark.virtual_time
+
+
+async def taken(watch: Watch, count: int) -> list[Event]:
+    """The next events."""
+    events: list[Event] = []
+    batches = watch.batches()
+    while len(events) < count:
+        events += await anext(batches)
+    assert len(events) == count
+    return events
+
+
+def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
+    events: list[Event] = []
+    batches = watch.batches()
+    while len(events) < count:
+        events += next(batches)
+    assert len(events) == count
+    return events
+
+
+# ------------------------------------------------------------------------------------------------ across cuts
+
+
+@virtual_time
+@pytest.mark.parametrize("seed", [4, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
+    rng = random.Random(seed)
+    network = MemoryNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("watched/", snapshot=snapshot) as watch,
+    ):
+        written: list[int] = []
+
+        async def write() -> None:
+            for number in range(300):
+                written.append(await writer.put(f"watched/{number % 7}", b"%d" % number))
+                await writer.put("elsewhere", b"")
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(rng.uniform(0.1, 3.0))
+                rng.choice([network.reset, network.cut])("watcher")
+
+        cutting, writing = asyncio.create_task(cut()), asyncio.create_task(write())
+        events = await taken(watch, 300 + snapshot)
+        await writing
+        cutting.cancel()
+        assert [event.revision for event in events if event.kind == "put"] == written
+        assert {event.kind for event in events} == ({"put", "synced"} if snapshot else {"put"})
+        assert not watch._batches
+
+
+@virtual_time
+async def test_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
+    network = MemoryNetwork(shred=True, rng=random.Random(1))
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("") as watch,
+    ):
+        batches = watch.batches()
+        for number in range(20):
+            if number % 3 == 0:
+                network.reset("watcher")
+            await writer.transact(then=[store.Put(key, b"%d" % number) for key in ("a", "b", "c")])
+            batch = await anext(batches)
+            assert [event.key for event in batch] == ["a", "b", "c"]
+            assert {event.value for event in batch} == {b"%d" % number}
+
+
+# ------------------------------------------------------------------------------------------------ slow readers
+
+
+@virtual_time
+async def test_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(outbox_bytes_max=300_000)) as server,
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("", snapshot=True) as watch,
+    ):
+        for _ in range(3):
+            network.partition("watcher")
+            for _ in range(100):
+                await writer.put("a", bytes(10_000))
+                assert server.figures()["outbox_bytes"] < 301_000
+            network.heal("watcher")
+            await writer.ping()
+        events = await taken(watch, 301)
+        assert [event.revision for event in events] == list(range(301)), "synced at 0, and each revision once"
+    assert "reads too slowly" in caplog.text
+
+
+@virtual_time
+async def test_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_room, "WATCH_BUFFER_BYTES", 20_000)
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("") as watch,
+    ):
+        for number in range(200):
+            await writer.put("a", bytes(1000))
+            if number == 100:
+                network.reset("watcher")
+        await watcher.ping()
+        assert server.figures()["watches"] == 0, "it was closed until its reader has caught up"
+        assert watch._held_bytes < 25_000
+        assert [event.revision for event in await taken(watch, 200)] == list(range(1, 201))
+        await writer.put("a", b"")
+        assert [event.revision for event in await taken(watch, 1)] == [201]
+
+
+# ------------------------------------------------------------------------------------------------ history that is gone
+
+
+@contextlib.asynccontextmanager
+async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: store.Client) -> AsyncIterator[None]:
+    """While this lasts the watcher is away; when it comes back, what it missed is no longer kept."""
+    network.refuse("watcher")
+    network.reset("watcher")
+    yield
+    for _ in range(100):
+        await writer.put("other", b"")
+    network.accept("watcher")
+    await watcher.ping()
+
+
+@virtual_time
+async def test_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        await writer.put("a", b"1")
+        async with watcher.watch("", snapshot=True) as watch:
+            assert [event.kind for event in await taken(watch, 2)] == ["put", "synced"]
+            async with history_gone(network, watcher, writer):
+                await writer.delete("a")
+                await writer.put("b", b"2")
+            events = await taken(watch, 4)
+            assert [(event.kind, event.key) for event in events] == [
+                ("reset", ""),
+                ("put", "b"),
+                ("put", "other"),
+                ("synced", ""),
+            ]
+            await writer.put("c", b"3")
+            assert [(event.kind, event.key) for event in await taken(watch, 1)] == [("put", "c")]
+
+
+@virtual_time
+async def test_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        async with watcher.watch("") as watch:
+            await writer.put("a", b"1")
+            async with history_gone(network, watcher, writer):
+                await writer.put("a", b"2")
+            assert [event.value for event in await taken(watch, 1)] == [b"1"], "what had come is still given out"
+            for _ in range(2):
+                with pytest.raises(WatchCompacted, match="no longer kept"):
+                    await anext(watch.batches())
+        with pytest.raises(WatchCompacted):
+            await watcher.watch("", start_revision=1).__aenter__()
+
+
+@virtual_time
+async def test_a_snapshot_that_is_cut_in_the_middle_begins_again_with_a_reset() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        for number in range(40):
+            await writer.put(f"{number:02}", bytes(20_000))  # several pieces of a snapshot
+        watch = watcher.watch("", snapshot=True)
+        deliver = watch.deliver
+
+        def cut_after_the_first_piece(events: tuple[Event, ...]) -> None:
+            watch.deliver = deliver  # type: ignore[method-assign]
+            deliver(events)
+            network.reset("watcher")
+
+        watch.deliver = cut_after_the_first_piece  # type: ignore[method-assign]
+        async with watch:
+            keys = []
+            async for event in watch:
+                keys.append(event.key if event.kind == "put" else event.kind)
+                if event.kind == "synced":
+                    break
+        whole = [f"{number:02}" for number in range(40)]
+        at = keys.index("reset")
+        assert 0 < at < 40
+        assert keys[:at] == whole[:at]
+        assert keys[at + 1 :] == [*whole, "synced"]
+
+
+# ------------------------------------------------------------------------------------------------ the blocking twin
+
+
+@contextlib.asynccontextmanager
+async def blocking_client(proxy: Proxy) -> AsyncIterator[store.sync.Client]:
+    client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port))
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+async def test_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(server.url) as writer,
+        blocking_client(proxy) as client,
+    ):
+        watch = await asyncio.to_thread(client.watch("watched/").__enter__)
+        reading = asyncio.create_task(asyncio.to_thread(blocking_taken, watch, 500))
+        written = []
+        for number in range(500):
+            written.append(await writer.put(f"watched/{number % 7}", bytes(number)))
+            await writer.put("elsewhere", b"")
+            if number % 50 == 25:
+                proxy.cut()
+        events = await asyncio.wait_for(reading, 10.0)
+        assert [event.revision for event in events] == written
+        assert proxy.connections > 3
+        watch.__exit__(None, None, None)
+
+
+async def test_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    def read_late(watch: BlockingWatch) -> list[Event]:
+        go_on.wait(10.0)
+        return blocking_taken(watch, 150)
+
+    async with store.serve(limits=Limits(outbox_bytes_max=1_000_000)) as server, store.connect(server.url) as writer:
+        client = store.sync.Client(Address(host="127.0.0.1", port=server.port))
+        watch = await asyncio.to_thread(client.watch("").__enter__)
+        reading = asyncio.create_task(asyncio.to_thread(read_late, watch))
+        for _ in range(150):
+            await writer.put("a", bytes(200_000))  # 30 MB: more than the kernels' buffers and the outbox hold
+        assert "reads too slowly" in caplog.text
+        go_on.set()
+        assert [event.revision for event in await asyncio.wait_for(reading, 10.0)] == list(range(1, 151))
+        watch.__exit__(None, None, None)
+        await asyncio.to_thread(client.close)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> None:
+    async with (
+        store.serve(limits=Limits(history_bytes_max=5000)) as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(server.url) as writer,
+        blocking_client(proxy) as client,
+    ):
+        watch = await asyncio.to_thread(client.watch("", snapshot=snapshot).__enter__)
+        await proxy.refuse()
+        proxy.cut()
+        for _ in range(100):
+            await writer.put("a", b"")
+        await proxy.accept()
+        if snapshot:
+            events = await asyncio.to_thread(blocking_taken, watch, 3 + 1)
+            assert [event.kind for event in events] == ["synced", "reset", "put", "synced"]
+        else:
+            with pytest.raises(WatchCompacted):
+                await asyncio.to_thread(blocking_taken, watch, 1)
+        watch.__exit__(None, None, None)

@@ -1,0 +1,177 @@
+"""S5: leases, seen by clients.
+
+"A key on a lease never goes before its TTL, and goes within 100 ms after it on an idle server." "time in which the
+server itself stood still is not counted against leases, and queued keep-alives are read before any lease lapses." "a
+killed process is noticed in about a second, a cut network only after the TTL."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+import store
+from store.address import Address
+from store.messages import Grant, Granted, KeepAlive, TimeToLive
+from tests.support.memory_network import MemoryNetwork
+from tests.support.processes import start_python
+from tests.support.stores import connect_in_memory, introduce, serve_in_memory
+
+if TYPE_CHECKING:
+    from store.interface import Watch
+    from tests.support.virtual_time import VirtualTimeLoop
+
+virtual_time = pytest.mark.virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def deletion(watch: Watch) -> float:
+    """When the next key goes."""
+    async for event in watch:
+        if event.kind == "delete":
+            break
+    return now()
+
+
+@virtual_time
+@pytest.mark.parametrize("ttl", [0.05, 0.5, 1.0, 9.99, 600.0])
+async def test_a_key_goes_between_its_ttl_and_a_tenth_of_a_second_later(ttl: float) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
+        await asyncio.sleep(0.033)
+        lease = await client.grant(ttl)
+        granted_at = now()
+        await client.put("leased", b"", lease=lease)
+        assert ttl <= await deletion(watch) - granted_at <= ttl + 0.1 + 1e-6
+        put_at = now()
+        await client.put("simple", b"", ttl=ttl)
+        assert ttl - 1e-6 <= await deletion(watch) - put_at <= ttl + 0.1 + 1e-6
+
+
+@virtual_time
+async def test_each_keep_alive_gives_the_full_ttl_again() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
+        lease = await client.grant(5.0)
+        await client.put("a", b"", lease=lease)
+        for _ in range(10):
+            await asyncio.sleep(4.9)
+            await lease.keep_alive()
+        renewed_at = now()
+        assert await lease.time_to_live() == pytest.approx(5.0)
+        assert 5.0 <= await deletion(watch) - renewed_at <= 5.1 + 1e-6
+        with pytest.raises(store.LeaseNotFound):
+            await lease.keep_alive()
+
+
+@virtual_time
+async def test_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut_network_only_after_the_ttl() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:
+        for fault, least in ((network.reset, 1.0), (network.partition, 10.0)):
+            client = await connect_in_memory(network, source="node").__aenter__()
+            lease = await client.grant(10.0, disconnect_ttl=1.0)
+            await client.put("node", b"", lease=lease)
+            network.refuse("node")
+            fault("node")
+            started = now()
+            assert least <= await deletion(watch) - started <= least + 0.1 + 1e-6
+            network.heal("node")
+            network.accept("node")
+            await client.aclose()
+
+
+@virtual_time
+async def test_a_client_that_comes_back_in_time_keeps_its_lease_and_one_that_does_not_renew_it_does_not() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network, source="node") as client:
+        lease = await client.grant(10.0, disconnect_ttl=1.0)
+        await client.put("node", b"", lease=lease)
+        network.reset("node")
+        await asyncio.sleep(0.5)
+        await lease.keep_alive()
+        await asyncio.sleep(5.0)
+        assert await client.get("node") is not None
+        network.reset("node")
+        await asyncio.sleep(5.0)
+        assert client.connected
+        assert await client.get("node") is None, "being connected is not keeping a lease"
+
+
+@virtual_time
+async def test_time_in_which_the_server_stood_still_is_not_counted() -> None:
+    network = MemoryNetwork()
+    loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        unkept = await client.grant(5.0)
+        for _ in range(5):
+            loop._jumping_selector.now += 60.0
+            await asyncio.sleep(0.2)
+        assert await unkept.time_to_live() > 5.0 - 5 * (0.3 + 0.2) - 0.1
+
+
+@virtual_time
+async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -> None:
+    network = MemoryNetwork()
+    loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
+    saved = 0
+    async with serve_in_memory(network):
+        for offset in range(100):
+            peer = await introduce(network)
+            granted = await peer.answer(*peer.ask(Grant(ttl=0.3)))
+            assert isinstance(granted, Granted)
+            network.partition("peer")
+            asked = peer.ask(KeepAlive(lease=granted.lease))
+            # The server stands still; when it goes on, the lease is due, and the keep-alive is in the socket.
+            await asyncio.sleep(0.1 * offset / 100)
+            loop.call_soon(network.heal, "peer")
+            loop._jumping_selector.now += 10.0
+            assert isinstance(await peer.answer(*asked), Granted), f"it lapsed at offset {offset}"
+            saved += 1
+            peer.transport.close()
+    assert saved == 100
+
+
+async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
+    async with store.serve() as server:
+        client = store.sync.Client(Address(host="127.0.0.1", port=server.port))
+        lease = await asyncio.to_thread(client.grant, 0.25)
+        renewing = asyncio.create_task(asyncio.to_thread(lease.keep_alive))
+        await asyncio.sleep(0)
+        time.sleep(0.6)  # noqa: ASYNC251 - the server's loop is blocked, while the thread sends
+        await renewing
+        assert (await asyncio.to_thread(client.call, TimeToLive(lease=lease.id))).remaining > 0.1
+        await asyncio.to_thread(client.close)
+
+
+NODE = """
+import asyncio, sys, store
+
+async def main():
+    async with store.connect(sys.argv[1]) as client:
+        lease = await client.grant(60.0, disconnect_ttl=0.5)
+        await client.put("node", b"", lease=lease)
+        print("ready", flush=True)
+        await client.wait(["never"])
+
+asyncio.run(main())
+"""
+
+
+async def test_a_process_killed_by_sigkill_is_noticed_within_its_disconnect_ttl() -> None:
+    async with (
+        store.serve() as server,
+        store.connect(server.url) as client,
+        client.watch("node") as watch,
+        start_python("-c", NODE, server.url) as node,
+    ):
+        await node.line("ready")
+        node.kill()
+        killed_at = now()
+        assert 0.5 <= await asyncio.wait_for(deletion(watch), 10.0) - killed_at <= 0.8

@@ -1,0 +1,167 @@
+"""S7: "Bad input ... costs the sender its connection, with one log line saying why, and nobody else anything." """
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store import wire
+from store.limits import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from store.server import Server
+
+
+class Bystander:
+    """A well-behaved client that goes on adding, and must never notice anything."""
+
+    def __init__(self, client: store.Client) -> None:
+        self.client = client
+        self.additions = 0
+        self.losses: list[bool] = []
+        client.on_connection(self.losses.append)
+
+    async def go_on(self) -> None:
+        while True:
+            self.additions += 1
+            assert await self.client.add("count", 1, timeout=5.0) == self.additions
+
+
+@contextlib.asynccontextmanager
+async def bystander(server: Server) -> AsyncIterator[Bystander]:
+    async with store.connect(server.url) as client:
+        it = Bystander(client)
+        going_on = asyncio.create_task(it.go_on())
+        try:
+            yield it
+            before = it.additions
+            while it.additions < before + 10 and not going_on.done():  # noqa: ASYNC110 - it announces nothing
+                await asyncio.sleep(0)
+        finally:
+            going_on.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await going_on
+        assert it.losses == []
+
+
+async def answer_to(port: int, said: bytes) -> bytes:
+    """All that the server says to this before it hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(said)
+        return await asyncio.wait_for(reader.read(), 5.0)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def tls_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    hello = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="store")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        hello.do_handshake()
+    return outgoing.read()
+
+
+def hello(version: int = wire.VERSION) -> bytes:
+    return wire.encode_hello(wire.Hello(version, bytes(16), bytes(16), b""))
+
+
+def framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        pytest.param(b"\xff\xfe\xfd\xfc" * 100, "not the protocol", id="garbage"),
+        pytest.param(framed(b"\xc1\xc1\xc1"), "not msgpack", id="a frame of garbage"),
+        pytest.param(hello(99), "speaks version 99", id="another version"),
+        pytest.param(tls_hello(), "a TLS hello on a port without TLS", id="a TLS hello"),
+        pytest.param(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n", "HTTP on a port", id="HTTP"),
+        pytest.param(framed(b"\x93\xa4rdzv\x01\xc0"), "hello is not one of this protocol", id="half a hello"),
+        pytest.param(hello() + framed(b"\x93\x7a\x01\x00"), "which no request has", id="an unknown request"),
+        pytest.param(hello() + framed(b"\x93\x02\x05\x00") * 2, "has 1 fields", id="a request without its field"),
+        pytest.param(hello() + b"\x7f\xff\xff\xff", "is announced", id="an enormous frame"),
+    ],
+)
+async def test_bad_input_costs_the_connection_and_one_log_line(
+    said: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with store.serve() as server, bystander(server):
+        answer = await answer_to(server.port, said)
+        assert reason in caplog.text
+        assert len(caplog.records) == 1
+        assert "127.0.0.1:" in caplog.text, "it says who"
+        assert reason.encode() in answer, "the offender is told, too"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        pytest.param(b"", "no hello within", id="nothing at all"),
+        pytest.param(hello()[:10], "no hello within", id="half a hello"),
+        pytest.param(hello() + b"\x00\x00\x01\x00half", "half a frame", id="half a frame"),
+    ],
+)
+async def test_silence_in_the_middle_costs_the_connection_and_one_log_line(
+    said: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with store.serve(limits=Limits(handshake_timeout=0.2, frame_timeout=0.2)) as server, bystander(server):
+        await answer_to(server.port, said)
+        assert reason in caplog.text
+        assert len(caplog.records) == 1
+
+
+async def test_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with store.serve() as server, bystander(server):
+        room = asyncio.Semaphore(200)
+
+        async def come_and_go(number: int) -> None:
+            async with room:
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                if number % 2:
+                    writer.transport.abort()
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+        await asyncio.gather(*map(come_and_go, range(2000)))
+        assert caplog.records == [], "they have said nothing wrong"
+        async with store.connect(server.url) as newcomer:
+            while (await newcomer.stats())["connections"] > 2:  # noqa: ASYNC110 - the last ones may be on their way
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", [7, random.SystemRandom().randrange(10**6)])
+async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    rng = random.Random(seed)
+    async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
+        offences = [
+            (hello() if number % 2 else b"")
+            + (framed(rng.randbytes(rng.randrange(1, 200))) if number % 3 else rng.randbytes(rng.randrange(1, 5000)))
+            for number in range(50)
+        ]
+        await asyncio.gather(*[answer_to(server.port, offence) for offence in offences])
+        assert len(caplog.records) == 50, "each costs one line"
+        assert {record.name for record in caplog.records} == {"store.server"}
+
+
+async def test_what_an_offender_had_asked_properly_before_was_done() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        put = wire.encode_request(1, 0, store.Put("a", b"done"))
+        await answer_to(server.port, hello() + put + os.urandom(4) * 10)
+        entry = await client.get("a")
+        assert entry is None or entry.value == b"done"

@@ -1,0 +1,121 @@
+"""S9: "stop accepting, tell watchers, flush, exit 0 within 10 s", as far as the server itself does it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import pytest
+
+import store
+from store.address import Address
+from store.client import Client, dial
+from store.errors import ConnectionLost
+from store.server import LEAVE_WITHIN, Server
+from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
+
+
+def client_of(server: Server, *, timeout: float) -> Client:
+    """A client that may outlive its server."""
+    return Client(dial(Address.parse(server.url), None), name=server.url, timeout=timeout)
+
+
+async def test_clients_are_told_that_the_server_leaves_and_say_so() -> None:
+    async with store.serve() as server:
+        client = await client_of(server, timeout=0.3).__aenter__()
+        watch = await client.watch("").__aenter__()
+        lost = asyncio.Event()
+        client.on_connection(lambda connected: None if connected else lost.set())
+    await asyncio.wait_for(lost.wait(), 5.0)
+    assert client._last_problem in ("the server is leaving", "nobody listens there")
+    with pytest.raises(ConnectionLost, match="nobody listens there"):
+        await client.get("a")
+    await watch.__aexit__(None, None, None)
+    await client.aclose()
+
+
+async def test_what_was_done_before_it_left_was_answered() -> None:
+    for seed in range(5):
+        lost = asyncio.Event()
+        async with store.serve() as server:
+            client = await client_of(server, timeout=1.0).__aenter__()
+            client.on_connection(lambda connected, lost=lost: None if connected else lost.set())  # type: ignore[misc]
+            puts = [asyncio.create_task(client.put(f"{number}", bytes(10_000))) for number in range(100)]
+            for _ in range(random.Random(seed).randrange(1, 8)):
+                await asyncio.sleep(0)
+            applied = server.figures()["revision"]
+        await asyncio.wait_for(lost.wait(), 5.0)
+        answered = {task.result() for task in puts if task.done() and task.exception() is None}
+        assert answered >= set(range(1, applied + 1)), "flushed before it hung up"
+        for task in puts:
+            task.cancel()
+        await asyncio.gather(*puts, return_exceptions=True)
+        await client.aclose()
+
+
+@pytest.mark.virtual_time
+async def test_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() -> None:
+    network = MemoryNetwork()
+    loop = asyncio.get_running_loop()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        await other.put("large", bytes(1_000_000))
+        peers = [await introduce(network, source=f"peer {number}") for number in range(10)]
+        for peer in peers[:5]:
+            peer.transport.pause_reading()
+            peer.ask(store.Get("large"))
+        network.partition("peer 9")
+        await asyncio.sleep(0.1)
+        started = loop.time()
+        leaving = asyncio.create_task(server.leave())
+        await asyncio.sleep(1.0)
+        assert server.connections <= 6, "who reads is gone at once"
+        with pytest.raises(ConnectionLost, match="the server is leaving"):
+            await connect_in_memory(network, source="late", timeout=1.0).__aenter__()
+        await leaving
+        assert loop.time() - started <= LEAVE_WITHIN + 0.01
+        await asyncio.sleep(0)
+        assert server.connections == 0
+        network.heal()
+
+
+async def test_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    async with store.serve():
+        pass
+    assert loop.time() - started < 0.5
+    assert caplog.records == []
+
+
+async def test_ending_it_a_second_time_ends_it_at_once() -> None:
+    """S9: "a second one: at once"."""
+    loop = asyncio.get_running_loop()
+    started: asyncio.Future[Server] = loop.create_future()
+
+    async def serve() -> None:
+        async with store.serve() as server:
+            started.set_result(server)
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    server = await started
+    _, peer = await loop.create_connection(Peer, "127.0.0.1", server.port)
+    await peer.until(lambda: peer.connection.welcomed)
+    await peer.answer(*peer.ask(store.Put("large", bytes(30_000_000))))  # more than the kernels' buffers hold
+    peer.transport.pause_reading()
+    peer.ask(store.Get("large"))
+    async with store.connect(server.url) as other:
+        while not (await other.stats())["outbox_bytes"]:  # noqa: ASYNC110 - the request may be on its way
+            await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.wait([serving], timeout=0.2)
+    assert not serving.done(), "it waits for the one who does not read"
+    cancelled_at = loop.time()
+    serving.cancel()
+    await asyncio.wait([serving])
+    assert loop.time() - cancelled_at < 1.0
+    peer.transport.abort()
+    await peer.lost.wait()

@@ -1,0 +1,159 @@
+"""The coordinator: how it is chosen, what it writes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.errors import RendezvousTimeoutError
+from rdzv.state import NodesWaiting
+from store.messages import Delete, Request, Transact
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rdzv.state import NodeRecord
+
+pytestmark = pytest.mark.virtual_time
+
+
+def commits_in(request: Request[Any]) -> bool:
+    return isinstance(request, Transact) and any(operation.key.endswith("head/round") for operation in request.then)
+
+
+async def test_one_node_coordinates_and_another_takes_over_when_it_leaves_or_dies() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=0.5) as run:
+        nodes = {name: run.handler(name) for name in "abcd"}
+        await run.meet(*nodes.values())
+        for how in ("leave", "aclose", "crash"):
+            first = (await nodes["d"].status()).coordinator
+            assert first in nodes
+            if first == "d":
+                break
+            leaving = nodes.pop(first)
+            if how == "crash":
+                run.crash(first)
+            else:
+                await getattr(leaving, how)()
+            await asyncio.sleep(2)
+            second = (await nodes["d"].status()).coordinator
+            assert second is not None
+            assert second != first
+
+
+async def test_a_node_that_only_looks_never_coordinates() -> None:
+    async with VirtualRun() as run:
+        await run.handler("observer").status()
+        await asyncio.sleep(10)
+        assert run.keys("head/") == []
+
+
+async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
+    """Forty nodes take three buckets; when some die just before the commit, the next attempt takes fewer. What was left
+    of the first made participants() fail, and a successor count members that were none."""
+    async with VirtualRun(min_nodes=5, max_nodes=40, last_call_timeout=3) as run:
+        nodes = [run.handler(f"n{number}") for number in range(40)]
+        first = await run.join(nodes[0])
+        done = False
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal done
+            if commits_in(request) and when == "before" and not done:
+                done = True
+                for task in joining[10:]:
+                    task.cancel()
+                await asyncio.wait(joining[10:])
+
+        run.clients["n0"].hook = hook
+        joining = [first, *[run.start(node.next_rendezvous()) for node in nodes[1:]]]
+        infos = await asyncio.gather(*joining[:10])
+        assert done
+        assert_one_round(infos)
+        assert infos[0].world_size == 10
+        assert len(await infos[3].participants()) == 10
+        assert len([key for key in run.keys("rounds/") if "/store/" not in key]) == 2
+
+
+async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=2) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.join(a)
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if commits_in(request) and when == "before":
+                run.crash("a")
+                await asyncio.Event().wait()
+
+        run.clients["a"].hook = hook
+        infos = await run.meet(b, c)
+        # The dead one may be in the round, if that came within its disconnect_ttl; nobody could know then.
+        assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
+        await asyncio.sleep(1)
+        assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "only one term's attempt is left"
+
+
+async def test_an_order_of_ranks_that_raises_is_logged_and_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every node's readiness to coordinate had ended with it, and the run was stuck for good."""
+    broken = True
+
+    def order(arrivals: Sequence[NodeRecord], _: Mapping[str, int]) -> Sequence[NodeRecord]:
+        if broken:
+            raise LookupError("no topology")
+        return arrivals
+
+    async with VirtualRun(min_nodes=2, rank_order=order, join_timeout=100) as run:
+        a, b = await run.join(run.handler("a")), await run.join(run.handler("b"))
+        await asyncio.sleep(20)
+        assert not a.done()
+        assert "cannot coordinate" in caplog.text
+        broken = False
+        assert_one_round([await a, await b])
+
+
+async def test_one_line_of_the_log_per_change_and_none_per_second(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rdzv.coordinator")
+    async with VirtualRun(min_nodes=3, join_timeout=30) as run:
+        tasks = [run.start(run.handler(name).next_rendezvous()) for name in "ab"]
+        with pytest.raises(RendezvousTimeoutError):
+            await tasks[0]
+        said = [record.getMessage() for record in caplog.records]
+        assert sum("of at least 3 nodes" in line for line in said) <= 3
+
+
+async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "abc"]
+        await run.meet(*nodes)
+        coordinator = (await nodes[0].status()).coordinator
+        assert coordinator is not None
+        survivor = next(node for node in nodes if node.node_id != coordinator)
+        heard = await listen(run, survivor)
+        late = await run.join(run.handler("late"))
+        await heard.until(NodesWaiting(1))
+        run.crash(coordinator)
+        late.cancel()
+        await heard.until(NodesWaiting(0), within=5)
+
+
+async def test_after_the_closing_the_role_is_given_up() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await a.set_closed()
+        await asyncio.sleep(5)
+        assert (await a.status()).coordinator is None
+
+
+async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a)
+        await run.clients["a"].call(Delete("/rdzv/job/head/coordinator"))
+        joining = await run.join(b)
+        assert_one_round([await a.next_rendezvous(), await joining])

@@ -1,0 +1,245 @@
+"""The blocking twin: real sockets, real threads, real signals, real forks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv.sync
+import store
+import store.sync
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
+from rdzv.state import Closed, NodesWaiting
+from tests.support.processes import free_port, start_python
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEAD = """
+import os, signal, sys, threading, time
+import rdzv, rdzv.sync
+URL = sys.argv[1]
+"""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with store.sync.serve() as server:
+        yield server.url
+
+
+def meet(*handlers: rdzv.sync.Handler) -> list[rdzv.sync.RendezvousInfo]:
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
+
+
+def test_the_twin_does_all_that_the_async_one_does(url: str) -> None:
+    with (
+        rdzv.sync.connect(f"{url}/job?min_nodes=2", is_host=False, node_id="a", payload=1) as a,
+        rdzv.sync.connect(f"{url}/job?min_nodes=2", is_host=False, node_id="b", payload=2) as b,
+    ):
+        assert (a.run_id, a.node_id) == ("job", "a")
+        infos = meet(a, b)
+        assert {info.node_id: info.rank for info in infos}.keys() == {"a", "b"}
+        shared, rank, world_size = infos[0]
+        assert (rank, world_size) == (infos[0].rank, 2)
+        shared.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+        assert sorted(one.payload for one in infos[0].participants()) == [1, 2]
+        assert a.num_nodes_waiting() == 0
+        assert a.status().round == 0
+        with pytest.raises(RendezvousStateError, match="does not offer ban"):
+            a.ban("b", "slow")
+        with pytest.raises(RendezvousStateError, match="does not offer unban"):
+            a.unban("b")
+        b.leave()
+        with pytest.raises(RoundSupersededError):
+            infos[1].store.get("key")
+        assert not a.is_closed()
+        with a.changes() as changes:
+            a.set_closed("done")
+            assert any(change == Closed(reason="done", by="a") for change in changes)
+        assert a.is_closed()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_wait_in_the_shared_store_of_another_thread_ends_with_the_round(url: str) -> None:
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
+        info = handler.next_rendezvous()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(info.store.get, "never")
+            while not handler._portal.call(handler._inner._link.store.stats)["waits"]:  # type: ignore[attr-defined, call-arg]
+                pass
+            handler.leave()
+            with pytest.raises(RoundSupersededError, match="left"):
+                waiting.result(timeout=5)
+    gc.collect()  # the interrupted call has left its socket to be collected, which warns
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_wait_ends_when_the_lease_is_over_even_if_no_store_is_there_to_say_so() -> None:
+    out = threading.Event()
+    async with store.serve() as server, store.connect(server.url) as client, Proxy("127.0.0.1", server.port) as proxy:
+
+        def node() -> str:
+            url = f"tcp://127.0.0.1:{proxy.port}/job?min_nodes=1&ttl=0.6&disconnect_ttl=0.6"
+            with rdzv.sync.connect(url, is_host=False) as handler:
+                info = handler.next_rendezvous()
+                with pytest.raises(RoundSupersededError) as caught:
+                    info.store.get("never")
+                out.set()
+            return str(caught.value)
+
+        waiting = asyncio.create_task(asyncio.to_thread(node))
+        while not (await client.stats())["waits"]:
+            pass
+        proxy.black_hole()
+        assert await asyncio.to_thread(out.wait, 5)
+        proxy.heal()
+        assert "lease" in await waiting
+    gc.collect()  # as above
+
+
+def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
+    with (
+        rdzv.sync.connect(f"{url}/job?min_nodes=1&max_nodes=2&last_call_timeout=0", is_host=False) as member,
+        rdzv.sync.connect(f"{url}/job?min_nodes=1&max_nodes=2&last_call_timeout=0", is_host=False) as late,
+    ):
+        member.next_rendezvous()
+        with ThreadPoolExecutor(1) as pool, member.changes() as changes:
+            joining = pool.submit(late.next_rendezvous)
+            assert next(changes) == NodesWaiting(1)
+            member.leave()
+            assert joining.result(timeout=5).world_size == 1
+
+
+def test_calls_from_several_threads_do_not_get_into_each_others_way(url: str) -> None:
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
+        info = handler.next_rendezvous()
+        with ThreadPoolExecutor(16) as pool:
+            sums = list(pool.map(lambda _: info.store.add("sum", 1), range(200)))
+            assert sorted(sums) == list(range(1, 201))
+            assert {status.round for status in pool.map(lambda _: handler.status(), range(50))} == {0}
+
+
+def test_the_lease_is_kept_while_the_caller_computes_for_longer_than_the_ttl(url: str) -> None:
+    parameters = "min_nodes=1&ttl=0.6&disconnect_ttl=0.6"
+    with rdzv.sync.connect(f"{url}/job?{parameters}", is_host=False, node_id="a") as handler:
+        info = handler.next_rendezvous()
+        until = time.monotonic() + 2  # busy, and never letting go of more than the interpreter takes by itself
+        while time.monotonic() < until:
+            sum(range(1000))
+        info.store.set("key", "value")
+        assert [member.node_id for member in handler.status().members] == ["a"]
+
+
+def test_wrong_settings_are_said_before_anything_is_started() -> None:
+    before = threading.active_count()
+    with (
+        pytest.raises(RendezvousSettingsError, match="there is no parameter 'min_node'"),
+        rdzv.sync.connect("tcp://127.0.0.1:1/job?min_node=2"),
+    ):
+        pass
+    assert threading.active_count() == before
+
+
+async def test_ctrl_c_gets_out_of_a_parked_call_at_once_and_withdraws_the_node() -> None:
+    script = """
+with rdzv.sync.connect(URL + "/job?min_nodes=2", is_host=False, node_id="a") as handler:
+    print("parking", flush=True)
+    try:
+        handler.next_rendezvous()
+    except KeyboardInterrupt:
+        at = time.monotonic()
+        print("out", flush=True)
+        handler.leave()
+        print("nodes", len(handler.status().waiting), flush=True)
+"""
+    async with store.serve() as server, store.connect(server.url) as client:
+        async with start_python("-c", HEAD + script, server.url) as child:
+            await child.line("parking")
+            await client.wait(["/rdzv/job/nodes/a"])
+            began = time.monotonic()
+            child.interrupt()
+            await child.line("out", timeout=5)
+            assert time.monotonic() - began < 2, "at once, and not when the next keep-alive is due"
+            assert await child.line("nodes") == "nodes 0"
+            assert await child.wait() == 0
+        assert await client.list("/rdzv/job/nodes/") == []
+
+
+async def test_a_signal_handler_that_raises_gets_out_and_the_next_call_joins_anew() -> None:
+    """The next call was refused, because the interrupted one was still being taken back."""
+    script = """
+class Rescheduled(Exception): pass
+def raise_it(*_): raise Rescheduled
+signal.signal(signal.SIGUSR1, raise_it)
+with rdzv.sync.connect(URL + "/job?min_nodes=2", is_host=False, node_id="a") as handler:
+    print("parking", flush=True)
+    try:
+        handler.next_rendezvous()
+    except Rescheduled:
+        print("again", flush=True)
+    print("rank", handler.next_rendezvous().rank, flush=True)
+"""
+    async with (
+        store.serve() as server,
+        store.connect(server.url) as client,
+        start_python("-c", HEAD + script, server.url) as child,
+    ):
+        await child.line("parking")
+        await client.wait(["/rdzv/job/nodes/a"])
+        os.kill(child.pid, signal.SIGUSR1)
+        await child.line("again", timeout=5)
+        async with rdzv.connect(f"{server.url}/job?min_nodes=2", is_host=False, node_id="b") as other:
+            info = await other.next_rendezvous()
+            assert await child.line("rank") == f"rank {1 - info.rank}"
+        assert await child.wait() == 0
+
+
+@pytest.mark.parametrize("hosting", [False, True])
+async def test_a_forked_child_gets_a_clear_error_and_can_leave(hosting: bool) -> None:
+    """It waited for ever, on leaving the context, for a thread that it does not have."""
+    script = """
+with rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a") as handler:
+    info = handler.next_rendezvous()
+    child = os.fork()
+    if child == 0:
+        for call in (handler.is_closed, handler.next_rendezvous, handler.leave):
+            try:
+                call()
+            except rdzv.RendezvousStateError as error:
+                print("child:", error, flush=True)
+        sys.exit(7)
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    info.store.set("key", "value")
+    print("parent still has rank", info.rank, flush=True)
+"""
+    async with store.serve() as server:
+        url = f"tcp://127.0.0.1:{free_port()}" if hosting else server.url
+        async with start_python("-W", "ignore", "-c", HEAD + script, url) as child:
+            for _ in range(3):
+                assert "was made before fork(); make a new one in the child" in await child.line("child:")
+            assert await child.line("ended") == "child ended with 7"
+            assert await child.line("parent") == "parent still has rank 0"
+            assert await child.wait() == 0
+
+
+async def test_a_process_that_ends_without_leaving_the_context_ends_all_the_same() -> None:
+    script = """
+context = rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a")
+handler = context.__enter__()
+print("rank", handler.next_rendezvous().rank, flush=True)
+"""
+    async with store.serve() as server, start_python("-c", HEAD + script, server.url) as child:
+        assert await child.line("rank") == "rank 0"
+        assert await child.wait() == 0

@@ -1,0 +1,239 @@
+"""Sees every change that the store makes, as it makes it, and knows what must never be.
+
+It keeps its own books, from its own watch, which no message delays; it shares no code with what it checks but the
+reading of records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from rdzv.state import Keys, NodeRecord, Round, unpack_members, unpack_roster
+
+if TYPE_CHECKING:
+    from rdzv.decision import Rules
+    from store.messages import Event
+    from tests.sim.world import World
+
+__all__ = ["Checker", "Committed", "Violation"]
+
+PROMPTLY = 0.8  # seconds for the messages of an election, a take-over and a commit, each at most DELAY_MOST on its way
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A round as it was committed."""
+
+    round: Round
+    ranks: dict[str, int]
+    arrivals: dict[str, int]
+    at: float
+
+
+class Checker:
+    """The books."""
+
+    def __init__(self, world: World, keys: Keys, rules: Rules) -> None:
+        self.world, self.keys, self.rules = world, keys, rules
+        self.records: dict[str, NodeRecord] = {}
+        self.rounds: dict[int, Committed] = {}
+        self.last: Committed | None = None
+        self.closed = False
+        self.term = 0
+        self.in_office_since = 0.0
+        self.enough_at: float | None = None
+        self.clear_at = world.now  # since when no live member of the last round remained
+        self.fenced_writes = 0
+        self._values: dict[str, bytes] = {}
+
+    def take(self, events: tuple[Event, ...]) -> None:
+        """Take in one revision."""
+        keys = self.keys
+        self.overdue()
+        for event in events:
+            key = event.key
+            if event.kind == "put":
+                if key.startswith(keys.nodes):
+                    node_id = key.removeprefix(keys.nodes)
+                    self.records[node_id] = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
+                    self._count()
+                elif key == keys.round:
+                    self._commit(Round.unpack(event.value, revision=event.revision))
+                elif key == keys.closed:
+                    self.closed = True
+                    self.world.say("closed")
+                elif key == keys.coordinator:
+                    self.term = event.create_revision
+                    self.in_office_since = self.world.now
+                    self.world.say(f"{event.value.decode()} coordinates, term {self.term}")
+                elif key.startswith(keys.rounds):
+                    self._values[key] = event.value
+                    if "/store/" in key:
+                        self._fenced_write(key, event.value)
+            elif event.kind == "delete":
+                if key.startswith(keys.nodes):
+                    del self.records[key.removeprefix(keys.nodes)]
+                    self.world.say(f"record of {key.removeprefix(keys.nodes)} gone")
+                    self._count()
+                elif key == keys.coordinator:
+                    self.term = 0
+                self._values.pop(key, None)
+
+    def learned(self, node_id: str, round: Round, rank: int, arrival: int) -> None:
+        """A node believes that it is in a round."""
+        committed = self.rounds.get(round.number)
+        self.require(committed is not None, f"{node_id} is in round {round.number}, which never was")
+        assert committed is not None
+        self.require(committed.round == round, f"{node_id} knows another round {round.number}: {round}")
+        self.require(
+            committed.ranks.get(node_id) == rank and committed.arrivals.get(node_id) == arrival,
+            f"{node_id} has rank {rank} in round {round.number}, which is {committed.ranks}",
+        )
+
+    def refused_write(self, node_id: str, round: Round, arrival: int, *, refused: bool) -> None:
+        """What became of a fenced write, as its writer was told."""
+        if not refused:
+            self.fenced_writes += 1
+            self.require(round.number in self.rounds and arrival > 0, f"{node_id} wrote to no round")
+
+    def overdue(self) -> None:
+        """A round that nothing stands in the way of has completed in time, if nothing has gone wrong meanwhile."""
+        if self.closed or self.enough_at is None or self.live() or not self.term:
+            return
+        began = max(self.enough_at, self.in_office_since)
+        if self.world.disturbed_until >= min(began, self.clear_at):
+            return  # the promise of the end of a simulation holds instead
+        due = max(began + self.rules.last_call, self.clear_at) + PROMPTLY
+        self.require(
+            self.world.now <= due,
+            f"no round yet, though {len(self.waiting())} nodes have been enough for {self.world.now - began:.1f} s, "
+            f"and the last call lasts {self.rules.last_call:.1f} s",
+        )
+
+    def live(self) -> list[str]:
+        """Live members of the last round that are still in it."""
+        if self.last is None:
+            return []
+        arrivals = self.last.arrivals
+        return [
+            node_id
+            for node_id, record in self.records.items()
+            if not record.left and arrivals.get(node_id) == record.arrival
+        ]
+
+    def waiting(self) -> list[str]:
+        """Nodes that have arrived for the next round."""
+        arrivals = self.last.arrivals if self.last is not None else {}
+        return [
+            node_id
+            for node_id, record in self.records.items()
+            if not record.left and arrivals.get(node_id) != record.arrival
+        ]
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        """Stop the simulation if a promise does not hold."""
+        if not holds:
+            raise Violation(
+                f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: "
+                f"python -m tests.sim --seed {self.world.seed})"
+            )
+
+    def _count(self) -> None:
+        now = self.world.now
+        if len(self.waiting()) < self.rules.needed:
+            self.enough_at = None
+        elif self.enough_at is None:
+            self.enough_at = now
+        if self.live():
+            self.clear_at = float("inf")
+        elif self.clear_at == float("inf"):
+            self.clear_at = now
+
+    def _commit(self, round: Round) -> None:
+        """Everything that must hold at the revision of a commit."""
+        rules, keys, require = self.rules, self.keys, self.require
+        require(round.term == self.term, f"round {round.number} was committed in term {round.term}, not {self.term}")
+        members = []
+        roster = []
+        for index in range(round.buckets):
+            ranks_key, roster_key = (
+                keys.ranks(round.number, round.term, index),
+                keys.roster(round.number, round.term, index),
+            )
+            require(
+                ranks_key in self._values and roster_key in self._values,
+                f"round {round.number} was committed before its ranks",
+            )
+            members.extend(unpack_members(self._values[ranks_key]))
+            roster.extend(unpack_roster(self._values[roster_key]))
+        members.sort(key=lambda member: member.rank)
+        self.world.say(f"round {round.number}: {[member.node_id for member in members]}, term {round.term}")
+        require(not self.closed, f"round {round.number} was committed after the run was closed")
+        number = self.last.round.number if self.last else -1
+        require(round.number > number, f"round {round.number} came after round {number}")
+        require([member.rank for member in members] == list(range(round.size)), f"ranks are {members}")
+        require(len({member.node_id for member in members}) == round.size, f"a node has two ranks: {members}")
+        require(
+            rules.needed <= round.size <= rules.capacity and round.size % rules.unit == 0,
+            f"round {round.number} has {round.size} nodes, not {rules.needed} to {rules.capacity} by {rules.unit}",
+        )
+        for member in members:
+            record = self.records.get(member.node_id)
+            require(
+                record is not None and record.arrival == member.arrival and not record.left,
+                f"round {round.number} took in arrival {member.arrival} of {member.node_id}; what is there: {record}",
+            )
+        require(not self.live(), f"round {round.number} began while {self.live()} remained in round {number}")
+        first = self.records[members[0].node_id]
+        require((round.host, round.port) == (first.address, first.port), f"{round} does not meet at {first}")
+        require(
+            [(one.node_id, one.rank, one.address) for one in roster]
+            == [(member.node_id, member.rank, self.records[member.node_id].address) for member in members],
+            f"the roster of round {round.number} is {roster}",
+        )
+        if self.last is not None and rules.order.__name__ == "survivors_first":
+            before = self.last.ranks
+            kept = [before[member.node_id] for member in members if member.node_id in before]
+            require(kept == sorted(kept), f"survivors changed their order from {before} to {members}")
+        self._last_call_was_kept(round)
+        self.last = self.rounds[round.number] = Committed(
+            round=round,
+            ranks={member.node_id: member.rank for member in members},
+            arrivals={member.node_id: member.arrival for member in members},
+            at=self.world.now,
+        )
+        self.enough_at = None
+        self._count()
+
+    def _last_call_was_kept(self, round: Round) -> None:
+        """Not cut short, unless nobody else can or will come; that it is not stretched is for `overdue`."""
+        self.require(self.enough_at is not None, f"round {round.number} was committed with too few nodes")
+        assert self.enough_at is not None
+        full = self.rules.admitted(len(self.waiting())) == self.rules.capacity
+        nobody_else = self.rules.early_last_call and self.last is not None
+        if full or nobody_else or round.size == self.rules.capacity or self.in_office_since > self.enough_at:
+            return
+        self.require(
+            self.world.now >= self.enough_at + self.rules.last_call,
+            f"the last call of round {round.number} lasted {self.world.now - self.enough_at:.2f} s "
+            f"instead of {self.rules.last_call:.2f} s",
+        )
+
+    def _fenced_write(self, key: str, value: bytes) -> None:
+        node_id, arrival, number = msgpack.unpackb(value)
+        record = self.records.get(node_id)
+        self.require(
+            record is not None and record.arrival == arrival,
+            f"{node_id} wrote {key} as arrival {arrival}, but its record is {record}",
+        )
+        self.require(
+            self.last is not None and self.last.round.number == number,
+            f"{node_id} wrote {key} after round {number} was over",
+        )

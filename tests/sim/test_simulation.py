@@ -1,0 +1,206 @@
+"""Thousands of runs with every kind of trouble, each decided by its seed, and none of them breaks a promise.
+
+A failure names its seed: `python -m tests.sim --seed N` tells that run step by step.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rdzv.decision import Rules
+from rdzv.ranks import survivors_first
+from rdzv.state import Closed, Keys, Member, NodeRecord, Participant, Round, pack_members, pack_roster
+from store.messages import Event
+from tests.sim.__main__ import main
+from tests.sim.checker import Checker, Violation
+from tests.sim.simulation import simulate
+from tests.sim.world import World
+
+FIXED = 1_600
+FRESH = 400
+CHUNK = 200
+
+
+@pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
+def test_no_promise_is_broken_in_fixed_runs(first: int) -> None:
+    rounds = sum(simulate(seed).rounds for seed in range(first, first + CHUNK))
+    assert rounds > CHUNK, "most runs complete more than one round, or they show little"
+
+
+def test_no_promise_is_broken_in_fresh_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    base = random.SystemRandom().randrange(10**6, 10**9)
+    with capsys.disabled():
+        print(f" [fresh seeds {base}:{base + FRESH}] ", end="")
+    for seed in range(base, base + FRESH):
+        simulate(seed)
+
+
+def test_a_seed_replays_the_same_run() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    simulate(7, trace=first.append)
+    simulate(7, trace=second.append)
+    assert first == second != []
+
+
+def test_the_runs_are_full_of_trouble() -> None:
+    outcomes = [simulate(seed) for seed in range(200)]
+    assert sum(outcome.faults for outcome in outcomes) > 400
+    assert sum(outcome.fenced_writes for outcome in outcomes) > 400
+    assert 2 < sum(outcome.closed for outcome in outcomes) < 100
+
+
+def test_one_seed_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "7"]) == 0
+    told = capsys.readouterr().out
+    assert "seed 7" in told
+    assert "coordinates, term" in told
+    assert "round 0: [" in told
+
+
+def test_many_seeds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3:6"]) == 0
+    assert "no promise was broken" in capsys.readouterr().out
+
+
+def test_a_broken_promise_is_said_with_its_seed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(seed: int, **_: object) -> None:
+        raise Violation(f"seed {seed}")
+
+    monkeypatch.setattr("tests.sim.__main__.simulate", broken)
+    assert main(["--seeds", "3:6"]) == 1
+    assert capsys.readouterr().err == "seed 3\n"
+
+
+# What the checker says to a store in which a promise is broken, one event at a time.
+
+KEYS = Keys(prefix="/p", run_id="r")
+
+
+class Books:
+    """A checker, fed by hand."""
+
+    def __init__(self, *, needed: int = 2, capacity: int = 2, unit: int = 1) -> None:
+        rules = Rules(needed=needed, capacity=capacity, unit=unit, last_call=1.0, order=survivors_first)
+        self.checker = Checker(World(0), KEYS, rules)
+        self.revision = 0
+        self.arrivals: dict[str, int] = {}
+
+    def put(self, key: str, value: bytes) -> int:
+        self.revision += 1
+        event = Event(kind="put", revision=self.revision, key=key, value=value, create_revision=self.revision)
+        self.checker.take((event,))
+        return self.revision
+
+    def arrive(self, node_id: str, *, left: bool = False) -> None:
+        record = NodeRecord(node_id=node_id, incarnation="1", address=node_id, port=1, left=left)
+        self.arrivals[node_id] = self.put(KEYS.node(node_id), record.pack())
+
+    def elect(self) -> None:
+        self.put(KEYS.coordinator, b"a")
+
+    def complete(self, *names: str, number: int = 0, ranks: tuple[int, ...] = (0, 1), host: str = "a") -> None:
+        term = self.checker.term
+        members = [
+            Member(node_id=name, rank=rank, arrival=self.arrivals[name])
+            for name, rank in zip(names, ranks, strict=True)
+        ]
+        roster = [Participant(node_id=one.node_id, rank=one.rank, address=one.node_id) for one in members]
+        self.put(KEYS.ranks(number, term, 0), pack_members(members))
+        self.put(KEYS.roster(number, term, 0), pack_roster(roster))
+        self.put(KEYS.round, Round(number=number, term=term, size=len(names), buckets=1, host=host, port=1).pack())
+
+
+def test_the_checker_accepts_a_round_as_it_should_be() -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    books.complete("a", "b")
+    assert books.checker.rounds[0].ranks == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"ranks": (0, 0)}, "ranks are"),
+        ({"ranks": (1, 2)}, "ranks are"),
+        ({"host": "elsewhere"}, "does not meet at"),
+        ({"number": -1}, "came after round"),
+    ],
+)
+def test_the_checker_refuses_a_round_that_is_wrong(broken: dict[str, object], said: str) -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    with pytest.raises(Violation, match=said):
+        books.complete("a", "b", **broken)  # type: ignore[arg-type]
+
+
+def test_the_checker_refuses_sizes_that_were_not_agreed_on() -> None:
+    books = Books(needed=2, capacity=4, unit=2)
+    books.elect()
+    for name in "abc":
+        books.arrive(name)
+    with pytest.raises(Violation, match="not 2 to 4 by 2"):
+        books.complete("a", "b", "c", ranks=(0, 1, 2))
+
+
+def test_the_checker_refuses_a_member_that_has_said_it_leaves() -> None:
+    books = Books(needed=1)
+    books.elect()
+    books.arrive("a")
+    books.arrive("b", left=True)
+    with pytest.raises(Violation, match="took in arrival"):
+        books.complete("a", "b")
+
+
+def test_the_checker_refuses_a_round_after_the_closing() -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    books.put(KEYS.closed, Closed(reason="").pack())
+    with pytest.raises(Violation, match="after the run was closed"):
+        books.complete("a", "b")
+
+
+def test_the_checker_refuses_a_round_while_one_of_the_last_remains() -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    books.complete("a", "b")
+    books.arrive("c")
+    books.arrive("d")
+    with pytest.raises(Violation, match="remained in round 0"):
+        books.complete("c", "d", number=1, host="c")
+
+
+def test_the_checker_refuses_a_second_completion_of_a_round() -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    books.complete("a", "b")
+    books.arrive("a")
+    books.arrive("b")
+    with pytest.raises(Violation, match="round 0 came after round 0"):
+        books.complete("a", "b")
+
+
+def test_the_checker_refuses_a_node_that_believes_otherwise() -> None:
+    books = Books()
+    books.elect()
+    books.arrive("a")
+    books.arrive("b")
+    books.complete("a", "b")
+    committed = books.checker.rounds[0]
+    books.checker.learned("a", committed.round, 0, committed.arrivals["a"])
+    with pytest.raises(Violation, match="a has rank 1"):
+        books.checker.learned("a", committed.round, 1, committed.arrivals["a"])

@@ -1,0 +1,173 @@
+"""A run without a store: nodes come and go by hand, and what a coordinator would see, say and do is asked for.
+
+It makes the events that a store would send, revision by revision, and keeps what a store would keep, so that a
+successor can take over from nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rdzv.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
+from rdzv.ranks import survivors_first
+from rdzv.state import Closed, Coordinator, Head, Member, NodeRecord, Progress, Round
+from rdzv.transitions import View
+from store.messages import Event
+
+if TYPE_CHECKING:
+    from rdzv.decision import Candidate, Parked, Refused
+    from rdzv.ranks import RankOrder
+
+__all__ = ["NODES", "HandFed"]
+
+NODES = "/rdzv/job/nodes/"
+
+
+class HandFed:
+    """A run, and the view of its coordinator.
+
+    Attributes:
+        now: What the coordinator's clock says; the test moves it.
+        view: What the coordinator knows.
+        stored: The nodes' keys as a store would hold them: by id, the revision and the record.
+    """
+
+    def __init__(
+        self,
+        *,
+        needed: int = 2,
+        capacity: int = 4,
+        unit: int = 1,
+        last_call: float = 30.0,
+        early_last_call: bool = True,
+        order: RankOrder = survivors_first,
+    ) -> None:
+        self.rules = Rules(
+            needed=needed,
+            capacity=capacity,
+            unit=unit,
+            last_call=last_call,
+            early_last_call=early_last_call,
+            order=order,
+        )
+        self.now = 1000.0
+        self.revision = 0
+        self.closed = False
+        self.stored: dict[str, tuple[int, bytes]] = {}
+        self.round: Round | None = None
+        self.members: list[Member] = []
+        self.view = self._new_view()
+        self.feed(Event(kind="synced", revision=0))
+
+    # ---------------------------------------------------------------------------------- what happens to nodes
+
+    def arrive(self, *names: str, **fields: Any) -> None:
+        """Nodes arrive, one revision each."""
+        for name in names:
+            self.put(name, NodeRecord(node_id=name, incarnation="1", address=name, port=1, **fields).pack())
+
+    def leave(self, *names: str) -> None:
+        """Nodes leave on their own account: each says so, and is gone."""
+        for name in names:
+            self.put(name, NodeRecord(node_id=name, incarnation="1", left=True).pack())
+            self.die(name)
+
+    def die(self, *names: str) -> None:
+        """Nodes' leases lapse."""
+        for name in names:
+            self.revision += 1
+            del self.stored[name]
+            self.feed(Event(kind="delete", revision=self.revision, key=NODES + name))
+
+    def put(self, name: str, value: bytes) -> None:
+        """A node's key is written."""
+        self.revision += 1
+        self.stored[name] = (self.revision, value)
+        self.feed(self._put_event(name))
+
+    def feed(self, event: Event) -> None:
+        """An event comes to the coordinator."""
+        self.view.fold(event, now=self.now, last_call_timeout=self.rules.last_call)
+
+    # ------------------------------------------------------------------------------------- what comes of it
+
+    def decide(self) -> Decision:
+        """What the coordinator would do now."""
+        return decide(self.view, self.rules, closed=self.closed, now=self.now)
+
+    @property
+    def progress(self) -> Progress:
+        """What the coordinator would say now."""
+        return self.decide().progress
+
+    def completes(self) -> list[str] | None:
+        """Who would be in the round that completes now, by rank; None if none does."""
+        decision = self.decide()
+        return [record.node_id for record in decision.members] if isinstance(decision, Complete) else None
+
+    def commit(self) -> list[str]:
+        """Let the round complete that can; its members by rank."""
+        decision = self.decide()
+        assert isinstance(decision, Complete), f"nothing completes: {decision}"
+        self.revision += 1
+        self.round = Round(
+            number=decision.number,
+            term=1,
+            size=len(decision.members),
+            buckets=1,
+            host=decision.members[0].address,
+            port=1,
+            revision=self.revision,
+        )
+        self.members = [
+            Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
+            for rank, record in enumerate(decision.members)
+        ]
+        self.view.completed(self.round, self.members, now=self.now)
+        return [member.node_id for member in self.members]
+
+    def succeed(self, said: Progress | None, *, said_at: float | None = None) -> None:
+        """Another coordinator takes over, knowing what is stored, and what the last one said."""
+        self.view = self._new_view()
+        self.view.took_over(self.round, self.members, said, progress_at=self.now if said_at is None else said_at)
+        self.snapshot()
+
+    def reset(self) -> None:
+        """The coordinator's watch has lost its history, and begins anew."""
+        self.feed(Event(kind="reset", revision=0))
+        self.snapshot()
+
+    def snapshot(self) -> None:
+        """All that is stored comes, by name, as a store sends it."""
+        for name in sorted(self.stored):
+            self.feed(self._put_event(name))
+        self.feed(Event(kind="synced", revision=self.revision))
+
+    def head(self, *, coordinator: bool = True, progress: Progress | None = None) -> Head:
+        """What nodes know of it all."""
+        return Head(
+            coordinator=Coordinator(node_id="c", term=1) if coordinator else None,
+            round=self.round,
+            closed=Closed(reason="done", by="c") if self.closed else None,
+            progress=progress or self.progress,
+            progress_at=self.now,
+        )
+
+    def me(self, name: str, **known: Any) -> Me:
+        """What a node that waits knows of itself."""
+        return Me(arrival=self.stored[name][0], **known)
+
+    def follow(self, name: str, **known: Any) -> Parked | Candidate | Refused:
+        """What it all means to a node that waits."""
+        return follow(self.me(name, **known), self.head(), now=self.now)
+
+    def clock(self, timeout: float) -> JoinClock:
+        """A node's join timeout, from now on."""
+        return JoinClock(timeout, now=self.now)
+
+    def _new_view(self) -> View:
+        return View(nodes_prefix=NODES, needed=self.rules.needed)
+
+    def _put_event(self, name: str) -> Event:
+        revision, value = self.stored[name]
+        return Event(kind="put", revision=revision, key=NODES + name, value=value, create_revision=revision)

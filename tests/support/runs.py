@@ -1,0 +1,244 @@
+"""Handlers of one run, and the store they meet at: on virtual time over a network in memory, or over real sockets.
+
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        first, second = await run.meet(a, b)
+
+A node's links carry its name, so `run.network.partition("a")` cuts it off. `run.crash("a")` ends a node as `kill -9`
+does: its connection closes, and nothing it does afterwards reaches anybody. When the block is left every handler is
+closed, and a task that is still running then is an error: nobody awaits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import store
+from rdzv.backends import tcp_handler
+from rdzv.handler import Handler, RendezvousInfo
+from rdzv.settings import parse
+from store.client import Client
+from store.engine import Engine
+from store.keepalive import TaskKeeper
+from store.messages import KeepAlive, Ping, Request, Response
+from store.server import Server
+from tests.support.memory_network import MemoryNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from types import TracebackType
+
+    from rdzv.state import Change
+
+R = TypeVar("R", bound=Response)
+
+PATIENCE = 3600.0
+"""In virtual seconds; no story here takes so long, and idling through more of them takes real ones."""
+
+
+class HookedClient(Client):
+    """A client that says what it is about to ask, and what it has asked; keep-alives and pings aside."""
+
+    hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request, with a word before and after."""
+        if self.hook is None or isinstance(request, KeepAlive | Ping):
+            return await super().call(request, timeout=timeout)
+        await self.hook(request, "before")
+        response = await super().call(request, timeout=timeout)
+        await self.hook(request, "after")
+        return response
+
+
+class VirtualRun:
+    """One store, and as many handlers as a test asks for.
+
+    Args:
+        run_id: What the run is called.
+        parameters: Settings of every handler that has no others of its own.
+    """
+
+    def __init__(self, run_id: str = "job", *, seed: int = 0, **parameters: Any) -> None:
+        self._run_id = run_id
+        self._parameters = parameters
+        self._rng = random.Random(seed)
+        self._handlers: dict[str, Handler] = {}
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._joins: list[tuple[Handler, asyncio.Task[Any]]] = []
+        self._burials: list[asyncio.Task[None]] = []
+        self._looks = 0
+        self.clients: dict[str, HookedClient] = {}
+
+    async def __aenter__(self) -> Self:
+        self._before = asyncio.all_tasks()
+        self._limit = asyncio.timeout(PATIENCE)
+        await self._limit.__aenter__()
+        self.network = MemoryNetwork(latency=(0.0005, 0.001), rng=self._rng)
+        self.found_store()
+        return self
+
+    def found_store(self) -> None:
+        """A new and empty store, in place of the one there was."""
+        self.engine = Engine(store_id=f"{self._rng.getrandbits(32):08x}")
+        self.server = Server(self.engine, clock=self._clock)
+        self._listener = self.network.listen("store", self.server.protocol)
+        self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
+
+    def _clock(self) -> float:
+        # Like a real clock it never stands still: a lease that is due in less than a float can add must get there, too.
+        self._looks += 1
+        return asyncio.get_running_loop().time() + self._looks * 1e-9
+
+    async def end_store(self) -> None:
+        """The store dies, and with it everything in it."""
+        self._listener.close()
+        self.network.reset("store")
+        self._time.cancel()
+        await asyncio.wait([self._time])
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._limit.__aexit__(kind, error, trace)  # a test that hangs ends here, with a TimeoutError
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.network.heal()
+        await asyncio.gather(*self._burials)
+        for handler in list(self._handlers.values()):
+            await handler.aclose()
+        await self.server.leave()
+        await self.end_store()
+        if error is None:
+            await asyncio.sleep(1)
+            left = asyncio.all_tasks() - self._before
+            assert not left, f"nobody awaits {left}"
+
+    def handler(self, name: str, **parameters: Any) -> Handler:
+        """A node, not yet connected."""
+        given = {**self._parameters, **parameters}
+        settings = parse(f"tcp://store/{self._run_id}", {"node_id": name, **given}, {})
+
+        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            return await self.network.dial("store", factory, source=source)
+
+        def open_store() -> Client:
+            client = HookedClient(
+                dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
+            )
+            self.clients[source] = client
+            return client
+
+        source = name
+        while source in self._handlers:  # two processes of one name, on two machines
+            source += "'"
+        handler = Handler(
+            settings, open_store=open_store, open_keeper=TaskKeeper, rng=random.Random(self._rng.random())
+        )
+        self._handlers[source] = handler
+        return handler
+
+    def start(self, work: Any, name: str = "") -> asyncio.Task[Any]:
+        """Run something beside the test, until it is over or the test is."""
+        task = asyncio.create_task(work, name=name or None)
+        self._tasks.append(task)
+        return task
+
+    async def join(self, handler: Handler) -> asyncio.Task[RendezvousInfo]:
+        """Call `next_rendezvous`, and return once the node is parked there."""
+        await handler._connect()
+        task = self.start(handler.next_rendezvous(), f"join {handler.node_id}")
+        self._joins.append((handler, task))
+        await asyncio.sleep(0.02)
+        return task
+
+    async def meet(self, *handlers: Handler) -> list[RendezvousInfo]:
+        """All of them join; what each got."""
+        return list(await asyncio.gather(*(handler.next_rendezvous() for handler in handlers)))
+
+    def crash(self, name: str) -> None:
+        """End a node as `kill -9` does."""
+        self.network.refuse(name)
+        self.network.cut(name)
+        handler = self._handlers.pop(name)
+        for joining, task in self._joins:
+            if joining is handler:
+                task.cancel()
+        self._burials.append(asyncio.create_task(handler.aclose(), name=f"bury {name}"))
+
+    def keys(self, under: str = "") -> list[str]:
+        """What the store holds of this run, below its prefix."""
+        root = f"/rdzv/{self._run_id}/{under}"
+        return [key.removeprefix(root) for key in sorted(self.engine._entries) if key.startswith(root)]
+
+
+class Heard:
+    """What `changes()` of one handler has said so far."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.changes: list[Change] = []
+        self.times: list[float] = []
+        self._news = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Collect, until cancelled."""
+        async with self._handler.changes() as changes:
+            self.ready.set()
+            async for change in changes:
+                self.changes.append(change)
+                self.times.append(asyncio.get_running_loop().time())
+                self._news.set()
+
+    async def until(self, *wanted: Change | type[Change], within: float = 30.0) -> None:
+        """Wait until each of these, or of these kinds, has been heard."""
+        try:
+            async with asyncio.timeout(within):
+                while not all(self._heard(one) for one in wanted):
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{wanted} should have come, and only {self.changes} did") from None
+
+    def _heard(self, wanted: Change | type[Change]) -> bool:
+        if isinstance(wanted, type):
+            return any(isinstance(change, wanted) for change in self.changes)
+        return wanted in self.changes
+
+
+async def listen(run: VirtualRun, handler: Handler) -> Heard:
+    """Listen to a handler's changes from now on."""
+    heard = Heard(handler)
+    run.start(heard.listen(), f"listen to {handler.node_id}")
+    await heard.ready.wait()
+    return heard
+
+
+def assert_one_round(infos: Sequence[RendezvousInfo]) -> None:
+    """All agree on one round: its number, its size, its address, and ranks 0 to n-1 once each (promise R3)."""
+    assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
+    assert sorted(info.rank for info in infos) == list(range(infos[0].world_size))
+
+
+@contextlib.asynccontextmanager
+async def real_run(run_id: str = "job", **parameters: Any) -> AsyncIterator[Callable[..., Handler]]:
+    """A store on a real socket; what is yielded makes handlers, closed in the end if the test did not."""
+    made: list[Handler] = []
+    async with store.serve() as server:
+
+        def make(name: str, **own: Any) -> Handler:
+            given = {"node_id": name, "is_host": False, **parameters, **own}
+            handler = tcp_handler(parse(f"{server.url}/{run_id}", given, {}))
+            made.append(handler)
+            return handler
+
+        try:
+            yield make
+        finally:
+            for handler in made:
+                await handler.aclose()

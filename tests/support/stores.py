@@ -1,0 +1,145 @@
+"""Stores and clients on the in-memory network, for tests on virtual time; and peers without manners.
+
+network = MemoryNetwork()
+async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+    await client.put("key", b"value")
+    network.partition("client")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+from typing import TYPE_CHECKING, Any, cast
+
+from store.client import Client
+from store.connection import ClientConnection
+from store.engine import Engine
+from store.server import Server
+from store.wire import Bye, Events, Lagged, Reply, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from store.limits import Limits
+    from store.messages import Request, Response
+    from tests.support.memory_network import MemoryNetwork
+
+Said = Welcome | Reply | Events | Lagged | Bye
+
+
+@contextlib.asynccontextmanager
+async def serve_in_memory(
+    network: MemoryNetwork,
+    *,
+    name: str = "store",
+    limits: Limits | None = None,
+    token: bytes | None = None,
+    engine: Engine | None = None,
+) -> AsyncIterator[Server]:
+    """Serve a store under a name of the network, as `store.serve` does on a port."""
+    engine = engine or Engine(store_id=secrets.token_hex(8), limits=limits)
+    server = Server(engine, token=token, clock=asyncio.get_running_loop().time)
+    timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+    try:
+        async with network.listen(name, server.protocol):
+            yield server
+    finally:
+        await server.leave()
+        for timer in timers:
+            timer.cancel()
+        await asyncio.gather(*timers, return_exceptions=True)
+
+
+def connect_in_memory(
+    network: MemoryNetwork,
+    *,
+    name: str = "store",
+    source: str = "client",
+    token: bytes | None = None,
+    timeout: float = 30.0,
+) -> Client:
+    """A client of a store on the network, to be entered with `async with`."""
+
+    async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        return await network.dial(name, factory, source=source)
+
+    return Client(dial, name=name, token=token, timeout=timeout, rng=random.Random(source))
+
+
+class Peer(asyncio.Protocol):
+    """A client that speaks the protocol by hand: it asks without waiting, and reads only as it is told.
+
+    Attributes:
+        said: What the server has said, in order.
+        problem: What it said that made no sense, or that it refused.
+        transport: Its end of the connection.
+    """
+
+    def __init__(self, *, session_id: bytes | None = None, token: bytes | None = None, hello: bool = True) -> None:
+        self.connection = ClientConnection(
+            session_id=session_id or secrets.token_bytes(16), token=token, name="the store"
+        )
+        self.connection.connected(nonce=secrets.token_bytes(16))
+        self.said: list[Said] = []
+        self.problem: Exception | None = None
+        self.transport: asyncio.Transport
+        self.lost = asyncio.Event()
+        self._hello = hello
+        self._changed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        try:
+            for item in self.connection.receive(data):
+                if not isinstance(item, bytes):
+                    self.said.append(item)
+                elif self._hello:
+                    self.transport.write(item)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.problem = error
+        self._notify()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Called by the loop."""
+        self.lost.set()
+        self._notify()
+
+    def ask(self, *requests: Request[Any]) -> list[int]:
+        """Ask all of it in one write; gives the ids."""
+        items = [self.connection.ask(request, None) for request in requests]
+        self.transport.write(b"".join(map(self.connection.encode, items)))
+        return [item.request_id for item in items]
+
+    async def answer(self, request_id: int) -> Response:
+        """Wait for the answer to one request."""
+        await self.until(lambda: request_id in [reply.request_id for reply in self.replies()])
+        return next(reply.response for reply in self.replies() if reply.request_id == request_id)
+
+    def replies(self) -> list[Reply]:
+        """The answers so far."""
+        return [item for item in self.said if isinstance(item, Reply)]
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        """Wait until something is true of what was said; gives what made it true."""
+        while not (result := condition()):
+            assert not self.lost.is_set(), f"the connection was lost; {self.problem!r}"
+            await self._changed.wait()
+        return result
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def introduce(network: MemoryNetwork, *, name: str = "store", source: str = "peer", **options: Any) -> Peer:
+    """A peer on the network that has been welcomed."""
+    _, peer = await network.dial(name, lambda: Peer(**options), source=source)
+    await peer.until(lambda: peer.connection.welcomed)
+    return peer
