@@ -5,7 +5,8 @@
 
 All nodes but one are connected and parked, spread over `--processes` processes; the last one, connected too, has a
 process of its own. Measured is from just before its `next_rendezvous` to the latest return of that call in any process.
-Every node's rank and world size are checked. Bytes are those in and out of our server from before the first connection
+Every node's rank and world size are checked. Parked nodes are told of the progress, so bytes also depend on how long
+the nodes take to arrive. Bytes are those in and out of our server from before the first connection
 until the last node is done, keep-alives included, divided by the number of nodes.
 
 PyTorch's nodes sleep a second between looks and rewrite one record that holds all of them, so this takes a while.
@@ -211,10 +212,12 @@ def main() -> None:
         for number in range(options.runs):
             seconds, per_node = measure_ours(size, options.processes)
             ours.append(seconds)
+            print(f"{size} nodes: {ms(seconds)} ms, {per_node:.0f} bytes per node", flush=True)
             sizes.append(per_node)
             if support.HAS_TORCH and size <= options.torch_nodes_max and number < options.torch_runs:
                 try:
                     theirs.append(measure_torch(size, options.processes, options.torch_timeout))
+                    print(f"{size} nodes of PyTorch: {ms(theirs[-1])} ms", flush=True)
                 except TimeoutError:
                     print(f"PyTorch, {size} nodes: not done within {options.torch_timeout:g} s")
         our, their = support.median(ours), support.median(theirs)

@@ -19,7 +19,7 @@ import anyio
 
 import rdzv.backends
 from rdzv.errors import RoundSupersededError
-from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from store.loops import loop_factory
 from store.sockets import free_port
 
@@ -33,7 +33,7 @@ __all__ = ["run"]
 NODES = ("ada", "ben", "cleo", "dan")
 VICTIM = "cleo"
 REPLACEMENT = "eve"
-STEP_WITHIN = 10.0  # seconds; every step takes a fraction of this, or something is wrong
+STEP_WITHIN = 30.0  # seconds; a step takes a fraction of one, unless the machine is busy with something else
 VECTOR = 4  # numbers in the all-reduce
 
 
@@ -61,6 +61,8 @@ async def _node(url: str, name: str) -> None:
                     case Closed(reason=reason):
                         _say("closed", reason=reason)
                         return
+                    case Dropped():
+                        break  # it was away for too long, and the others have gone on: meet them again
 
 
 async def _all_reduce(info: RendezvousInfo, vector: list[float]) -> list[float]:

@@ -935,11 +935,14 @@ class Handler(RendezvousHandler):
             round = of.round if of is not None and of.over is None else None
             dropped = of.over if of is not None and of.dropped else None
             head = self._link.follower.head if self._link is not None else Head()
-            for change in changes_since(list(seen.values()), head, round=round, dropped=dropped):
-                seen[type(change)] = change
-                yield change
-            self._check_usable()
-            await barrier.sleep_until(None)
+            untold = changes_since(list(seen.values()), head, round=round, dropped=dropped)
+            if untold:
+                # One at a time: by the time the next is asked for, the round may be another one, and the rest no news.
+                seen[type(untold[0])] = untold[0]
+                yield untold[0]
+            else:
+                self._check_usable()
+                await barrier.sleep_until(None)
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""

@@ -402,7 +402,8 @@ class Server:
 
     def _check_greeted(self, peer: _Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
-            self._hang_up(peer, Sorry("protocol", f"no hello within {self._limits.handshake_timeout:g} s"))
+            # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
+            self._hang_up(peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s"))
 
     # ------------------------------------------------------------------------------------------ time
 

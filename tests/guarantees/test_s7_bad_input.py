@@ -337,7 +337,8 @@ def test_s7_a_sender_of_garbage_costs_nobody_else_anything(rng: random.Random) -
         if link.open:
             link.close()
     witness = town.accept()
-    witness.to_server += wire.encode_hello(HELLO) + wire.encode_request(1, 0, Put("witness", b""))
+    witness.to_server += wire.encode_hello(HELLO._replace(session_id=b"the witness's ow"))
+    witness.to_server += wire.encode_request(1, 0, Put("witness", b""))
     witness.to_server += wire.encode_request(2, 1, Get("witness")) + wire.encode_bye("done")
     witness.carry_to_server()
     said = [bytes(body) for body in FrameReader(10**6).feed(witness.to_client)]

@@ -17,7 +17,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.state import Closed, Dropped, NodeRecord, NodesLeft, NodesWaiting, Phase
+from rdzv.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
 from store.messages import Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
@@ -549,4 +549,21 @@ async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_ru
         await asyncio.sleep(0.1)
         with pytest.raises(RendezvousStateError, match="something else writes under this prefix"):
             await a.next_rendezvous()
-        await run.clients["a"].delete("/rdzv/job/head/round")
+        await run.clients["b"].delete("/rdzv/job/head/round")
+
+
+async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
+    """Who broke off at the first of several changes, and met the others again, was told the rest of the old round's."""
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        run.crash("c")
+        await asyncio.sleep(2)
+        joining = await run.join(b)
+        await asyncio.sleep(1)
+        async with a.changes() as changes:
+            assert await anext(changes) == NodesLost(1, ("c",))  # and that b waits is still to be told
+            assert_one_round([await a.next_rendezvous(), await joining])
+            following = run.start(anext(changes))
+            await asyncio.sleep(5)
+            assert not following.done()

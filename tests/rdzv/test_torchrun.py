@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import rdzv
 import store
 from rdzv import torchrun
+from rdzv.handler import Handler
 from tests.support.processes import Child, free_port, require, start, start_python
 
 if TYPE_CHECKING:
@@ -130,10 +131,11 @@ async def test_a_job_outlives_its_agents(tmp_path: Path) -> None:
 
 async def until_a_spare_waits(url: str) -> None:
     async with asyncio.timeout(30), rdzv.connect(f"{url}/job", is_host=False) as observer:
-        status = await observer.status()
-        while not status.spares:
-            await asyncio.sleep(0.02)  # nobody tells an observer of spares
-            status = await observer.status()
+        assert isinstance(observer, Handler)
+        async with contextlib.aclosing(observer.statuses()) as statuses:
+            async for status in statuses:
+                if status.spares:
+                    return
 
 
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:

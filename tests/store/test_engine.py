@@ -785,6 +785,16 @@ def test_a_session_is_found_again_by_its_number_unless_its_client_said_goodbye()
     assert again[0] != first[0]
 
 
+def test_abandoned_sessions_go_when_leases_are_looked_at() -> None:
+    desk = Desk(session_ttl=300.0)
+    desk.connect(1)
+    desk.disconnect(1)
+    desk.engine.tick(now=desk.now + 299.0)
+    assert desk.engine.figures()["sessions"] == 1
+    desk.engine.tick(now=desk.now + 300.0)
+    assert desk.engine.figures()["sessions"] == 0
+
+
 def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
     desk = Desk(session_replies_bytes_max=10_000)
     desk.ask(Put("a", bytes(20_000)), request_id=1, acknowledged=0)
@@ -841,6 +851,18 @@ def test_what_is_there_may_be_rewritten_when_there_is_room_for_no_more() -> None
     desk.ask(Put("a", b"123456789"))
     assert desk.ask(Put("a", b"987654321")) == Written(revision=2)
     assert desk.ask(Put("a", b"")) == Written(revision=3)
+
+
+def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> None:
+    """As one is that was started again with lower limits."""
+    desk = Desk()
+    for key in "abc":
+        desk.ask(Put(key, bytes(100)))
+    desk.engine.limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
+    assert desk.fails(Put("d", b"")).kind is LIMIT
+    assert desk.fails(Put("a", bytes(101))).kind is LIMIT
+    assert desk.ask(Put("a", bytes(99))) == Written(revision=4)
+    assert desk.ask(Delete("b")).count == 1
 
 
 def test_a_wait_whose_answer_has_grown_too_large_fails_when_it_would_be_answered() -> None:

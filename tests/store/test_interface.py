@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from store import when
-from store.errors import StoreUsageError
+from store.errors import StoreError, StoreUsageError
 from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
 from store.messages import (
     Add,
@@ -101,6 +101,9 @@ class BlockingFake(BlockingStore):
 
     def close(self) -> None:
         self.closed = True
+
+    def interrupt(self, error: StoreError) -> None:
+        raise error
 
     def time(self) -> float:
         return self.clock
@@ -327,7 +330,8 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
     return {
         name: method
         for name, method in inspect.getmembers(kind, callable)
-        if not name.startswith("_") and name not in ("aclose", "close", "register")
+        if not name.startswith("_")
+        and name not in ("aclose", "close", "interrupt", "register")  # a task is cancelled instead
     }
 
 
