@@ -160,7 +160,7 @@ def body_of(frame: bytes) -> bytes:
 # ------------------------------------------------------------------------------------------------------- round trips
 
 
-@given(st.integers(1, 2**64 - 1), REVISIONS, REQUESTS)
+@given(st.integers(1, wire.NUMBER_MAX), st.integers(0, wire.NUMBER_MAX), REQUESTS)
 def test_a_request_comes_out_as_it_went_in(request_id: int, acknowledged: int, request: Request[Any]) -> None:
     frame = wire.encode_request(request_id, acknowledged, request)
     assert wire.decode_request(body_of(frame)) == (request_id, acknowledged, request)
@@ -437,7 +437,7 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
     """Showing what was received used to end in RecursionError."""
     deep = b"\x91" * depth + b"\xc0"
     with pytest.raises(ProtocolError, match="a list stands where int belongs"):
-        wire.decode_request(b"\x95\x04\x01\x00\xa1k" + deep)
+        wire.decode_request(b"\x96\x04\x01\x00\xa1k" + deep + b"\xc0")
 
 
 # --------------------------------------------------------------------------------------------- what a caller may give
