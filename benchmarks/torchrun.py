@@ -178,26 +178,23 @@ def main() -> None:
         script = str(Path(folder) / "train.py")
         Path(script).write_text(WORKER, encoding="utf-8")
         workers, agents = [], []
-        rows = []
+        measured: dict[str, list[tuple[float, float]]] = {}
         for backend in options.backends.split(","):
-            alone, both = [], []
+            figures = measured[backend] = []
             for _ in range(options.runs):
                 workers.append(worker_start(script))
                 agents.append(agent_start())
                 try:
-                    one, two = measure(backend, script, options.c10d_last_call_timeout)
+                    figures.append(measure(backend, script, options.c10d_last_call_timeout))
                 except queue.Empty:
-                    one = two = float("inf")  # not within PATIENCE
-                alone.append(one)
-                both.append(two)
-            worker, agent = support.median(workers), support.median(agents)
-            lost, grown = support.median(alone), support.median(both)
-            rows.append(
-                (backend, f"{lost:.2f}", f"{lost - worker:+.2f}", f"{grown:.2f}", f"{grown - worker - agent:+.2f}")
-            )
+                    figures.append((float("inf"), float("inf")))  # not within PATIENCE
+    worker, agent = support.median(workers), support.median(agents)
+    rows = []
+    for backend, figures in measured.items():
+        lost, grown = (support.median(column) for column in zip(*figures, strict=True))
+        rows.append((backend, f"{lost:.2f}", f"{lost - worker:+.2f}", f"{grown:.2f}", f"{grown - worker - agent:+.2f}"))
     support.table(
-        f"Seconds, medians of {options.runs}; a worker's start takes {support.median(workers):.2f}, "
-        f"an agent's imports {support.median(agents):.2f}",
+        f"Seconds, medians of {options.runs}; a worker's start takes {worker:.2f}, an agent's imports {agent:.2f}",
         ("backend", "kill to step alone", "less a worker", "start to step of both", "less agent and worker"),
         rows,
     )

@@ -19,7 +19,7 @@ import logging
 import os
 import signal
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import store
@@ -99,11 +99,18 @@ def _status_of(error: Exception) -> int:
             return FAILED
 
 
+def _version() -> str:
+    try:
+        return version("rdzv")
+    except PackageNotFoundError:  # a checkout on the path
+        return "(not installed)"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rdzv", description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again."
     )
-    parser.add_argument("--version", action="version", version=f"rdzv {version('rdzv')}")
+    parser.add_argument("--version", action="version", version=f"rdzv {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(

@@ -126,7 +126,10 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     full = rules.admitted(len(view.waiting)) == rules.capacity
-    nobody_else = rules.early_last_call and view.round is not None and not view.live
+    # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
+    # had died is another matter: its nodes know of no round, and come one by one.
+    all_have_come = rules.early_last_call and bool(view.members) and not view.live
+    nobody_else = all_have_come and any(node_id in view.members for node_id in view.waiting)
     if view.live or not enough:
         # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
         still = ends is not None and ends > now and not full
@@ -202,13 +205,14 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """When `current` must be written, given what was written last; None: there is nothing new in it.
 
-    At once when its kind changes; else after max(50 ms, 0.1 ms per node): a thousand arrivals are not announced to
-    each of them a thousand times. A last call that runs is refreshed every second, or tenth of it, for a successor.
+    At once when its kind changes; else after 1 ms per node, from 50 ms to 5 s: a thousand arrivals are not announced
+    to each of them a thousand times, and what a node is sent does not grow with their number. A last call that runs is
+    refreshed every second, or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now
     if replace(last, last_call_left=None) != replace(current, last_call_left=None):
-        return max(last_at + max(0.05, 0.0001 * nodes), now)
+        return max(last_at + min(max(0.05, 0.001 * nodes), 5.0), now)
     if current.last_call_left is not None and current.phase is Phase.LAST_CALL:
         return max(last_at + max(1.0, current.last_call_left / 10), now)
     return None

@@ -1,7 +1,7 @@
 """Shell: a node: registers, follows, returns the round, passes changes on.
 
 A handler holds, from `connect` to `aclose`: a store client, a keeper for its membership lease, a `Follower` of the
-run's head, and a `Candidacy` for coordinating it. They belong together in a `_Link`, because they end together when the
+run's head, and a `Candidacy` for coordinating it. They belong together in a `Link`, because they end together when the
 store is replaced: then the node is out of its round, is told so, and `next_rendezvous` makes a new link.
 
 `next_rendezvous` writes one record, the node's arrival, in one transaction that also checks the run's settings. Then it
@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import random
 import socket
-from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from rdzv.admission import check_health, put_ban
 from rdzv.barrier import Barrier, Listeners
 from rdzv.coordinator import Candidacy
 from rdzv.decision import Candidate, JoinClock, Me, Parked, Refused, Rules, changes_since, follow
@@ -38,8 +37,9 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.follower import Follower
 from rdzv.interface import RendezvousHandler
+from rdzv.link import Link
+from rdzv.membership import Membership, RendezvousInfo
 from rdzv.ranks import order_named
 from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
@@ -62,11 +62,10 @@ from rdzv.state import (
     unpack_settings,
 )
 from rdzv.status import read_status
-from store import ConditionFailed, ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
-from store.keepalive import TaskKeeper
+from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
     from rdzv.settings import Settings
@@ -80,115 +79,6 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousInfo:
-    """What a member gets of a round; it also unpacks as `store, rank, world_size`.
-
-    Attributes:
-        run_id: Which run.
-        round: The round's number, from 0. It is the one count on which all members agree.
-        node_id: This node.
-        rank: Its place, from 0.
-        world_size: How many members there are.
-        store: What the members share.
-        bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
-    """
-
-    run_id: str
-    round: int
-    node_id: str
-    rank: int
-    world_size: int
-    store: SharedStore
-    bootstrap_address: tuple[str, int]
-    _membership: _Membership = field(repr=False)
-    _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
-
-    def superseded(self) -> str | None:
-        """Why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
-        return self._membership.over
-
-    def on_superseded(self, callback: Callable[[str], None]) -> None:
-        """Call back once, with the reason for which this node is no longer in the round. From any thread.
-
-        It is called in the handler's loop; here, if there is a reason already.
-        """
-        self._membership.on_over.append(callback)
-        if self._membership.over is not None:  # perhaps since a moment ago, in another thread
-            self._membership.tell(self._membership.over)
-
-    async def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
-        return await self._read_roster()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.store, self.rank, self.world_size))
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Membership:
-    """A round this node is in, or was."""
-
-    round: Round
-    rank: int
-    arrival: int
-    over: str | None = None  # why the node is not in the round any more
-    dropped: bool = False  # it was not asked
-    on_over: deque[Callable[[str], None]] = field(default_factory=deque)
-
-    def tell(self, reason: str) -> None:
-        """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self.on_over.popleft()(reason)
-
-
-class _Link:
-    """What belongs to one connection to one store."""
-
-    def __init__(self, store: Store, keeper: Keeper, keys: Keys) -> None:
-        self.store = store
-        self.keeper = keeper
-        self.follower = Follower(store, keys)
-        self.leadership = TaskKeeper(store)
-        self.lease: HeldLease | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._candidacy: asyncio.Task[None] | None = None
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something until the link is closed."""
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_report_defect)
-        return task
-
-    def stand(self, candidacy: Candidacy) -> None:
-        """Be ready to coordinate from now on."""
-        if self._candidacy is None:
-            self._candidacy = self.start(candidacy.run(), "candidacy")
-
-    async def step_down(self) -> None:
-        """Coordinate no more."""
-        task, self._candidacy = self._candidacy, None
-        if task is not None:
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
-
-    async def aclose(self) -> None:
-        """End everything, the lease last: with it the node's record goes."""
-        await self.step_down()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        with anyio.CancelScope(shield=True):
-            if tasks:
-                await asyncio.wait(tasks)
-            await self.leadership.aclose()
-            await self.keeper.aclose()
 
 
 class Handler(RendezvousHandler):
@@ -219,10 +109,10 @@ class Handler(RendezvousHandler):
         self._keys = Keys(settings.prefix, settings.run_id)
         self._node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{self._rng.getrandbits(24):06x}"
         self._incarnation = f"{self._rng.getrandbits(64):016x}"
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._link_stack = contextlib.AsyncExitStack()
         self._stack = contextlib.AsyncExitStack()
-        self._membership: _Membership | None = None
+        self._membership: Membership | None = None
         self._record: NodeRecord | None = None  # as it stands in the store, if it does
         self._known_round = -1
         self._listeners = Listeners()
@@ -283,7 +173,7 @@ class Handler(RendezvousHandler):
         finally:
             await self._disconnect()
 
-    async def _connect(self) -> _Link:
+    async def _connect(self) -> Link:
         """The link to the store; a new one if there is none, or if the store it led to has been replaced."""
         self._check_usable()
         if self._link is not None and self._link.follower.error is None:
@@ -301,11 +191,11 @@ class Handler(RendezvousHandler):
             assert self._link is not None
             return self._link
 
-    async def _new_link(self) -> _Link:
+    async def _new_link(self) -> Link:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
-                link = _Link(client, self._open_keeper(client), self._keys)
+                link = Link(client, self._open_keeper(client), self._keys)
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 stack.enter_context(link.follower.listeners.listening(self._listeners))
@@ -325,7 +215,7 @@ class Handler(RendezvousHandler):
         with anyio.CancelScope(shield=True):
             await stack.aclose()
 
-    def _raise_if_broken(self, link: _Link) -> None:
+    def _raise_if_broken(self, link: Link) -> None:
         if link.follower.error is not None:
             raise link.follower.error
 
@@ -400,7 +290,7 @@ class Handler(RendezvousHandler):
         last, mine = link.follower.head.round, self._membership
         was_member = last is not None and mine is not None and mine.round.revision == last.revision
         try:
-            await self._check_health(link)
+            await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
             while True:
@@ -417,26 +307,7 @@ class Handler(RendezvousHandler):
                 raise self._connection_error(error) from error
             raise
 
-    async def _check_health(self, link: _Link) -> None:
-        """Run the user's health check. A node that fails it stays out, with its reason there for all to read (R17)."""
-        check = self._settings.health_check
-        if check is None:
-            return
-        try:
-            verdict = check()
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
-        except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
-            verdict = f"{type(error).__name__}: {error}"
-        key = self._keys.unfit(self._node_id)
-        if verdict is None or verdict is True:
-            await link.store.delete(key)  # it may have failed before
-            return
-        reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
-        await link.store.put(key, reason.encode(), ttl=self._settings.closed_ttl)
-        raise RendezvousRefusedError(f"run {self.run_id}: node {self._node_id} {reason}")
-
-    def _candidacy(self, link: _Link) -> Candidacy:
+    def _candidacy(self, link: Link) -> Candidacy:
         settings = self._settings
         return Candidacy(
             link.store,
@@ -456,14 +327,14 @@ class Handler(RendezvousHandler):
             rng=self._rng,
         )
 
-    async def _arrive(self, link: _Link, clock: JoinClock, me: Me) -> Me:
+    async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
         clock.set(suspended=False, now=anyio.current_time())
         with anyio.move_on_after(clock.left(anyio.current_time())):
             return await self._write_arrival(link, clock, me)
         raise self._timeout()
 
-    async def _write_arrival(self, link: _Link, clock: JoinClock, me: Me) -> Me:
+    async def _write_arrival(self, link: Link, clock: JoinClock, me: Me) -> Me:
         """Write this node's record: an arrival of its own, on its lease, under the run's settings."""
         ours = pack_settings(self._settings.shared())
         key = self._keys.node(self._node_id)
@@ -500,7 +371,7 @@ class Handler(RendezvousHandler):
                 await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
                 expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
-    def _new_record(self, link: _Link) -> NodeRecord:
+    def _new_record(self, link: Link) -> NodeRecord:
         settings = self._settings
         return NodeRecord(
             node_id=self._node_id,
@@ -513,7 +384,7 @@ class Handler(RendezvousHandler):
             requested_rank=settings.requested_rank,
         )
 
-    async def _take_lease(self, link: _Link) -> HeldLease:
+    async def _take_lease(self, link: Link) -> HeldLease:
         """A lease for this node's record, kept by the keeper until it is released, or lost."""
         held: HeldLease | None = None
         gone = False  # a lease may be lost before we hear that we have it: to a process that is paused just then
@@ -535,7 +406,7 @@ class Handler(RendezvousHandler):
         link.lease = held
         return held
 
-    async def _agree_on_settings(self, link: _Link, entry: Entry | None, ours: bytes) -> None:
+    async def _agree_on_settings(self, link: Link, entry: Entry | None, ours: bytes) -> None:
         """See to it that the run has our settings, or raise (promise R18)."""
         key = self._keys.settings
         if entry is None:
@@ -546,7 +417,7 @@ class Handler(RendezvousHandler):
                 raise RendezvousSettingsError(f"run {self.run_id} was started with other settings: {difference}")
             await link.store.compare_and_set(key, ours, expected_revision=entry.mod_revision)
 
-    async def _others_live(self, link: _Link) -> bool:
+    async def _others_live(self, link: Link) -> bool:
         """Whether any node but this one is in the run. A record that says that its node has left is about to go."""
         for entry in await link.store.list(self._keys.nodes):
             node_id = entry.key.removeprefix(self._keys.nodes)
@@ -557,7 +428,7 @@ class Handler(RendezvousHandler):
                 return True
         return False
 
-    async def _claim_name(self, link: _Link, clock: JoinClock, there: Entry | None) -> int:
+    async def _claim_name(self, link: Link, clock: JoinClock, there: Entry | None) -> int:
         """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
         while there is not None:
             holder = NodeRecord.unpack(self._node_id, there.value, arrival=there.mod_revision)
@@ -567,7 +438,7 @@ class Handler(RendezvousHandler):
             there = await self._changed_record(link, clock, there)
         return 0
 
-    async def _changed_record(self, link: _Link, clock: JoinClock, there: Entry) -> Entry | None:
+    async def _changed_record(self, link: Link, clock: JoinClock, there: Entry) -> Entry | None:
         """What a record has become once it has changed: its holder may have come again, and then still has the name."""
         async with link.store.watch(there.key) as watch:
             entry = await link.store.get(there.key)  # it may have changed before the watch was open
@@ -588,15 +459,13 @@ class Handler(RendezvousHandler):
                     await asyncio.wait([noticing])
         return await link.store.get(there.key)
 
-    async def _assignment(self, link: _Link, clock: JoinClock, me: Me) -> Assignment | None:
+    async def _assignment(self, link: Link, clock: JoinClock, me: Me) -> Assignment | None:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
         barrier = Barrier()
         with self._listeners.listening(barrier):
             return await self._follow_until_assigned(link, clock, me, barrier)
 
-    async def _follow_until_assigned(
-        self, link: _Link, clock: JoinClock, me: Me, barrier: Barrier
-    ) -> Assignment | None:
+    async def _follow_until_assigned(self, link: Link, clock: JoinClock, me: Me, barrier: Barrier) -> Assignment | None:
         while True:
             self._check_usable()
             self._raise_if_broken(link)
@@ -631,7 +500,7 @@ class Handler(RendezvousHandler):
         """Whether this arrival is still the node's, as far as we know."""
         return self._record is not None and self._record.arrival == me.arrival
 
-    async def _find_rank(self, link: _Link, round: Round, me: Me) -> int | None:
+    async def _find_rank(self, link: Link, round: Round, me: Me) -> int | None:
         """Our rank in a round, from the one bucket where it would be; None if we are not in it."""
         bucket = bucket_of(self._node_id, round.buckets)
         entry = await link.store.get(self._keys.ranks(round.number, round.term, bucket))
@@ -641,7 +510,7 @@ class Handler(RendezvousHandler):
                 return member.rank
         return None
 
-    async def _give_up(self, link: _Link, me: Me) -> Round | None:
+    async def _give_up(self, link: Link, me: Me) -> Round | None:
         """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
         if not self._in_reach():
             return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
@@ -667,14 +536,14 @@ class Handler(RendezvousHandler):
             return None
         return Round.unpack(entry.value, revision=entry.mod_revision)
 
-    def _take_part(self, link: _Link, me: Me, assignment: Assignment) -> RendezvousInfo:
+    def _take_part(self, link: Link, me: Me, assignment: Assignment) -> RendezvousInfo:
         """Become a member of the round that holds us."""
         round = assignment.round
         fence = (
             when.mod_revision(self._keys.round) == round.revision,
             when.mod_revision(self._keys.node(self._node_id)) == me.arrival,
         )
-        membership = _Membership(round=round, rank=assignment.rank, arrival=me.arrival)
+        membership = Membership(round=round, rank=assignment.rank, arrival=me.arrival)
         shared = SharedStore(
             link.store,
             prefix=self._keys.shared(round.number, round.term),
@@ -736,7 +605,7 @@ class Handler(RendezvousHandler):
     def _in_reach(self) -> bool:
         return self._link is not None and bool(getattr(self._link.store, "connected", True))
 
-    def _refuse_if_closed(self, link: _Link, me: Me) -> None:
+    def _refuse_if_closed(self, link: Link, me: Me) -> None:
         head = link.follower.head
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self._closed_error(head.closed, spare=False)
@@ -797,7 +666,7 @@ class Handler(RendezvousHandler):
             lease, link.lease = link.lease, None
             await lease.release()
 
-    async def _see_departure_reported(self, link: _Link) -> None:
+    async def _see_departure_reported(self, link: Link) -> None:
         """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
         membership, reported = self._membership, Barrier()
         with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
@@ -825,7 +694,7 @@ class Handler(RendezvousHandler):
             )
         self._listeners.changed()
 
-    async def _notice_being_dropped(self, link: _Link) -> None:
+    async def _notice_being_dropped(self, link: Link) -> None:
         """Compare the head with our membership whenever it changes."""
         barrier = Barrier()
         with link.follower.listeners.listening(barrier):
@@ -927,7 +796,7 @@ class Handler(RendezvousHandler):
 
     async def _changes(self, barrier: Barrier) -> AsyncIterator[Change]:
         seen: dict[type, Change] = {}
-        of: _Membership | None = None
+        of: Membership | None = None
         while True:
             if self._membership is not of:
                 of = self._membership
@@ -962,19 +831,9 @@ class Handler(RendezvousHandler):
         A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
         """
         link = await self._connect()
-        key = self._keys.node(node_id)
-        ban = Ban(reason=reason, by=self._node_id, now=now)
         try:
-            round = link.follower.head.round
-            lease = round.lease if round is not None and round.lease is not None else None
-            if lease is None:
-                lease = (await link.store.grant(self._settings.closed_ttl)).id
-            await link.store.put(self._keys.banned(node_id), ban.pack(), lease=lease)
-            while (there := await link.store.get(key)) is not None:
-                if not now and await self._is_live_member(link, node_id, there.mod_revision):
-                    return
-                with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
-                    await link.store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+            ban = Ban(reason=reason, by=self._node_id, now=now)
+            await put_ban(link.store, self._keys, node_id, ban, keep=self._settings.closed_ttl)
         except StoreError as error:
             raise self._connection_error(error) from error
 
@@ -985,15 +844,6 @@ class Handler(RendezvousHandler):
             await link.store.delete(self._keys.banned(node_id))
         except StoreError as error:
             raise self._connection_error(error) from error
-
-    async def _is_live_member(self, link: _Link, node_id: str, arrival: int) -> bool:
-        entry = await link.store.get(self._keys.round)
-        if entry is None:
-            return False
-        round = Round.unpack(entry.value, revision=entry.mod_revision)
-        bucket = await link.store.get(self._keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
-        members = unpack_members(bucket.value) if bucket is not None else []
-        return any(member.node_id == node_id and member.arrival == arrival for member in members)
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
@@ -1032,8 +882,3 @@ async def _first_change(watch: Watch, key: str, changed: Barrier) -> None:
             if event.key == key:
                 break
     changed.changed()
-
-
-def _report_defect(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s has failed: %r", task.get_name(), error, exc_info=error)

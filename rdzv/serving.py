@@ -86,9 +86,9 @@ async def serve(options: argparse.Namespace) -> None:
     async with serving as server:
         where = host_and_port(options.host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
-        _say(f"store {server.store_id} listens on {where}, {kept}")
         if options.port_file:
             _write_whole(options.port_file, f"{server.port}\n")
+        _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
         server.on_failure(stop.set)  # a service manager restarts who has gone, and not who answers nobody
         await stop.wait()

@@ -24,6 +24,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import anyio
+import anyio.to_thread
 
 from store import interface, messages, wire
 from store.address import Address
@@ -100,16 +101,18 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
 
 async def _connected_socket(address: Address) -> socket.socket:
     """A socket connected to the first of the addresses that answers, each of which is given a short while."""
-    loop = asyncio.get_running_loop()
     problem = OSError(f"{address.host} has no address")
-    for family, kind, protocol, _, target in await loop.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM
-    ):
+    # Neither the loop's getaddrinfo nor its sock_connect: uvloop asks threads of libuv's, which a forked child has not,
+    # and libuv looks for them when the child ends.
+    found = await anyio.to_thread.run_sync(
+        lambda: socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), abandon_on_cancel=True
+    )
+    for family, kind, protocol, _, target in found:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
             async with asyncio.timeout(ADDRESS_WITHIN):
-                await loop.sock_connect(sock, target)
+                await _connect(sock, target)
         except OSError as error:
             sock.close()
             problem = error
@@ -119,6 +122,23 @@ async def _connected_socket(address: Address) -> socket.socket:
         else:
             return sock
     raise problem
+
+
+async def _connect(sock: socket.socket, target: Any) -> None:
+    """Connect a socket that does not block, to an address that is resolved."""
+    loop = asyncio.get_running_loop()
+    try:
+        sock.connect(target)
+    except BlockingIOError:
+        connected = asyncio.Event()
+        loop.add_writer(sock, connected.set)
+        try:
+            await connected.wait()
+        finally:
+            loop.remove_writer(sock)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error)) from None
 
 
 class _Wire(asyncio.Protocol):

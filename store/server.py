@@ -27,7 +27,6 @@ import logging
 import secrets
 import ssl
 import threading
-from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -40,29 +39,26 @@ from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
-from store.sockets import forget, let_go_in_children, prepare, raise_file_limit
+from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer
+from store.sockets import forget, let_go_in_children, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     from store.limits import Limits
     from store.messages import Event, Request
 
-__all__ = ["Server", "serve"]
+__all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
 
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
-LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-PIECE_BYTES = (
-    256 * 1024
-)  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
@@ -89,13 +85,13 @@ class Server:
         self._engine = engine
         self._journal = journal
         self._durable = 0  # up to which number of the journal; every frame that says more is held
-        self._holding: dict[_Peer, None] = {}  # peers with frames that are held
+        self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._token = token
         self._clock = clock
         self._secure = secure
         self._limits = engine.limits
-        self._peers: dict[int, _Peer] = {}
-        self._dirty: dict[_Peer, None] = {}  # peers with something queued in this batch
+        self._peers: dict[int, Peer] = {}
+        self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
         self._bytes_in = 0
         self._bytes_out = 0
@@ -125,6 +121,10 @@ class Server:
         """How long a connection may take to become a conversation."""
         return self._limits.handshake_timeout
 
+    def now(self) -> float:
+        """Seconds on the server's clock."""
+        return self._clock()
+
     @property
     def connections(self) -> int:
         """How many clients are connected now."""
@@ -133,7 +133,7 @@ class Server:
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
-        return _Peer(self, self._last_peer)
+        return Peer(self, self._last_peer)
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
@@ -149,7 +149,7 @@ class Server:
 
     # -------------------------------------------------------------------------------------- called by peers
 
-    def accepted(self, peer: _Peer) -> None:
+    def accepted(self, peer: Peer) -> None:
         """A connection was made."""
         if self._leaving or len(self._peers) >= self._connections_max:
             self._refused += 1
@@ -170,7 +170,7 @@ class Server:
             asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
         )
 
-    def received(self, peer: _Peer, data: memoryview) -> None:
+    def received(self, peer: Peer, data: memoryview) -> None:
         """Bytes have come. No await here: a change and its announcements are one step."""
         self._bytes_in += len(data)
         if self._leaving:
@@ -180,7 +180,7 @@ class Server:
         peer.unread = peer.connection.receive(data)
         self.go_on(peer)
 
-    def go_on(self, peer: _Peer) -> None:
+    def go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
         if self._leaving:
             return
@@ -212,7 +212,7 @@ class Server:
         finally:
             self._flush()  # whatever happened: what was announced is told
 
-    def lost(self, peer: _Peer) -> None:
+    def lost(self, peer: Peer) -> None:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
@@ -230,7 +230,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ one request
 
-    def _apply(self, peer: _Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
+    def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
         applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
         self._record()
         response = applied.response
@@ -253,7 +253,7 @@ class Server:
                         if watcher not in ended and not self._tell(watcher, encoded, events):
                             ended.add(watcher)  # nothing comes after its end
 
-    def _answer(self, peer: _Peer, request_id: int, frame: bytes) -> None:
+    def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
         if peer.backlog + len(frame) > self._limits.outbox_bytes_max:
             message = (
@@ -279,7 +279,7 @@ class Server:
             self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
         return False
 
-    def _say(self, peer: _Peer, frame: bytes) -> None:
+    def _say(self, peer: Peer, frame: bytes) -> None:
         if self._journal is not None and self._journal.appended > self._durable:
             peer.hold(frame, self._journal.appended)
             self._holding[peer] = None
@@ -376,7 +376,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------------ comings and goings
 
-    def _take_in(self, peer: _Peer, hello: Hello, now: float) -> None:
+    def _take_in(self, peer: Peer, hello: Hello, now: float) -> None:
         opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
         self._record()
         if opened is None:
@@ -394,15 +394,16 @@ class Server:
             peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
         )
 
-    def _hang_up(self, peer: _Peer, sorry: Sorry) -> None:
+    def _hang_up(self, peer: Peer, sorry: Sorry) -> None:
         """Cost a peer its connection, and nobody else anything (S7)."""
         log.warning("%s is disconnected: %s", peer.name, sorry.message)
         self._refused += 1
         peer.refuse(sorry)
 
-    def _check_greeted(self, peer: _Peer) -> None:
+    def _check_greeted(self, peer: Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
-            self._hang_up(peer, Sorry("protocol", f"no hello within {self._limits.handshake_timeout:g} s"))
+            # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
+            self._hang_up(peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s"))
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -494,183 +495,6 @@ class Server:
         """Raise what a timer has failed of."""
         if self._failure is not None:
             raise self._failure
-
-
-class _Peer(asyncio.BufferedProtocol):
-    """One connection as asyncio sees it: it carries bytes and counts them, and decides nothing."""
-
-    def __init__(self, server: Server, id: int) -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._out: deque[bytes] = deque()
-        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
-        self._blocked = False  # the transport asked us to stop writing
-        self._ending = False  # to be closed once the outbox is empty
-        self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
-        self.id = id
-        self.connection: ServerConnection | None = None
-        self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
-        self.queued_bytes = 0  # in the outbox, and not handed to the transport yet
-        self.gone = False
-        self.lags = False
-        self.says_goodbye = False
-        self.reading_paused = False
-        self.received_at = 0.0
-        self.address = ""
-        self.name = f"peer {id}"
-
-    # asyncio calls these
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        peername = transport.get_extra_info("peername")
-        if peername:
-            self.address = str(peername[0])
-            self.name = f"{host_and_port(peername[0], peername[1])} (peer {self.id})"
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            prepare(sock)
-            let_go_in_children(self, sock)
-        self._server.accepted(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
-        return self._server.buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if not self.gone:
-            self.received_at = self._server._clock()
-            self._server.received(self, self._server.buffer[:nbytes])
-
-    def eof_received(self) -> bool:
-        self._empty()  # a client that has stopped sending has nothing to wait for
-        self.close()
-        return False
-
-    def pause_writing(self) -> None:
-        self._blocked = True
-
-    def resume_writing(self) -> None:
-        self._blocked = False
-        self.flush()
-        self.read_on()
-
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
-        forget(self)
-        self.gone = True
-        self._empty()
-        self._set_timer(None)
-        self._server.lost(self)
-
-    # the server calls these
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait for this peer to read."""
-        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self.queued_bytes + held
-
-    def open(self, connection: ServerConnection, handshake: asyncio.TimerHandle) -> None:
-        """Begin the conversation."""
-        self.connection = connection
-        self._set_timer(handshake)
-        self.queue(connection.greeting())
-        self.flush()
-
-    def greeted(self) -> None:
-        """The client has said hello in time."""
-        self._set_timer(None)
-
-    def queue(self, frame: bytes) -> None:
-        """Put a frame into the outbox, unless nothing more will be sent."""
-        if not self.gone:
-            self._out.append(frame)
-            self.queued_bytes += len(frame)
-
-    def hold(self, frame: bytes, number: int) -> None:
-        """Put a frame into the outbox, to be let go once the journal has made this number durable."""
-        if not self.gone:
-            self._held.append((number, frame))
-            self.queued_bytes += len(frame)
-
-    def release(self, number: int) -> bool:
-        """Let go of the frames that waited for this number; whether others still wait."""
-        while self._held and self._held[0][0] <= number:
-            self._out.append(self._held.popleft()[1])
-        return bool(self._held)
-
-    def flush(self) -> None:
-        """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
-
-        The transport itself never holds more than one piece, or one frame if that is larger: what it holds it copies.
-        """
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        while self._out and not self._blocked:
-            piece = self._take_piece()
-            self._server.wrote(len(piece))
-            transport.write(piece)
-            if transport.is_closing():  # the write found out that nobody is there
-                return
-        if self._out or (self._held and self.queued_bytes > PIECE_BYTES):
-            if not self.reading_paused:
-                self.reading_paused = True
-                transport.pause_reading()
-        elif self._ending and not self._held:
-            transport.close()
-
-    def read_on(self) -> None:
-        """Carry out and read what this peer asks again, if its outbox has been emptied."""
-        if not self.reading_paused or self._out or self._held or self.gone:
-            return
-        self.lags = self.reading_paused = False
-        if self.unread is not None:
-            self._server.go_on(self)
-        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
-            self.received_at = self._server._clock()  # its silence was ours
-            self._transport.resume_reading()
-
-    def refuse(self, sorry: Sorry) -> None:
-        """Say why, and close."""
-        self._empty()
-        self.queue(wire.encode_sorry(sorry))
-        self.close()
-
-    def close(self) -> None:
-        """Close once what is queued has been read, or after `LEAVE_WITHIN` seconds: there are peers that never read."""
-        self.gone = self._ending = True
-        self.unread = None
-        if self._transport is not None:
-            self._set_timer(asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort))
-            self.flush()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self.gone = True
-        self.unread = None
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _take_piece(self) -> bytes:
-        """The next frames of the outbox, as one piece."""
-        frames = [self._out.popleft()]
-        size = len(frames[0])
-        while self._out and size < PIECE_BYTES:
-            frame = self._out.popleft()
-            size += len(frame)
-            frames.append(frame)
-        self.queued_bytes -= size
-        return frames[0] if len(frames) == 1 else b"".join(frames)
-
-    def _empty(self) -> None:
-        self._out.clear()
-        self._held.clear()
-        self.queued_bytes = 0
-
-    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = timer
 
 
 # ---------------------------------------------------------------------------------------------------- starting one

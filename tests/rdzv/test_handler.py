@@ -429,6 +429,47 @@ async def test_changes_begin_with_what_holds_and_go_on_over_rounds() -> None:
         assert len(heard.changes) == 3
 
 
+async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        assert a.num_nodes_changed() == 0
+        await run.meet(a, b)
+        assert a.num_nodes_changed() == 0
+        await run.join(c)
+        await asyncio.sleep(1)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 1)
+        await b.leave()
+        await asyncio.sleep(1)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (2, 1)
+        assert b.num_nodes_changed() == 0  # it left on its own account
+        await c.set_closed("done")
+        await asyncio.sleep(1)
+        assert a.num_nodes_changed() == 0
+
+
+async def test_a_dropped_node_is_told_to_meet_again_even_if_the_store_is_gone() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await run.end_store()
+        await asyncio.sleep(60)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0)
+
+
+async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
+    async with VirtualRun(min_nodes=1, close_timeout=3) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await run.end_store()
+        run.found_store()  # another one, so that the handler has to connect anew
+        await asyncio.sleep(10)
+        await run.end_store()
+        started = now()
+        with pytest.raises(RendezvousConnectionError):
+            await a.set_closed("too late")
+        assert now() - started <= 3.5
+
+
 async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
     async with VirtualRun(min_nodes=1) as run:
         a = run.handler("a")

@@ -16,7 +16,7 @@ import pytest
 import rdzv.sync
 import store
 import store.sync
-from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
+from rdzv.errors import RendezvousSettingsError, RoundSupersededError
 from rdzv.state import Closed, NodesWaiting
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
@@ -57,10 +57,10 @@ def test_the_twin_does_all_that_the_async_one_does(url: str) -> None:
         assert sorted(one.payload for one in infos[0].participants()) == [1, 2]
         assert a.num_nodes_waiting() == 0
         assert a.status().round == 0
-        with pytest.raises(RendezvousStateError, match="does not offer ban"):
-            a.ban("b", "slow")
-        with pytest.raises(RendezvousStateError, match="does not offer unban"):
-            a.unban("b")
+        a.ban("c", "slow")
+        assert a.status().refused == {"c": "banned by a: slow"}
+        a.unban("c")
+        assert a.status().refused == {}
         b.leave()
         with pytest.raises(RoundSupersededError):
             infos[1].store.get("key")

@@ -1,0 +1,76 @@
+"""Shell: who may join: the health check that a node makes of itself, and the bans that others lay on it (promise R17).
+
+A ban is a key under the head, so that every node hears of it; a node's arrival is conditional on there being none for
+it. Why a node failed its health check lies beside the run, for `status` to show.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import TYPE_CHECKING
+
+from rdzv.errors import RendezvousRefusedError
+from rdzv.state import Ban, Keys, Round, bucket_of, unpack_members
+from store import ConditionFailed, when
+
+if TYPE_CHECKING:
+    from rdzv.settings import Settings
+    from store import Store
+
+__all__ = ["check_health", "put_ban"]
+
+
+async def check_health(store: Store, keys: Keys, settings: Settings, *, node_id: str) -> None:
+    """Run the user's health check, if there is one; a node that fails it stays out, and everybody can read why.
+
+    Raises:
+        RendezvousRefusedError: It failed: it raised, or returned anything but None and True.
+    """
+    check = settings.health_check
+    if check is None:
+        return
+    try:
+        verdict = check()
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+    except Exception as error:  # noqa: BLE001  whatever goes wrong in a health check is a failed one
+        verdict = f"{type(error).__name__}: {error}"
+    if verdict is None or verdict is True:
+        await store.delete(keys.unfit(node_id))  # it may have failed before
+        return
+    reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
+    await store.put(keys.unfit(node_id), reason.encode(), ttl=settings.closed_ttl)
+    raise RendezvousRefusedError(f"run {keys.run_id}: node {node_id} {reason}")
+
+
+async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:
+    """Ban a node. If it waits, or the ban says now, its record goes at once; else it finishes its round.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        node_id: Who is banned.
+        ban: Why, and how.
+        keep: Seconds for which the ban is kept if there is no round yet whose lease it could be on.
+    """
+    entry = await store.get(keys.round)
+    round = Round.unpack(entry.value, revision=entry.mod_revision) if entry is not None else None
+    lease = round.lease if round is not None and round.lease is not None else (await store.grant(keep)).id
+    await store.put(keys.banned(node_id), ban.pack(), lease=lease)
+    key = keys.node(node_id)
+    while (there := await store.get(key)) is not None:
+        if not ban.now and await _is_live_member(store, keys, node_id, there.mod_revision):
+            return
+        with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+            await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+
+
+async def _is_live_member(store: Store, keys: Keys, node_id: str, arrival: int) -> bool:
+    entry = await store.get(keys.round)
+    if entry is None:
+        return False
+    round = Round.unpack(entry.value, revision=entry.mod_revision)
+    bucket = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+    members = unpack_members(bucket.value) if bucket is not None else []
+    return any(member.node_id == node_id and member.arrival == arrival for member in members)

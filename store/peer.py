@@ -1,0 +1,214 @@
+"""Shell: one connection as asyncio sees it: it carries bytes between the server and a socket, and decides nothing.
+
+What is to be said waits in an outbox, first what may be said already, then what is held until the journal has come so
+far. The transport is handed one piece at a time, since what it holds it copies; while it takes no more, the peer's
+requests are not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from store import wire
+from store.address import host_and_port
+from store.sockets import forget, let_go_in_children, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from store.connection import ServerConnection
+    from store.server import Server
+    from store.wire import Sorry
+
+__all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Peer"]
+
+LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
+PIECE_BYTES = (
+    256 * 1024
+)  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
+
+
+class Peer(asyncio.BufferedProtocol):
+    """One connection as asyncio sees it: it carries bytes and counts them, and decides nothing."""
+
+    def __init__(self, server: Server, id: int) -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._out: deque[bytes] = deque()
+        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
+        self._blocked = False  # the transport asked us to stop writing
+        self._ending = False  # to be closed once the outbox is empty
+        self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
+        self.id = id
+        self.connection: ServerConnection | None = None
+        self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
+        self.queued_bytes = 0  # in the outbox, and not handed to the transport yet
+        self.gone = False
+        self.lags = False
+        self.says_goodbye = False
+        self.reading_paused = False
+        self.received_at = 0.0
+        self.address = ""
+        self.name = f"peer {id}"
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection has been accepted."""
+        self._transport = cast("asyncio.Transport", transport)
+        peername = transport.get_extra_info("peername")
+        if peername:
+            self.address = str(peername[0])
+            self.name = f"{host_and_port(peername[0], peername[1])} (peer {self.id})"
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            prepare(sock)
+            let_go_in_children(self, sock)
+        self._server.accepted(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
+        """Where the next bytes go: into the one buffer that all peers share."""
+        return self._server.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        if not self.gone:
+            self.received_at = self._server.now()
+            self._server.received(self, self._server.buffer[:nbytes])
+
+    def eof_received(self) -> bool:
+        """The client has stopped sending."""
+        self._empty()  # a client that has stopped sending has nothing to wait for
+        self.close()
+        return False
+
+    def pause_writing(self) -> None:
+        """The transport takes no more for now."""
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        """The transport takes more again."""
+        self._blocked = False
+        self.flush()
+        self.read_on()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
+        """The connection has ended."""
+        forget(self)
+        self.gone = True
+        self._empty()
+        self._set_timer(None)
+        self._server.lost(self)
+
+    # the server calls these
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for this peer to read."""
+        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self.queued_bytes + held
+
+    def open(self, connection: ServerConnection, handshake: asyncio.TimerHandle) -> None:
+        """Begin the conversation."""
+        self.connection = connection
+        self._set_timer(handshake)
+        self.queue(connection.greeting())
+        self.flush()
+
+    def greeted(self) -> None:
+        """The client has said hello in time."""
+        self._set_timer(None)
+
+    def queue(self, frame: bytes) -> None:
+        """Put a frame into the outbox, unless nothing more will be sent."""
+        if not self.gone:
+            self._out.append(frame)
+            self.queued_bytes += len(frame)
+
+    def hold(self, frame: bytes, number: int) -> None:
+        """Put a frame into the outbox, to be let go once the journal has made this number durable."""
+        if not self.gone:
+            self._held.append((number, frame))
+            self.queued_bytes += len(frame)
+
+    def release(self, number: int) -> bool:
+        """Let go of the frames that waited for this number; whether others still wait."""
+        while self._held and self._held[0][0] <= number:
+            self._out.append(self._held.popleft()[1])
+        return bool(self._held)
+
+    def flush(self) -> None:
+        """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
+
+        The transport itself never holds more than one piece, or one frame if that is larger: what it holds it copies.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        while self._out and not self._blocked:
+            piece = self._take_piece()
+            self._server.wrote(len(piece))
+            transport.write(piece)
+            if transport.is_closing():  # the write found out that nobody is there
+                return
+        if self._out or (self._held and self.queued_bytes > PIECE_BYTES):
+            if not self.reading_paused:
+                self.reading_paused = True
+                transport.pause_reading()
+        elif self._ending and not self._held:
+            transport.close()
+
+    def read_on(self) -> None:
+        """Carry out and read what this peer asks again, if its outbox has been emptied."""
+        if not self.reading_paused or self._out or self._held or self.gone:
+            return
+        self.lags = self.reading_paused = False
+        if self.unread is not None:
+            self._server.go_on(self)
+        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
+            self.received_at = self._server.now()  # its silence was ours
+            self._transport.resume_reading()
+
+    def refuse(self, sorry: Sorry) -> None:
+        """Say why, and close."""
+        self._empty()
+        self.queue(wire.encode_sorry(sorry))
+        self.close()
+
+    def close(self) -> None:
+        """Close once what is queued has been read, or after `LEAVE_WITHIN` seconds: there are peers that never read."""
+        self.gone = self._ending = True
+        self.unread = None
+        if self._transport is not None:
+            self._set_timer(asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort))
+            self.flush()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.gone = True
+        self.unread = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _take_piece(self) -> bytes:
+        """The next frames of the outbox, as one piece."""
+        frames = [self._out.popleft()]
+        size = len(frames[0])
+        while self._out and size < PIECE_BYTES:
+            frame = self._out.popleft()
+            size += len(frame)
+            frames.append(frame)
+        self.queued_bytes -= size
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _empty(self) -> None:
+        self._out.clear()
+        self._held.clear()
+        self.queued_bytes = 0
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
