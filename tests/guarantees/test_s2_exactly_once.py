@@ -70,6 +70,7 @@ class World:
 
     def step(self, what: str, detail: int) -> None:
         post = self.post
+        post.notice()
         if what == "append":
             letter = chr(ord("A") + len(self.letters)).encode()
             self.letters[post.ask(Append("log", letter)).request_id] = letter
@@ -91,9 +92,7 @@ class World:
 
     def settle(self) -> bytes:
         """Answer everything; what was appended."""
-        if self.post.link is None:
-            self.post.dial(self.town)
-        self.post.settle()
+        self.post.finish(self.town)
         assert self.post.failure is None
         assert self.post.connection.in_flight == {}
         log = self.town.ask(Get("log"), peer=999).entry
@@ -166,6 +165,26 @@ def test_s2_a_reply_that_was_given_up_on_and_forgotten_is_no_guess() -> None:
     assert isinstance(outcome, ConnectionLost)
     assert outcome.maybe_applied
     assert town.ask(Get("log"), peer=999).entry.value == b"x"
+
+
+def test_s2_a_hello_that_comes_late_from_an_older_connection_costs_a_reconnect_and_nothing_else() -> None:
+    """ "A request resent after a dropped connection is applied once": the server takes the latest hello for the client,
+    and hangs up on the newer connection; the client makes another.
+    """
+    town, post = Town(), Post()
+    post.dial(town)
+    post.carry_to_client()
+    post.cut(unnoticed=True)  # its hello is still under way
+    post.meet(town)
+    item = post.ask(Append("log", b"x"))
+    assert post.link is not None
+    post.link.carry_to_server()
+    assert post.lost is not None
+    post.lost.carry_to_server()
+    assert not post.link.open
+    post.finish(town)
+    assert post.outcomes[item.request_id] == Added(value=1, revision=1)
+    assert town.engine.revision == 1
 
 
 def test_s2_what_was_never_sent_is_not_said_to_be_uncertain() -> None:

@@ -317,7 +317,7 @@ def test_s7_strangers_are_told_what_they_are(end: Any, said: bytes, why: str) ->
 def test_s7_what_claims_to_be_deep_or_huge_is_refused(nested: bytes) -> None:
     """ "garbage bytes (...) costs the sender its connection"."""
     for end in (greeted_server, welcomed_client):
-        for head in (b"\x95\x04\x05\x00\xa1k", b"\x93\x41\x05", b"\x93\x7e\x05", b""):
+        for head in (b"\x96\x04\x05\x00\xa1k", b"\x93\x41\x05", b"\x93\x7e\x05", b""):
             assert feed(end(), wire._frame(head + nested)) is not None
 
 

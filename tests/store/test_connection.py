@@ -353,6 +353,7 @@ def test_every_request_is_applied_once_whatever_is_lost_on_the_way(
     town, post = Town(token=token), Post(token=token)
     adds: dict[int, int] = {}
     for step, detail in steps:
+        post.notice()
         if step == "ask":
             amount = 2 ** len(adds)  # so that the sum tells which were applied, and how often
             if detail == "get":
@@ -374,9 +375,7 @@ def test_every_request_is_applied_once_whatever_is_lost_on_the_way(
                 post.settle()
             elif step == "cut":
                 post.cut(unnoticed=detail)
-    if post.link is None:
-        post.dial(town)
-    post.settle()
+    post.finish(town)
     assert post.failure is None
     assert post.connection.in_flight == {}
     total = 0

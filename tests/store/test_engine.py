@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from store import when
 from store.engine import SNAPSHOT_BATCH_BYTES, Engine
+from store.facts import Facts, Saved, SavedLease, SavedSession
+from store.limits import Limits
 from store.messages import (
     Add,
     Added,
@@ -1130,6 +1132,208 @@ def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) 
     desk.ask(DeletePrefix(prefix=""))
     figures = desk.engine.figures()
     assert (figures["keys"], figures["stored_bytes"], figures["leases"]) == (0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------- what is to survive
+
+
+@dataclass
+class Ledger:
+    """All that a durable engine said must survive, put together in the plainest way."""
+
+    revisions: list[tuple[Event, ...]] = field(default_factory=list)
+    leases: dict[int, SavedLease] = field(default_factory=dict)
+    sessions: dict[bytes, tuple[int, dict[int, Response]]] = field(default_factory=dict)
+    last_lease: int = 0
+    last_session: int = 0
+    compacted: int = 0
+
+    def write(self, facts: Facts | None) -> None:
+        if facts is None:
+            return
+        self.revisions += facts.revisions
+        self.compacted = max(self.compacted, facts.compacted)
+        self.last_session = max(self.last_session, facts.last_session)
+        for lease in facts.granted:
+            self.leases[lease.id] = lease
+            self.last_lease = max(self.last_lease, lease.id)
+        for lease_id in facts.ended:
+            del self.leases[lease_id]
+        for session_id, number in facts.sessions.items():
+            self.sessions.pop(session_id, None)
+            if number is not None:
+                self.sessions[session_id] = number, {}
+        for reply in facts.replies:
+            replies = self.sessions[reply.session_id][1]
+            replies[reply.request_id] = reply.response
+            for request_id in [each for each in replies if each <= reply.acknowledged]:
+                del replies[request_id]
+
+    def saved(self) -> Saved:
+        entries: dict[str, Entry] = {}
+        for event in (event for events in self.revisions for event in events):
+            if event.kind == "put":
+                entries[event.key] = event.entry
+            else:
+                del entries[event.key]
+        return Saved(
+            store_id="store-1",
+            revision=len(self.revisions),
+            compacted=self.compacted,
+            last_lease=self.last_lease,
+            last_session=self.last_session,
+            entries=tuple(entries.values()),
+            leases=tuple(self.leases.values()),
+            sessions=tuple(
+                SavedSession(id=session_id, number=number, replies=tuple(replies.items()))
+                for session_id, (number, replies) in self.sessions.items()
+            ),
+            history=tuple(self.revisions[self.compacted :]),
+        )
+
+
+LEASED = st.one_of(
+    st.builds(lambda key, lease: Put(key, b"", lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(lambda key, ttl: Put(key, b"", ttl=ttl), KEYS, st.sampled_from([1.0, 100.0])),
+    st.builds(lambda key, lease: Append(key, b"x", lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(lambda key, lease: Add(key, 1, lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(Grant, ttl=st.sampled_from([1.0, 100.0]), disconnect_ttl=st.none() | st.just(1.0)),
+    st.builds(Revoke, lease=st.integers(1, 6)),
+)
+HAPPENINGS = st.one_of(
+    REQUESTS,
+    LEASED,
+    st.sampled_from(["time passes", "reconnect", "another client", "goodbye", "a long time passes", "full", "free"]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(HAPPENINGS, max_size=40), st.sampled_from([10**6, 1500]))
+def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
+    happenings: list[Request[Any] | str], history_bytes_max: int
+) -> None:
+    limits = Limits(history_bytes_max=history_bytes_max, session_ttl=300.0)
+    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    client, peer = 1, 1
+    request_ids = {1: 0}
+
+    def record() -> None:
+        """As the server does after each step, unless the disk is full: then no reply is kept, either."""
+        if desk.engine.read_only is None:
+            ledger.write(desk.engine.take_facts())
+
+    def connect() -> None:
+        nonlocal peer
+        record()
+        peer += 1
+        desk.connect(peer, session=b"client %09d" % client)
+
+    connect()
+    record()
+    for happening in happenings:
+        if isinstance(happening, Request):
+            request_ids[client] += 1
+            desk.ask(happening, peer=peer, request_id=request_ids[client], acknowledged=request_ids[client] - 2)
+            record()
+            continue
+        match happening:
+            case "time passes":
+                desk.pass_time(0.6)
+            case "a long time passes":
+                desk.disconnect(peer)
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                desk.now += 301.0
+                desk.engine.tick(now=desk.now)
+                connect()
+            case "reconnect":
+                desk.disconnect(peer)
+                connect()
+            case "goodbye":
+                desk.disconnect(peer, for_good=True)
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                connect()
+            case "another client":
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                connect()
+            case "full":
+                desk.engine.read_only = "the disk is full"
+            case "free":
+                desk.engine.read_only = None
+        record()
+    ledger.write(desk.engine.take_facts())
+    assert desk.engine.take_facts() is None
+
+    before, after = desk.engine, Engine.restore(ledger.saved(), limits=limits, now=50_000.0)
+    assert ledger.compacted == before._history.compacted
+    assert after._entries == before._entries
+    assert list(after._index.with_prefix("")) == list(before._index.with_prefix(""))
+    counted = ("revision", "keys", "stored_bytes", "history_bytes", "compacted_revision", "leases", "sessions")
+    figures = before.figures(), after.figures()
+    assert [figures[1][name] for name in counted] == [figures[0][name] for name in counted]
+    assert after._history.since(before._history.compacted + 1, "") == before._history.since(
+        before._history.compacted + 1, ""
+    )
+    for lease_id, lease in before._leases._leases.items():
+        restored = after._leases.get(lease_id)
+        assert restored is not None
+        assert (restored.ttl, restored.disconnect_ttl, restored.anonymous, restored.keys, restored.keeper) == (
+            lease.ttl,
+            lease.disconnect_ttl,
+            lease.anonymous,
+            lease.keys,
+            None,
+        )
+        assert after._leases.remaining(restored) == lease.ttl
+    for session_id, session in before._sessions._sessions.items():
+        again = after._sessions._sessions[session_id]
+        assert again.number == session.number
+        for request_id in range(1, max(request_ids.values()) + 2):
+            if request_id in session._replies:
+                assert again.replay(request_id) == session.replay(request_id)
+            assert (again.replay(request_id) is None) == (session.replay(request_id) is None), "applied again, or lost"
+
+    # And it goes on: numbers that were used are not used again.
+    assert after.connect(1, session_id=b"somebody else...", now=50_000.0) == (before._sessions.made + 1, None)
+    next_lease = after.apply(Grant(ttl=1.0), peer=1, request_id=1, acknowledged=0, now=50_000.0).response
+    assert next_lease == Granted(lease=before._leases._last_id + 1, ttl=1.0)
+
+
+def test_a_store_in_memory_has_nothing_to_make_durable() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b""))
+    assert desk.engine.take_facts() is None
+
+
+def test_a_store_that_cannot_write_now_says_why_and_can_be_read() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"1"))
+    desk.engine.read_only = "the disk is full"
+    refused = desk.fails(Put("a", b"2"))
+    assert refused.kind is LIMIT
+    assert "the disk is full; reading goes on" in refused.message
+    assert desk.ask(Get("a")).entry.value == b"1"
+    desk.engine.read_only = None
+    assert desk.ask(Put("a", b"2"), request_id=desk.last_id[1]) == Written(revision=2)  # it may be tried again
+
+
+@pytest.mark.parametrize("make", [lambda lease: Add("a", 1, lease=lease), lambda lease: Append("a", b"1", lease=lease)])
+def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: Any) -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.ask(make(lease))
+    assert desk.ask(Get("a")).entry.lease == lease
+    desk.ask(make(None))
+    assert desk.ask(Get("a")).entry.lease == lease
+    assert desk.fails(make(99)).kind is LEASE
+    assert desk.fails(Transact(when=(), then=(make(99),))).kind is LEASE
+    desk.ask(Put("a", b"1"))
+    desk.ask(make(lease))
+    assert desk.ask(Get("a")).entry.lease is None  # it keeps what it has, which is none
+    desk.pass_time(2.0)
+    assert desk.keys() == ["a"]
 
 
 def test_an_engine_has_limits_without_being_given_any() -> None:

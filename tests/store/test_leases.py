@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from store.facts import SavedLease
 from store.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
 
 
@@ -175,6 +176,30 @@ def test_the_next_due_time_is_known_or_there_is_none() -> None:
     assert leases.next_due_in() == 1.0
     let_pass(leases, 2.0)
     assert leases.next_due_in() == 0
+
+
+def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them() -> None:
+    """ "After a restart `disconnect_ttl` is off until a lease's first keep-alive." (S5)"""
+    leases = at(1000.0)
+    leases.restore(
+        [
+            SavedLease(id=3, ttl=10.0, disconnect_ttl=1.0, anonymous=False),
+            SavedLease(id=5, ttl=2.0, disconnect_ttl=None, anonymous=True),
+        ],
+        last=7,
+    )
+    first, second = leases.get(3), leases.get(5)
+    assert first is not None
+    assert second is not None
+    assert (leases.remaining(first), leases.remaining(second), second.anonymous) == (10.0, 2.0, True)
+    leases.peer_closed(1)
+    assert leases.remaining(first) == 10.0
+    leases.keep_alive(first, peer=1)
+    leases.peer_closed(1)
+    assert leases.remaining(first) == 1.0
+    assert leases.grant(1.0, peer=1).id == 8
+    let_pass(leases, 2.0, now=1000.0)
+    assert ids(leases.due()) == [3, 8, 5]
 
 
 def test_waiting_for_the_next_due_time_always_gets_there() -> None:

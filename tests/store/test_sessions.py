@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from store.facts import SavedSession
 from store.messages import Written
 from store.sessions import FORGOTTEN, Session, Sessions
 
@@ -138,6 +139,24 @@ def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer
     sessions.close(session, peer=2, now=0.0)
     sessions.expire(1000.0)
     assert len(sessions) == 0
+
+
+def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
+    sessions = some(ttl=100.0)
+    saved = [
+        SavedSession(id=A, number=4, replies=((7, Written(revision=1)), (9, Written(revision=2)))),
+        SavedSession(id=B, number=6, replies=()),
+    ]
+    sessions.restore(saved, last=8, now=5000.0, cost=lambda _: 50)
+    assert sessions.expire(5099.0) == []
+    session = opened(sessions, A, peer=1)
+    assert (session.number, session.replies, session.held_bytes) == (4, 2, 100)
+    assert session.replay(9) == Written(revision=2)
+    assert session.replay(8) is FORGOTTEN
+    assert session.replay(10) is None
+    assert sessions.expire(5100.0) == [B]
+    assert opened(sessions, B, peer=2).number == 9
+    assert sessions.made == 9
 
 
 def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:

@@ -132,6 +132,17 @@ def test_a_change_larger_than_the_history_is_forgotten_at_once() -> None:
     assert history.since(2, "") == []
 
 
+def test_a_history_is_restored_as_far_as_it_has_room() -> None:
+    saved = [(put("a", revision),) for revision in range(5, 9)]
+    roomy, narrow = History(10_000), History(2 * event_bytes(put("a")))
+    for history in (roomy, narrow):
+        history.restore(saved, compacted=4)
+    assert roomy.since(4, "") is None
+    assert roomy.since(5, "") == saved
+    assert narrow.since(6, "") is None
+    assert narrow.since(7, "") == saved[2:]
+
+
 @given(st.lists(st.lists(KEYS, min_size=1, max_size=3), max_size=12), st.integers(0, 13), KEYS, st.integers(0, 3000))
 def test_the_history_is_a_list_of_the_latest_revisions(
     revisions: list[list[str]], start: int, prefix: str, bytes_max: int

@@ -74,8 +74,8 @@ OPERATIONS = st.one_of(
     st.builds(Put, KEYS, VALUES, ttl=st.none() | SECONDS, lease=st.none() | REVISIONS),
     st.builds(Get, KEYS),
     st.builds(Delete, KEYS),
-    st.builds(Add, KEYS, INTS),
-    st.builds(Append, KEYS, VALUES),
+    st.builds(Add, KEYS, INTS, lease=st.none() | REVISIONS),
+    st.builds(Append, KEYS, VALUES, lease=st.none() | REVISIONS),
 )
 
 
@@ -180,6 +180,12 @@ def test_a_response_comes_out_as_it_went_in(request_id: int, response: Response)
 def test_events_come_out_as_they_went_in_for_any_watch(watch_id: int, events: tuple[Event, ...]) -> None:
     frame = wire.frame_events(watch_id, wire.encode_events(events))
     assert wire.decode_server_frame(body_of(frame)) == Events(watch_id, events)
+
+
+@given(many(EVENTS))
+def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> None:
+    if events:
+        assert wire.decode_events(wire.encode_events(events)) == events
 
 
 def test_there_is_a_strategy_above_for_every_message() -> None:
@@ -331,12 +337,14 @@ REQUEST_DEFECTS = [
     ("an id of 0", (20, 0, 0)),
     ("a bool for an id", (20, True, 0)),
     ("text acknowledged", (20, 1, "0")),
+    ("an id that no journal can keep", (20, wire.NUMBER_MAX + 1, 0)),
+    ("an acknowledgement that no journal can keep", (20, 1, wire.NUMBER_MAX + 1)),
     ("a field too many", (20, 1, 0, 0)),
     ("a field too few", (2, 1, 0)),
     ("bytes for text", (2, 1, 0, b"a")),
-    ("text for bytes", (5, 1, 0, "a", "b")),
-    ("a float for an int", (4, 1, 0, "a", 1.0)),
-    ("a bool for an int", (4, 1, 0, "a", True)),
+    ("text for bytes", (5, 1, 0, "a", "b", None)),
+    ("a float for an int", (4, 1, 0, "a", 1.0, None)),
+    ("a bool for an int", (4, 1, 0, "a", True, None)),
     ("an int for a bool", (7, 1, 0, "a", 1)),
     ("text for seconds", (14, 1, 0, "1", None)),
     ("a bool for seconds", (14, 1, 0, True, None)),
@@ -359,10 +367,11 @@ REQUEST_DEFECTS = [
 ]
 
 
-@pytest.mark.parametrize("fields", [fields for _, fields in REQUEST_DEFECTS], ids=[name for name, _ in REQUEST_DEFECTS])
-def test_what_is_no_request_is_refused(fields: tuple[Any, ...]) -> None:
-    with pytest.raises(ProtocolError):
+@pytest.mark.parametrize(("name", "fields"), REQUEST_DEFECTS, ids=[name for name, _ in REQUEST_DEFECTS])
+def test_what_is_no_request_is_refused(name: str, fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError) as caught:
         wire.decode_request(packed(*fields))
+    assert ("fields, not" in str(caught.value)) is name.startswith("a field too"), "refused for another reason"
 
 
 RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [
@@ -424,7 +433,7 @@ def test_what_is_no_opening_is_refused(decode: Any, fields: tuple[Any, ...]) -> 
 def test_errors_stay_short_whatever_was_received(absurd: object) -> None:
     for decode, fields in (
         (wire.decode_request, (absurd, 1, 0)),
-        (wire.decode_request, (4, 1, 0, "a", absurd if type(absurd) is not int else "x")),
+        (wire.decode_request, (4, 1, 0, "a", absurd if type(absurd) is not int else "x", None)),
         (wire.decode_server_frame, (65, 1, absurd if absurd is not None else "x")),
     ):
         with pytest.raises(ProtocolError) as caught:

@@ -309,6 +309,20 @@ class Post:
             self.link.carry_to_server()
             self.carry_to_client()
 
+    def notice(self) -> None:
+        """See whether the server has hung up, as it does for a hello that was long under way on an older connection."""
+        if self.link is not None and not self.link.open:
+            self.cut()
+
+    def finish(self, town: Town) -> None:
+        """Carry everything, through as many connections as it takes."""
+        self.notice()
+        while self.link is None:
+            self.dial(town)
+            self.settle()
+            self.notice()
+        self.settle()
+
     def meet(self, town: Town) -> Link:
         """Connect, and carry everything."""
         link = self.dial(town)
