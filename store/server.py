@@ -436,7 +436,7 @@ class Server:
                 stuck = peer.connection is not None and peer.connection.half_a_frame
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
                     self._hang_up(
-                        peer, Sorry("protocol", f"half a frame and {self._limits.frame_timeout:g} s of silence")
+                        peer, Sorry("limit", f"half a frame and {self._limits.frame_timeout:g} s of silence")
                     )
 
     # ------------------------------------------------------------------------------------------ leaving
