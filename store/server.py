@@ -435,9 +435,7 @@ class Server:
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
-                    self._hang_up(
-                        peer, Sorry("limit", f"half a frame and {self._limits.frame_timeout:g} s of silence")
-                    )
+                    self._hang_up(peer, Sorry("limit", f"half a frame and {self._limits.frame_timeout:g} s of silence"))
 
     # ------------------------------------------------------------------------------------------ leaving
 
