@@ -11,7 +11,8 @@ import inspect
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousRefusedError
-from rdzv.state import Ban, Keys, Round, bucket_of, unpack_members
+from rdzv.state import Ban, Keys, Round
+from rdzv.status import find_member
 from store import ConditionFailed, when
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: flo
         ban: Why, and how.
         keep: Seconds for which the ban is kept if there is no round yet whose lease it could be on.
     """
-    entry = await store.get(keys.round)
-    round = Round.unpack(entry.value, revision=entry.mod_revision) if entry is not None else None
+    round = await _last_round(store, keys)
     lease = round.lease if round is not None and round.lease is not None else (await store.grant(keep)).id
     await store.put(keys.banned(node_id), ban.pack(), lease=lease)
     key = keys.node(node_id)
@@ -67,10 +67,10 @@ async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: flo
 
 
 async def _is_live_member(store: Store, keys: Keys, node_id: str, arrival: int) -> bool:
+    round = await _last_round(store, keys)
+    return round is not None and await find_member(store, keys, round, node_id=node_id, arrival=arrival) is not None
+
+
+async def _last_round(store: Store, keys: Keys) -> Round | None:
     entry = await store.get(keys.round)
-    if entry is None:
-        return False
-    round = Round.unpack(entry.value, revision=entry.mod_revision)
-    bucket = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
-    members = unpack_members(bucket.value) if bucket is not None else []
-    return any(member.node_id == node_id and member.arrival == arrival for member in members)
+    return Round.unpack(entry.value, revision=entry.mod_revision) if entry is not None else None

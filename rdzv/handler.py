@@ -55,13 +55,11 @@ from rdzv.state import (
     Participant,
     Round,
     RunStatus,
-    bucket_of,
     pack_settings,
-    unpack_members,
     unpack_roster,
     unpack_settings,
 )
-from rdzv.status import read_status
+from rdzv.status import find_member, read_status
 from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
 
 if TYPE_CHECKING:
@@ -501,14 +499,9 @@ class Handler(RendezvousHandler):
         return self._record is not None and self._record.arrival == me.arrival
 
     async def _find_rank(self, link: Link, round: Round, me: Me) -> int | None:
-        """Our rank in a round, from the one bucket where it would be; None if we are not in it."""
-        bucket = bucket_of(self._node_id, round.buckets)
-        entry = await link.store.get(self._keys.ranks(round.number, round.term, bucket))
-        members = unpack_members(entry.value) if entry is not None else []  # None: a later round has replaced it
-        for member in members:
-            if member.node_id == self._node_id and member.arrival == me.arrival:
-                return member.rank
-        return None
+        """Our rank in a round; None if we are not in it."""
+        member = await find_member(link.store, self._keys, round, node_id=self._node_id, arrival=me.arrival)
+        return member.rank if member is not None else None
 
     async def _give_up(self, link: Link, me: Me) -> Round | None:
         """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from rdzv.decision import explain
 from rdzv.errors import RendezvousStateError
-from rdzv.state import Head, Keys, NodeRecord, Participant, Phase, RunStatus, unpack_members
+from rdzv.state import Head, Keys, Member, NodeRecord, Participant, Phase, Round, RunStatus, bucket_of, unpack_members
 
 if TYPE_CHECKING:
     from store import Store
 
-__all__ = ["read_status"]
+__all__ = ["find_member", "read_status"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -73,6 +73,16 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
     )
+
+
+async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
+    """This arrival of a node in a round, from the one bucket where it would be; None if the round does not hold it."""
+    entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+    members = unpack_members(entry.value) if entry is not None else []  # None: a later round has replaced it
+    for member in members:
+        if member.node_id == node_id and member.arrival == arrival:
+            return member
+    return None
 
 
 def _phase(head: Head) -> Phase:

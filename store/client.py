@@ -41,7 +41,7 @@ from store.errors import (
     UsedAfterFork,
     WatchCompacted,
 )
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Wait, Watching
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, waits
 from store.sockets import forget, let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -785,12 +785,6 @@ def fresh(error: StoreError) -> StoreError:
 def backoff(attempt: int) -> float:
     """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them."""
     return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_MOST)
-
-
-def waits(request: Request[Any]) -> bool:
-    """Whether it is answered only when something happens."""
-    inner = request.request if isinstance(request, messages.Guarded) else request
-    return isinstance(inner, Wait)
 
 
 def _size(events: list[Event]) -> int:

@@ -28,7 +28,7 @@ from store.errors import (
     StoreUsageError,
     WatchCompacted,
 )
-from store.messages import MUTATIONS, Event, Failed, FailureKind, Guarded, Response, Watch
+from store.messages import Event, Failed, FailureKind, Response, Watch, mutates
 from store.wire import VERSION, Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
@@ -252,8 +252,7 @@ class ClientConnection:
     def ask(self, request: Request[Any], waiter: Any) -> InFlight:
         """Number a request and remember it until it is answered."""
         self._last_id += 1
-        inner = request.request if type(request) is Guarded else request
-        item = InFlight(self._last_id, request, waiter, isinstance(inner, MUTATIONS))
+        item = InFlight(self._last_id, request, waiter, mutates(request))
         self.in_flight[item.request_id] = item
         return item
 
@@ -317,7 +316,7 @@ class WatchCursor:
     def __init__(self, prefix: str, *, start_revision: int | None, snapshot: bool) -> None:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
-        self._prefix, self._start_revision, self._snapshot = prefix, start_revision, snapshot
+        self._prefix, self._snapshot = prefix, snapshot
         self._next = start_revision  # where to resume; None until the watch, or its snapshot, has been opened whole
         self._seen_any = False
 

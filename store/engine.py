@@ -25,7 +25,6 @@ from store.index import SortedKeys
 from store.leases import Leases
 from store.limits import Limits
 from store.messages import (
-    MUTATIONS,
     Add,
     Added,
     Append,
@@ -69,6 +68,7 @@ from store.messages import (
     Watch,
     Watching,
     Written,
+    mutates,
 )
 from store.sessions import Session, Sessions, _Forgotten
 from store.watches import History, Watcher, Watches, event_bytes
@@ -250,8 +250,8 @@ class Engine:
         self._leases.advance(now)
         session = self._session_of[peer]
         session.acknowledge(acknowledged)
-        mutates = isinstance(request.request if type(request) is Guarded else request, MUTATIONS)
-        if mutates:
+        changes = mutates(request)
+        if changes:
             replayed = session.replay(request_id)
             if isinstance(replayed, _Forgotten):
                 return Applied(response=_forgotten(request_id))
@@ -267,7 +267,7 @@ class Engine:
             assert not self._events, "a refused request has changed nothing"
             response = Failed(kind=_FAILURES[type(error)], message=str(error))
         self._announce()
-        if mutates and response is not None:
+        if changes and response is not None:
             session.keep(request_id, response, _response_cost(response))
             if self._facts is not None:
                 self._facts.replies.append(

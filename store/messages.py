@@ -60,6 +60,8 @@ __all__ = [
     "Watch",
     "Watching",
     "Written",
+    "mutates",
+    "waits",
 ]
 
 
@@ -441,3 +443,17 @@ class Stats(Request[Figures]):
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
 # there is none.
 MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)
+
+
+def mutates(request: Request[Any]) -> bool:
+    """Whether a request changes the store; a guarded one does what it guards."""
+    return isinstance(_unguarded(request), MUTATIONS)
+
+
+def waits(request: Request[Any]) -> bool:
+    """Whether a request is answered only when something happens."""
+    return isinstance(_unguarded(request), Wait)
+
+
+def _unguarded(request: Request[Any]) -> Request[Any]:
+    return request.request if type(request) is Guarded else request

@@ -38,7 +38,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.loops import backend_options
-from store.messages import Cancel, Event, Ping, Pong, Request, Response
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -255,7 +255,7 @@ class _Channel:
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
         self._abandon(item)
-        if async_client.waits(item.request) and item.sent and self.connection.welcomed is not None:
+        if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
                 self._tell(Cancel(target=item.request_id))
             except OSError as error:
@@ -326,7 +326,7 @@ class Client(interface.BlockingStore):
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
         self.check_usable()
-        if timeout is None and not async_client.waits(request):
+        if timeout is None and not waits(request):
             timeout = self.timeout
         channel = self.take_channel()
         try:
