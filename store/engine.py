@@ -39,6 +39,7 @@ from store.messages import (
     Done,
     Entry,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -388,6 +389,12 @@ class Engine:
 
     def _stats(self, _: Stats) -> Figures:
         return Figures(figures=self.figures())
+
+    def _excessive(self, request: Excessive) -> Response:
+        raise LimitExceeded(
+            f"the request holds more than {request.elements_max} elements, and operations_max is "
+            f"{self.limits.operations_max}: split it"
+        )
 
     # -------------------------------------------------------------------------------------- writes
 
@@ -962,6 +969,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Response]] = {
     Count: Engine._count,
     Ping: Engine._ping,
     Stats: Engine._stats,
+    Excessive: Engine._excessive,
     Put: Engine._put,
     Delete: Engine._delete,
     DeletePrefix: Engine._delete_prefix,
