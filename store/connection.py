@@ -179,6 +179,11 @@ class ClientConnection:
             self._forget(item)
         return dropped
 
+    @property
+    def met(self) -> bool:
+        """Whether the server has said anything on this connection."""
+        return self._greeting is not None
+
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         """What the server says; bytes among it are to be sent at once.
 
@@ -190,7 +195,13 @@ class ClientConnection:
         """
         for body in self._reader.feed(data):
             if self._greeting is None:
-                yield self._answer_greeting(wire.decode_greeting(body))
+                greeting = wire.decode_greeting(body)
+                yield self._answer_greeting(greeting)
+                if isinstance(greeting, Greeting) and greeting.token_wanted and self._token is None:
+                    # Said after a hello without proof, so that the server's log has a line that says the same.
+                    raise AuthenticationError(
+                        f"{self._name} wants a token, and none was given: pass token= or token_file="
+                    )
             elif self.welcomed is None:
                 yield self._take_welcome(wire.decode_welcome(body))
             else:
@@ -212,8 +223,6 @@ class ClientConnection:
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{greeting.store_id}, so what was in it is gone"
             )
-        if greeting.token_wanted and self._token is None:
-            raise AuthenticationError(f"{self._name} wants a token, and none was given: pass token= or token_file=")
         if self._token is not None and not greeting.token_wanted:
             raise AuthenticationError(
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "

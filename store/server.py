@@ -35,6 +35,7 @@ import anyio.to_thread
 from store import wire
 from store.address import Address, host_and_port
 from store.connection import ServerConnection
+from store.doorstep import Doorstep
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
@@ -129,6 +130,14 @@ class Server:
     def connections(self) -> int:
         """How many clients are connected now."""
         return len(self._peers)
+
+    def has_room_for(self, others: int) -> bool:
+        """Whether one more connection may come, beside those there are and so many that are about to be."""
+        return not self._leaving and len(self._peers) + others < self._connections_max
+
+    def turned_away(self) -> None:
+        """Somebody was refused before there was a peer."""
+        self._refused += 1
 
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
@@ -522,43 +531,22 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
-class _TellingTls(ssl.SSLObject):
-    """TLS that says why a handshake failed: asyncio drops such connections without a word."""
-
-    def do_handshake(self) -> None:
-        """Go on with the handshake."""
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            log.warning("a connection is refused: TLS failed: %s", error.reason or error)
-            raise
-
-
 async def _listen(
-    server: Server, host: str, port: int, *, sock: socket.socket | None, tls: ssl.SSLContext | None
+    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, sock: socket.socket | None
 ) -> asyncio.Server:
     """Listen on every address that `host` stands for, all on the same port."""
     loop = asyncio.get_running_loop()
-    options: dict[str, Any] = {"backlog": BACKLOG}
-    if tls is not None:
-        # asyncio's own patience is a minute and half a minute, in which a silent stranger is not counted anywhere.
-        within = server.handshake_timeout
-        if tls.sslobject_class is ssl.SSLObject:
-            tls.sslobject_class = _TellingTls
-        options |= {"ssl": tls, "ssl_handshake_timeout": within, "ssl_shutdown_timeout": LEAVE_WITHIN}
     if sock is not None:
-        return await loop.create_server(server.protocol, sock=sock, **options)
+        return await loop.create_server(protocol, sock=sock, backlog=BACKLOG)
     for _ in range(LISTEN_ATTEMPTS):
-        listener = await loop.create_server(server.protocol, host or None, port, **options)
+        listener = await loop.create_server(protocol, host or None, port, backlog=BACKLOG)
         ports = [listening.getsockname()[1] for listening in listener.sockets]
         if len(set(ports)) == 1:
             return listener
         # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: ask for the same on both.
         listener.close()
         with contextlib.suppress(OSError):  # somebody else has it on the other address
-            return await loop.create_server(server.protocol, host or None, ports[0], **options)
+            return await loop.create_server(protocol, host or None, ports[0], backlog=BACKLOG)
     raise OSError(errno.EADDRINUSE, f"no port is free on every address of {host or 'this host'}")
 
 
@@ -605,7 +593,9 @@ async def serve(
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         server.limit_connections(files - 64)  # the rest of the process needs some, too
-        listener = await _listen(server, host, port, sock=sock, tls=tls)
+        doorstep = None if tls is None else Doorstep(server, tls)
+        protocol = server.protocol if doorstep is None else doorstep.protocol
+        listener = await _listen(protocol, host, port, sock=sock)
         let_go_in_children(server, *listener.sockets)
         server.host = bound_host
         server.port = listener.sockets[0].getsockname()[1]
@@ -627,6 +617,8 @@ async def serve(
             listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
             forget(server)
             try:
+                if doorstep is not None:
+                    await doorstep.close()
                 await server.leave()
             finally:
                 server.abort()
