@@ -45,6 +45,7 @@ class Peer(asyncio.BufferedProtocol):
         self.connection: ServerConnection | None = None
         self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
         self.queued_bytes = 0  # in the outbox, and not handed to the transport yet
+        self._handed_bytes = 0  # to the transport, when it asked us to stop
         self.gone = False
         self.lags = False
         self.says_goodbye = False
@@ -85,12 +86,15 @@ class Peer(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        """The transport takes no more for now."""
+        """The transport takes no more for now: what it has counts as waiting until it has got rid of it."""
         self._blocked = True
+        assert self._transport is not None
+        self._count_handed(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """The transport takes more again."""
         self._blocked = False
+        self._count_handed(0)
         self.flush()
         self.read_on()
 
@@ -99,6 +103,7 @@ class Peer(asyncio.BufferedProtocol):
         forget(self)
         self.gone = True
         self._empty()
+        self._count_handed(0)
         self._set_timer(None)
         self._server.lost(self)
 
@@ -126,12 +131,14 @@ class Peer(asyncio.BufferedProtocol):
         if not self.gone:
             self._out.append(frame)
             self.queued_bytes += len(frame)
+            self._server.outboxes_bytes += len(frame)
 
     def hold(self, frame: bytes, number: int) -> None:
         """Put a frame into the outbox, to be let go once the journal has made this number durable."""
         if not self.gone:
             self._held.append((number, frame))
             self.queued_bytes += len(frame)
+            self._server.outboxes_bytes += len(frame)
 
     def release(self, number: int) -> bool:
         """Let go of the frames that waited for this number; whether others still wait."""
@@ -186,9 +193,11 @@ class Peer(asyncio.BufferedProtocol):
             self.flush()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close at once; nothing of what waits is sent."""
         self.gone = True
         self.unread = None
+        self._empty()
+        self._count_handed(0)
         if self._transport is not None:
             self._transport.abort()
 
@@ -201,12 +210,18 @@ class Peer(asyncio.BufferedProtocol):
             size += len(frame)
             frames.append(frame)
         self.queued_bytes -= size
+        self._server.outboxes_bytes -= size
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _empty(self) -> None:
         self._out.clear()
         self._held.clear()
+        self._server.outboxes_bytes -= self.queued_bytes
         self.queued_bytes = 0
+
+    def _count_handed(self, size: int) -> None:
+        self._server.outboxes_bytes += size - self._handed_bytes
+        self._handed_bytes = size
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer is not None:

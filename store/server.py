@@ -7,7 +7,8 @@ announcement.
 
 A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
 revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
-those that were read already: a packet full of requests may ask for gigabytes of answers.
+those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
+which is for all of them together, who has most waiting is hung up on; its client comes back and resumes.
 
 Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
 
@@ -94,6 +95,7 @@ class Server:
         self._peers: dict[int, Peer] = {}
         self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
+        self.outboxes_bytes = 0  # counted by the peers, as they queue and send
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
@@ -295,6 +297,27 @@ class Server:
         else:
             peer.queue(frame)
             self._dirty[peer] = None
+        if self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """All outboxes together hold too much: send what can be sent, and then let who is slowest pay for it.
+
+        Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
+        their watches.
+        """
+        self._flush()
+        while self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
+            if slowest is None:
+                return
+            log.warning(
+                "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, and "
+                "%d of them are for it",
+                *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
+            )
+            self._refused += 1
+            slowest.abort()
 
     def _flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
@@ -389,7 +412,9 @@ class Server:
         opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
         self._record()
         if opened is None:
-            self._hang_up(peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max)"))
+            self._hang_up(
+                peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max): come again")
+            )
             return
         session, previous = opened
         if previous is not None and previous in self._peers:
@@ -412,7 +437,9 @@ class Server:
     def _check_greeted(self, peer: Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
             # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
-            self._hang_up(peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s"))
+            self._hang_up(
+                peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s (handshake_timeout)")
+            )
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -441,10 +468,11 @@ class Server:
         while True:
             await anyio.sleep(self._limits.frame_timeout / 2)
             silent_since = self._clock() - self._limits.frame_timeout
+            why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
-                    self._hang_up(peer, Sorry("limit", f"half a frame and {self._limits.frame_timeout:g} s of silence"))
+                    self._hang_up(peer, Sorry("limit", why))
 
     # ------------------------------------------------------------------------------------------ leaving
 
@@ -502,6 +530,10 @@ class Server:
         """Raise what a timer has failed of."""
         if self._failure is not None:
             raise self._failure
+
+
+def _backlog(peer: Peer) -> int:
+    return peer.backlog
 
 
 # ---------------------------------------------------------------------------------------------------- starting one
