@@ -56,7 +56,7 @@ class Limits:
     )
     outbox_bytes_max: int = _limit(
         64 * MIB,
-        "What waits for one slow reader.",
+        "What waits for one slow reader, each message counted with its bookkeeping.",
         past="its watches end, and resume later; its parked waits get `LimitExceeded`; its requests wait",
     )
     outboxes_bytes_max: int = _limit(

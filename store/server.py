@@ -41,7 +41,7 @@ from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
-from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer
+from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
 from store.sockets import forget, let_go_in_children, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
@@ -63,6 +63,7 @@ LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart w
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
+EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 
 
@@ -266,7 +267,7 @@ class Server:
 
     def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        if peer.backlog + len(frame) > self._limits.outbox_bytes_max:
+        if peer.backlog + weight(len(frame)) > self._limits.outbox_bytes_max:
             message = (
                 f"{peer.backlog} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
                 f"{self._limits.outbox_bytes_max}: read, and ask again"
@@ -280,7 +281,8 @@ class Server:
         peer = self._peers[peer_id]
         most = self._limits.outbox_bytes_max
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
-        if peer.backlog + len(encoded) <= most or (len(encoded) > most and peer.backlog < PIECE_BYTES):
+        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
+        if peer.backlog + size <= most or (size > most and peer.backlog < PIECE_BYTES):
             self._say(peer, wire.frame_events(watch_id, encoded))
             return True
         if self._engine.end_watch(peer_id, watch_id):
