@@ -9,6 +9,7 @@ handler that raises, gets out at once; its channel is closed, since nobody knows
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import secrets
@@ -151,6 +152,12 @@ class _Channel:
         self.connection.connected(nonce=secrets.token_bytes(16))
         try:
             return self._shake_hands(deadline)
+        except ConnectionResetError as error:
+            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
+            self.close()
+            if without_a_word and address.secure:
+                raise async_client.HungUp from None
+            raise
         except BaseException:
             self.close()  # half a handshake is no connection that the next call could use
             raise
@@ -221,7 +228,7 @@ class _Channel:
                     self._tell(Ping())
             else:
                 if not count:
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 return count
 
     def _send(self, frame: bytes) -> None:

@@ -32,6 +32,7 @@ PURE_ROOMS = (
     "store.watches",
     "store.sessions",
     "store.engine",
+    "store.elements",
     "store.wire",
     "store.connection",
     "rdzv.errors",
