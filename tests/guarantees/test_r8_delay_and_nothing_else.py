@@ -4,11 +4,14 @@ than `disconnect_ttl`), costs delay and nothing else."
 A story of two rounds is told over and over; each time the trouble comes one step later in the dealings of all nodes
 with the store. It goes through every phase: gathering, last call, between the assignment and the commit, the standing
 round, a newcomer's waiting, and the next commit. What comes of it is the same each time.
+
+`RDZV_R8_EVERY=1` has the trouble at every step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,8 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 STEPS_MOST = 500  # more than all nodes take together; the test says if that ceases to be so
-EVERY = 3  # each third step, and which of the three depends on the trouble
-OUTAGES = (0.3, 2.0, 5.0)  # seconds: a blink, less than a coordinator's TTL, and more than that but less than a node's
+EVERY = int(os.environ.get("RDZV_R8_EVERY", "9"))  # of so many steps the trouble comes at one, another for each trouble
+OUTAGES = (0.3, 2.0, 4.0)  # seconds: a blink, less than a coordinator's TTL, and more than that but less than a node's
 
 
 class Life:
@@ -53,7 +56,7 @@ class Life:
 
 async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, durable: bool = True) -> bool:
     """The story, with trouble at this step; whether it came that far."""
-    async with VirtualRun(durable=durable, min_nodes=2, max_nodes=4, last_call_timeout=20, seed=step) as run:
+    async with VirtualRun(durable=durable, min_nodes=2, max_nodes=4, last_call_timeout=12, seed=step) as run:
         steps = 0
         begun = asyncio.Event()
 
@@ -75,9 +78,9 @@ async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, d
         for name in "abc":
             await join(name)
             await asyncio.sleep(1)
-        await asyncio.sleep(60)
+        await asyncio.sleep(30)
         await join("d")
-        await asyncio.sleep(60)
+        await asyncio.sleep(30)
         for client in run.clients.values():
             client.hook = None
         assert_the_same(lives)
@@ -99,19 +102,19 @@ def assert_the_same(lives: dict[str, Life]) -> None:
 
 
 async def at_every_step(trouble: Callable[[VirtualRun], Awaitable[None]], *, first: int = 0, **how: Any) -> None:
-    for step in range(first, STEPS_MOST, EVERY):
+    for step in range(first % EVERY, STEPS_MOST, EVERY):
         try:
             reached = await tell(step, trouble, **how)
         except BaseException as error:
             error.add_note(f"the trouble came at step {step}")
             raise
         if not reached:
-            print("STEPS", step); assert step > 40, "the nodes do more than that"
+            assert step > 40, "the nodes do more than that"
             return
     pytest.fail(f"the nodes take more than {STEPS_MOST} steps; raise STEPS_MOST")
 
 
-@pytest.mark.parametrize(("outage", "first"), [(outage, first) for first, outage in enumerate(OUTAGES)])
+@pytest.mark.parametrize(("outage", "first"), [(outage, first) for first, outage in enumerate(OUTAGES, start=1)])
 async def test_r8_a_durable_store_killed_at_whatever_step_costs_delay_and_nothing_else(
     outage: float, first: int
 ) -> None:
@@ -123,7 +126,7 @@ async def test_r8_a_durable_store_killed_at_whatever_step_costs_delay_and_nothin
     await at_every_step(restart, first=first)
 
 
-@pytest.mark.parametrize(("way", "first"), [("cut", 0), ("partition", 1), ("partition the coordinator", 2)])
+@pytest.mark.parametrize(("way", "first"), [("cut", 4), ("partition", 5), ("partition the coordinator", 6)])
 async def test_r8_a_network_cut_shorter_than_the_ttl_costs_delay_and_nothing_else(way: str, first: int) -> None:
     async def cut(run: VirtualRun) -> None:
         if way == "cut":  # connections were reset: shorter than disconnect_ttl

@@ -65,13 +65,23 @@ class VirtualRun:
     Args:
         run_id: What the run is called.
         seed: Of latencies, names and jitter.
+        limits: The store's.
         durable: Whether the store is kept on disk, and may be killed and restarted.
         parameters: Settings of every handler that has no others of its own.
     """
 
-    def __init__(self, run_id: str = "job", *, seed: int = 0, durable: bool = False, **parameters: Any) -> None:
+    def __init__(
+        self,
+        run_id: str = "job",
+        *,
+        seed: int = 0,
+        limits: store.Limits | None = None,
+        durable: bool = False,
+        **parameters: Any,
+    ) -> None:
         self._directory = tempfile.TemporaryDirectory() if durable else None
         self._run_id = run_id
+        self._limits = limits
         self._parameters = parameters
         self._rng = random.Random(seed)
         self._handlers: dict[str, Handler] = {}
@@ -95,13 +105,13 @@ class VirtualRun:
             self.restart_store()
             return
         self.journal: OnTheLoopsClock | None = None
-        self._serve(Engine(store_id=f"{self._rng.getrandbits(32):08x}"))
+        self._serve(Engine(store_id=f"{self._rng.getrandbits(32):08x}", limits=self._limits))
 
     def restart_store(self) -> None:
         """The store comes back, as its disk has it."""
         assert self._directory is not None, "a store that is memory only has nothing to come back with"
         self.journal = OnTheLoopsClock(self._directory.name, new_id=secrets.token_hex(8))
-        self._serve(Engine.restore(self.journal.load(), now=self._clock()))
+        self._serve(Engine.restore(self.journal.load(), limits=self._limits, now=self._clock()))
 
     def _serve(self, engine: Engine) -> None:
         self.engine = engine
@@ -163,6 +173,8 @@ class VirtualRun:
             client = HookedClient(
                 dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
             )
+            if self._limits is not None:
+                client.operations_max = self._limits.operations_max
             self.clients[source] = client
             return client
 
