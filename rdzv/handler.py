@@ -60,7 +60,7 @@ from rdzv.state import (
     unpack_settings,
 )
 from rdzv.status import find_member, read_status
-from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
+from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, StoreReplaced, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -179,8 +179,7 @@ class Handler(RendezvousHandler):
         async with self._connecting:
             self._check_usable()
             if self._link is not None and self._link.follower.error is not None:
-                self._end_membership(f"the store is lost: {self._link.follower.error}", dropped=True)
-                await self._disconnect()
+                await self._disconnect(self._link.follower.error)
             if self._link is None:
                 with anyio.CancelScope() as self._connecting_scope:
                     self._link = await self._new_link()
@@ -206,7 +205,16 @@ class Handler(RendezvousHandler):
             raise self._connection_error(error) from error
         return link
 
-    async def _disconnect(self) -> None:
+    async def _let_go_of(self, link: Link, error: Exception) -> None:
+        """Make no more use of a link, if it is still the one in use."""
+        async with self._connecting:
+            if self._link is link:
+                await self._disconnect(error)
+
+    async def _disconnect(self, error: Exception | None = None) -> None:
+        """End the link; the membership with it, if the store was lost."""
+        if error is not None:
+            self._end_membership(f"the store is lost: {error}", dropped=True)
         self._link = None
         self._record = None
         stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
@@ -262,7 +270,7 @@ class Handler(RendezvousHandler):
             RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
             RendezvousGracefulExitError: This node was a spare, and the run is closed.
-            RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
@@ -284,6 +292,21 @@ class Handler(RendezvousHandler):
     async def _join(self) -> RendezvousInfo:
         clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
         link = await self._connect()
+        while True:
+            try:
+                return await self._join_over(link, clock)
+            except StoreReplaced as error:
+                # It asked for the next round, and asks for it there: above every round it knows (promise S10).
+                log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self._node_id, error)
+                await self._let_go_of(link, error)
+            clock.set(suspended=False, now=anyio.current_time())
+            with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+                link = await self._connect()
+            if limit.cancelled_caught:
+                raise self._timeout()
+
+    async def _join_over(self, link: Link, clock: JoinClock) -> RendezvousInfo:
+        """Join over one link to the store; `StoreReplaced` if that is of no more use."""
         # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
         last, mine = link.follower.head.round, self._membership
         was_member = last is not None and mine is not None and mine.round.revision == last.revision
@@ -298,10 +321,12 @@ class Handler(RendezvousHandler):
                 # The lease was lost while we waited, or the record with it: arrive once more.
                 me = await self._arrive(link, clock, me)
         except BaseException as error:
+            if isinstance(error, StoreReplaced):
+                self._end_membership(f"the store is lost: {error}", dropped=True)
             with anyio.CancelScope(shield=True):
                 await self._withdraw()
                 await link.step_down()  # who is not in decides nothing for those who are
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and not isinstance(error, StoreReplaced):
                 raise self._connection_error(error) from error
             raise
 

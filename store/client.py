@@ -59,7 +59,9 @@ DEFAULT_TIMEOUT = 30.0
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
-SOON = 1.0  # seconds after a loss in which to come back matters most: leases may lapse sooner while we are away (S5) ...
+SOON = (
+    1.0  # seconds after a loss in which to come back matters most: leases may lapse sooner while we are away (S5) ...
+)
 BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one

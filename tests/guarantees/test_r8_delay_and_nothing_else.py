@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.virtual_time
 
 STEPS_MOST = 500  # more than all nodes take together; the test says if that ceases to be so
-EVERY = int(os.environ.get("RDZV_R8_EVERY", "9"))  # of so many steps the trouble comes at one, another for each trouble
+EVERY = int(
+    os.environ.get("RDZV_R8_EVERY", "14")
+)  # of so many steps the trouble comes at one, another for each trouble
 OUTAGES = (0.3, 2.0, 4.0)  # seconds: a blink, less than a coordinator's TTL, and more than that but less than a node's
 
 
@@ -60,7 +62,7 @@ async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, d
         steps = 0
         begun = asyncio.Event()
 
-        async def hook(_: Request[Any], when: str) -> None:
+        async def hook(_: Request[Any], __: str) -> None:
             nonlocal steps
             steps += 1
             if steps > step and not begun.is_set():
