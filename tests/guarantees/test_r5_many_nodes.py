@@ -30,10 +30,11 @@ def now() -> float:
 
 
 class Life:
-    """One node that meets the others again when some are lost, and what it saw."""
+    """One node that meets the others again when some are lost, once it has put its work down, and what it saw."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *, puts_down_in: float) -> None:
         self.handler = handler
+        self.puts_down_in = puts_down_in
         self.infos: list[RendezvousInfo] = []
         self.met_at: list[float] = []
         self.told_at: list[float] = []
@@ -51,11 +52,13 @@ class Life:
                         self.told_at.append(now())
                         self.lost |= set(change.node_ids)
                         break
+                await asyncio.sleep(self.puts_down_in)
 
 
-async def start_all(run: VirtualRun) -> dict[str, Life]:
+async def start_all(run: VirtualRun, *, put_down_within: float = 0.0) -> dict[str, Life]:
     """All nodes, in their first round."""
-    lives = {f"n{number}": Life(run.handler(f"n{number}")) for number in range(NODES)}
+    names = [f"n{number}" for number in range(NODES)]
+    lives = {name: Life(run.handler(name), puts_down_in=run._rng.uniform(0, put_down_within)) for name in names}
     for name, life in lives.items():
         run._joins.append((life.handler, run.start(life.live(), f"life of {name}")))
     await asyncio.sleep(20)
@@ -90,7 +93,7 @@ async def test_r2_twenty_killed_at_once_with_the_coordinator_among_them_make_one
     async with VirtualRun(
         seed=seed, min_nodes=2, max_nodes=NODES, last_call_timeout=5, disconnect_ttl=DISCONNECT_TTL
     ) as run:
-        lives = await start_all(run)
+        lives = await start_all(run, put_down_within=0.05)
         coordinator = (await lives["n0"].handler.status()).coordinator
         assert coordinator is not None
         dead = {coordinator, *run._rng.sample(sorted(lives), 19)}

@@ -85,6 +85,8 @@ async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_seco
         assert {info.round for info in first} == {0}
         assert infos[0].round == (1 if away == 15 else 0)
         assert len(committed_by) == 1
+        await asyncio.sleep(5)
+        assert [info.superseded() for info in infos] == [None] * 3, "what was on its way has changed nothing"
         assert (await b.status()).round == infos[0].round
         assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "the other attempt is cleared away"
 
