@@ -310,10 +310,11 @@ class Handler(RendezvousHandler):
         # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
         last, mine = link.follower.head.round, self._membership
         was_member = last is not None and mine is not None and mine.round.revision == last.revision
+        me = Me(arrival=0, node_id=self._node_id, known_round=self._known_round, was_member=was_member)
         try:
             await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
             link.stand(self._candidacy(link))
-            me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
+            me = await self._arrive(link, clock, me)
             while True:
                 assignment = await self._assignment(link, clock, me)
                 if assignment is not None:
