@@ -227,9 +227,10 @@ class Handler(RendezvousHandler):
 
     def _connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""
-        return RendezvousConnectionError(
-            f"run {self.run_id}, node {self.node_id}: {str(error) or 'the store does not answer'}"
-        )
+        what = str(error) or "the store does not answer"
+        if self._link is not None and not self._in_reach() and self._settings.endpoint.info.family == "tcp":
+            what += "; if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
+        return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -312,7 +313,7 @@ class Handler(RendezvousHandler):
         was_member = last is not None and mine is not None and mine.round.revision == last.revision
         me = Me(arrival=0, node_id=self._node_id, known_round=self._known_round, was_member=was_member)
         try:
-            await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
+            await self._check_health(link, clock)
             link.stand(self._candidacy(link))
             me = await self._arrive(link, clock, me)
             while True:
@@ -351,9 +352,18 @@ class Handler(RendezvousHandler):
             rng=self._rng,
         )
 
+    async def _check_health(self, link: Link, clock: JoinClock) -> None:
+        """Run the user's health check within the join timeout; one that blocks the loop cannot be held to it."""
+        self._reason = "waiting for its own health check"
+        with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+            await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
+        if limit.cancelled_caught:
+            raise self._timeout()
+
     async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
         clock.set(suspended=False, now=anyio.current_time())
+        self._reason = "waiting for the store to take its arrival"
         with anyio.move_on_after(clock.left(anyio.current_time())):
             return await self._write_arrival(link, clock, me)
         raise self._timeout()
@@ -727,6 +737,7 @@ class Handler(RendezvousHandler):
                 if ban is not None and ban.now:
                     self._record = None  # whoever banned it has deleted it
                     self._end_membership(f"this node is {ban}", dropped=True)
+                    await link.step_down()  # who was put out decides nothing for those who are in
                 elif link.follower.error is not None:
                     self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
                 elif round is not None and round.revision > membership.round.revision:
