@@ -174,13 +174,16 @@ class TorchStore(dist.Store):
         else:
             self._shared = source.clone()
             self._shared.set_timeout(timeout)
+        self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
         _kept.add(self)
 
     def _timed(self) -> BlockingSharedStore:
         """The shared store, with the timeout that was set last, be it by C++."""
-        if self._shared.timeout != self.timeout:
-            self._shared.set_timeout(self.timeout)
+        timeout = self.timeout
+        if timeout != self._last_timeout:
+            self._shared.set_timeout(timeout)
+            self._last_timeout = timeout
         return self._shared
 
     @_with_torch_errors

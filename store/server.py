@@ -177,8 +177,18 @@ class Server:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        peer.unread = peer.connection.receive(data)
-        self.go_on(peer)
+        try:
+            request = peer.connection.only_request(data)
+            if request is not None:
+                self._apply(peer, *request, self._clock())
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+            return
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+        if request is None:
+            peer.unread = peer.connection.receive(data)
+            self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
@@ -187,14 +197,14 @@ class Server:
         now = self._clock()
         try:
             for item in peer.unread or ():
-                match item:
-                    case (request_id, acknowledged, request):
-                        self._apply(peer, request_id, acknowledged, request, now)
-                    case Hello():
-                        self._take_in(peer, item, now)
-                    case Bye():
-                        peer.says_goodbye = True
-                        peer.close()
+                if isinstance(item, Hello):
+                    self._take_in(peer, item, now)
+                elif isinstance(item, Bye):
+                    peer.says_goodbye = True
+                    peer.close()
+                else:
+                    request_id, acknowledged, request = item
+                    self._apply(peer, request_id, acknowledged, request, now)
                 if peer.gone:
                     break
                 if peer.queued_bytes > PIECE_BYTES:

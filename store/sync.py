@@ -167,7 +167,14 @@ class _Channel:
     def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
         answer: Response | None = None
         while answer is None:
-            for received in self.receive(deadline):
+            count = self._read(deadline)
+            try:
+                answer = self.connection.only_answer(self._buffer[:count], item)
+            except ProtocolError as error:
+                raise self._client.fail(error) from None
+            if answer is not None:
+                break
+            for received in self._received(count):
                 if isinstance(received, Reply):
                     if self.connection.answered(received.request_id) is item:
                         answer = received.response
@@ -175,9 +182,9 @@ class _Channel:
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
                     self._problem = received.reason
-        error = error_of(answer)
-        if error is not None:
-            raise error
+        failure = error_of(answer)
+        if failure is not None:
+            raise failure
         return answer
 
     def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -187,7 +194,9 @@ class _Channel:
             OSError: The connection is lost.
             _Expired: Nothing came in time.
         """
-        count = self._read(deadline)
+        yield from self._received(self._read(deadline))
+
+    def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
             yield from self.connection.receive(self._buffer[:count])
         except (AuthenticationError, StoreReplaced, ProtocolError) as error:
@@ -197,12 +206,12 @@ class _Channel:
 
     def _read(self, deadline: float | None) -> int:
         assert self.sock is not None
-        silent_since = time.monotonic()
+        now = silent_since = time.monotonic()
         asked = False
         while True:
             patience = HEARTBEAT
-            if deadline is not None:
-                patience = min(deadline - time.monotonic(), HEARTBEAT)
+            if deadline is not None and deadline - now < HEARTBEAT:
+                patience = deadline - now
                 if patience <= 0:
                     raise _Expired
             if patience != self.sock.gettimeout():
@@ -210,9 +219,10 @@ class _Channel:
             try:
                 count = self.sock.recv_into(self._buffer)
             except TimeoutError:
-                if deadline is not None and time.monotonic() >= deadline:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
                     raise _Expired from None
-                silence = time.monotonic() - silent_since
+                silence = now - silent_since
                 # Silence counts only after a question: before it, it may be ours, if this process was stopped.
                 if silence >= 2 * HEARTBEAT and (asked or self.connection.welcomed is None):
                     raise ConnectionResetError(f"it has been silent for {silence:.0f} s") from None
