@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import secrets
@@ -40,7 +39,7 @@ from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
 from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer
-from store.sockets import forget, let_go_in_children, raise_file_limit
+from store.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 
@@ -548,8 +546,12 @@ class _TellingTls(ssl.SSLObject):
 
 async def _listen(
     server: Server, host: str, port: int, *, sock: socket.socket | None, tls: ssl.SSLContext | None
-) -> asyncio.Server:
-    """Listen on every address that `host` stands for, all on the same port."""
+) -> list[asyncio.Server]:
+    """Listen on every address that `host` stands for, all on the same port.
+
+    The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those make a
+    forked child crash when it ends.
+    """
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"backlog": BACKLOG}
     if tls is not None:
@@ -558,18 +560,19 @@ async def _listen(
         if tls.sslobject_class is ssl.SSLObject:
             tls.sslobject_class = _TellingTls
         options |= {"ssl": tls, "ssl_handshake_timeout": within, "ssl_shutdown_timeout": LEAVE_WITHIN}
-    if sock is not None:
-        return await loop.create_server(server.protocol, sock=sock, **options)
-    for _ in range(LISTEN_ATTEMPTS):
-        listener = await loop.create_server(server.protocol, host or None, port, **options)
-        ports = [listening.getsockname()[1] for listening in listener.sockets]
-        if len(set(ports)) == 1:
-            return listener
-        # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: ask for the same on both.
-        listener.close()
-        with contextlib.suppress(OSError):  # somebody else has it on the other address
-            return await loop.create_server(server.protocol, host or None, ports[0], **options)
-    raise OSError(errno.EADDRINUSE, f"no port is free on every address of {host or 'this host'}")
+    socks = [sock] if sock is not None else await anyio.to_thread.run_sync(bound_sockets, host, port)
+    listeners = []
+    try:
+        for bound in socks:
+            listener = await loop.create_server(server.protocol, sock=bound, **options)
+            listeners.append(listener)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        for bound in socks:
+            bound.close()
+        raise
+    return listeners
 
 
 @contextlib.asynccontextmanager
@@ -615,10 +618,11 @@ async def serve(
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         server.limit_connections(files - 64)  # the rest of the process needs some, too
-        listener = await _listen(server, host, port, sock=sock, tls=tls)
-        let_go_in_children(server, *listener.sockets)
+        listeners = await _listen(server, host, port, sock=sock, tls=tls)
+        listening = [one for listener in listeners for one in listener.sockets]
+        let_go_in_children(server, *listening)
         server.host = bound_host
-        server.port = listener.sockets[0].getsockname()[1]
+        server.port = listening[0].getsockname()[1]
         log.info(
             "serving store %s on %s, %s; %d files allow about %d connections",
             server.store_id,
@@ -634,7 +638,8 @@ async def serve(
         try:
             yield server
         finally:
-            listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+            for listener in listeners:
+                listener.close()  # not wait_closed(): since Python 3.12 that waits for the clients to leave first
             forget(server)
             try:
                 await server.leave()

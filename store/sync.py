@@ -18,8 +18,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from anyio.from_thread import start_blocking_portal
-
 from store import client as async_client
 from store import interface, wire
 from store import server as async_server
@@ -37,7 +35,7 @@ from store.errors import (
     UsedAfterFork,
     WatchCompacted,
 )
-from store.loops import backend_options
+from store.loops import PortalThread
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
@@ -504,7 +502,6 @@ def connect(
         yield client
 
 
-@contextlib.contextmanager
 def serve(
     host: str = "127.0.0.1",
     port: int = 0,
@@ -515,15 +512,37 @@ def serve(
     limits: Limits | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
-) -> Iterator[Server]:
+) -> contextlib.AbstractContextManager[Server]:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
 
     A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
-    against anybody's lease.
+    against anybody's lease. A forked child serves nothing, and leaves the context without a word.
     """
-    with start_blocking_portal(backend_options=backend_options()) as portal:
-        serving = async_server.serve(
+    return _Serving(
+        async_server.serve(
             host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock
         )
-        with portal.wrap_async_context_manager(serving) as server:
-            yield server
+    )
+
+
+class _Serving(contextlib.AbstractContextManager["Server"]):
+    """A server, and the thread in which it serves. No generator, for the reasons of `PortalThread`."""
+
+    def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
+        self._serving = serving
+        self._opened = contextlib.ExitStack()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Server:
+        with contextlib.ExitStack() as opened:
+            portal = opened.enter_context(PortalThread("store"))
+            server = opened.enter_context(portal.wrap_async_context_manager(self._serving))
+            self._opened = opened.pop_all()
+        return server
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._pid != os.getpid():
+            return False
+        return bool(self._opened.__exit__(kind, error, trace))
