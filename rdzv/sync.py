@@ -23,6 +23,7 @@ from rdzv import backends
 from rdzv.errors import RendezvousStateError
 from rdzv.handler import Handler as AsyncHandler
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
+from rdzv.muster import all_here
 from rdzv.shared_store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
 from store.loops import PortalThread
@@ -72,7 +73,8 @@ class Handler(RendezvousHandler):
     def __init__(self, inner: AsyncRendezvousHandler, portal: BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
-        self._shared_client: BlockingStore | None = None  # of the current round
+        self._info: async_handler.RendezvousInfo | None = None  # of the current round
+        self._shared_client: BlockingStore | None = None  # of the same
         self._undone = threading.Event()  # clear while an interrupted call is being taken back, in the portal's loop
         self._undone.set()
         self._pid = os.getpid()
@@ -90,6 +92,7 @@ class Handler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
         self._undone.wait(TAKEN_BACK_WITHIN)
+        self._info = None
         info = self._call(self._inner.next_rendezvous)
         if not isinstance(self._inner, AsyncHandler):
             return cast("RendezvousInfo", info)  # somebody else's backend: what it gives is what its user gets
@@ -99,6 +102,7 @@ class Handler(RendezvousHandler):
         """The same information, with a shared store on a socket of this caller's own."""
         if self._shared_client is not None:
             self._shared_client.close()
+        self._info = info
         client = self._shared_client = inner.open_blocking_store()
         # Who waits in the shared store waits on that socket: only breaking it gets them out.
         info.on_superseded(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
@@ -112,6 +116,13 @@ class Handler(RendezvousHandler):
             bootstrap_address=info.bootstrap_address,
             _read_roster=lambda: self._call(info.participants),
         )
+
+    def all_here(self, *, timeout: float) -> bool:
+        """Wait until every member of this round has called this; False if one has gone first: see `rdzv.muster`."""
+        inner, info = self._inner, self._info
+        if info is None or not isinstance(inner, AsyncHandler):
+            return True
+        return self._call(lambda: all_here(inner, info, timeout=timeout))
 
     def num_nodes_waiting(self) -> int:
         """How many arrivals a regroup now would admit."""
