@@ -9,8 +9,8 @@ They translate and forward; what a rendezvous is, is decided elsewhere. Nothing 
 state that PyTorch's own `DynamicRendezvousHandler` gives to a backend is a pickle, which PyTorch makes and reads.
 
 PyTorch 2.4, which brought `RendezvousInfo` and the store shared with the agent, is the oldest that this reads. Its
-`torchrun` does not look for entry points yet, as that of 2.5 does: with 2.4 register `rdzv.torchrun.create_handler` in
-`rendezvous_handler_registry`, and launch from Python. What came later, queues above all, is looked up with a fallback.
+`torchrun` does not look for entry points yet, as that of 2.5 does: with 2.4 write `python -m rdzv.torchrun` instead of
+`torchrun`. What came later, queues above all, is looked up with a fallback.
 
 **C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls the Python half's methods
 of certain names, two of them in camel case, and does not keep it alive: see `TorchStore`.
@@ -23,6 +23,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import weakref
 from datetime import timedelta
@@ -41,6 +42,7 @@ from store import StoreError, StoreUsageError
 
 try:
     import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 except ImportError as error:
@@ -521,7 +523,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._over:
             return True
         try:
-            if self._was_member or not self._kept_out:
+            if _stopped_by_a_signal():
+                self._connected().leave()
+            elif self._was_member or not self._kept_out:
                 handler = self._connected()
                 if not handler.is_closed():
                     handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
@@ -545,6 +549,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._handler is not None and self._pid == os.getpid():
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
+
+
+def _stopped_by_a_signal() -> bool:
+    """Whether the agent that shuts us down does so because it was told to end: that closes nothing for the others.
+
+    PyTorch 2.5 and later then let us alone; the agent of 2.4 shuts us down while it handles what its signal raised.
+    """
+    return isinstance(sys.exception(), SignalException)
 
 
 # --------------------------------------------------------------------------------------------- PyTorch's own handler

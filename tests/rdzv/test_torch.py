@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from tests.support.processes import free_port, require, start_python
 require("torch")  # what follows cannot be imported without
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E402
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
 
@@ -318,6 +320,22 @@ def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:
     before = agents.meet(one, other)[0].bootstrap_store_info
     after = [info.bootstrap_store_info for info in agents.meet(one, other)]
     assert after[0] == after[1] != before
+
+
+def test_who_is_shut_down_because_of_a_signal_leaves_and_closes_nothing(agents: Agents) -> None:
+    """The agent of PyTorch 2.4 shuts us down while it handles what the signal raised."""
+    one, told_to_end = agents.add(), agents.add()
+    agents.meet(one, told_to_end)
+
+    def be_told() -> None:
+        raise SignalException("got signal: 15", signal.SIGTERM)
+
+    try:
+        be_told()
+    except SignalException:
+        assert told_to_end.shutdown()
+    until(lambda: one.num_nodes_waiting() == 1)  # it is told at once that it should meet again
+    assert not one.is_closed()
 
 
 def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:

@@ -52,13 +52,13 @@ class Job:
         self._stack = contextlib.AsyncExitStack()
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
-    async def agent(self, *options: str) -> Child:
+    async def agent(self, *options: str, module: str = "torch.distributed.run") -> Child:
         """Start one; `options` are torchrun's, besides those that all agents have."""
         # As a module, since torchrun itself may not be on the path.
         return await self._stack.enter_async_context(
             start(
                 sys.executable,
-                *("-m", "torch.distributed.run", "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
+                *("-m", module, "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
                 *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
                 *(str(self._script), str(self._stop)),
                 env={"OMP_NUM_THREADS": "1"},
@@ -177,7 +177,8 @@ async def until_a_spare_waits(url: str) -> None:
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}") as job:
-        pair = [await job.agent("--nnodes=2", "--max-restarts=0") for _ in range(2)]
+        modules = "torch.distributed.run", "rdzv.torchrun"  # the second is for PyTorch 2.4, and good with any
+        pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in modules]
         for agent in pair:
             assert (await job.first_step(agent))["size"] == 2
         job.stop()
