@@ -27,6 +27,7 @@ PURE_ROOMS = (
     "store.limits",
     "store.when",
     "store.messages",
+    "store.quick",
     "store.index",
     "store.leases",
     "store.watches",
