@@ -9,6 +9,10 @@ one that was paused and wakes up writes nothing, and whatever a dead one left li
 A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
 not closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of
 the watch brings a new decision.
+
+Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
+nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
+what happens during the one round trip of the commit itself can slip in: a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from rdzv.decision import Complete, Rules, Wait, decide, explain, report_due
 from rdzv.state import (
     BUCKET_SIZE,
     Member,
+    NodeRecord,
     Participant,
     Progress,
     Round,
@@ -35,14 +40,26 @@ from rdzv.state import (
     unpack_members,
 )
 from rdzv.transitions import View
-from store import ConditionFailed, ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
+from store import (
+    ConditionFailed,
+    ConnectionLost,
+    Delete,
+    Lease,
+    LeaseNotFound,
+    Put,
+    StoreError,
+    StoreTimeoutError,
+    when,
+)
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterator
 
     from rdzv.follower import Follower
-    from rdzv.state import Keys, NodeRecord
+    from rdzv.state import Keys
     from store import Condition, Event, Store
+    from store.interface import LeaseLike
     from store.keepalive import Keeper
 
 __all__ = ["Candidacy"]
@@ -55,6 +72,7 @@ ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few
 ELECTION_MOST = 1.0  # ... and at most so long
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two coordinators
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
 class Candidacy:
@@ -132,7 +150,7 @@ class Candidacy:
                 assert taken.entry is not None
                 log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
                 with lost, contextlib.suppress(ConditionFailed):
-                    await _Term(self, taken.entry.create_revision).lead()
+                    await _Term(self, taken.entry.create_revision, lease).lead()
             elif self._follower.head.coordinator is None:
                 await self._barrier.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
         finally:
@@ -143,13 +161,14 @@ class Candidacy:
 class _Term:
     """One term of one coordinator."""
 
-    def __init__(self, candidacy: Candidacy, term: int) -> None:
+    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike) -> None:
         self._store = candidacy._store
         self._keys = candidacy._keys
         self._rules = candidacy._rules
         self._follower = candidacy._follower
         self._node_id = candidacy._node_id
         self._term = term
+        self._lease = lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
         self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed)
         self._events: deque[Event] = deque()
@@ -232,14 +251,8 @@ class _Term:
 
     async def _decide_until_closed(self) -> None:
         while True:
+            await self._take_in_until(0)
             now = self._store.time()
-            while self._events:
-                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
-            if self._watch_failed is not None:
-                raise self._watch_failed
-            if not self._view.synced:
-                await self._barrier.sleep_until(None)
-                continue
             decision = decide(self._view, self._rules, closed=self._follower.head.closed is not None, now=now)
             match decision:
                 case Wait(until=until):
@@ -251,6 +264,18 @@ class _Term:
                     await self._barrier.sleep_until(wake_at)
                 case Complete():
                     await self._commit(decision)
+
+    async def _take_in_until(self, revision: int) -> None:
+        """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
+        while True:
+            now = self._store.time()
+            while self._events:
+                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
+            if self._watch_failed is not None:
+                raise self._watch_failed
+            if self._view.synced and self._view.seen >= revision:
+                return
+            await self._barrier.sleep_until(None)
 
     async def _report(self, progress: Progress) -> float | None:
         """Write the progress if it is time to; when it will be, if it is not yet."""
@@ -291,19 +316,21 @@ class _Term:
             lease=self._run_lease.id,
         )
         last = self._view.round
-        result = await self._store.transact(
-            when=(
-                *self._in_office,
-                when.mod_revision(self._keys.round) == (last.revision if last else 0),
-                when.missing(self._keys.closed),
-                *(when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members),
-            ),
-            then=(Put(self._keys.round, round.pack(), lease=self._run_lease.id),),
-        )
-        if not result.succeeded:
+        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
+        arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
+        conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
+        writes: list[Put | Delete] = [Put(self._keys.round, round.pack(), lease=self._run_lease.id)]
+        stand = True
+        if len(conditions) > self._store.operations_max:
+            del conditions[self._store.operations_max :]
+            writes.append(Delete(self._keys.marker))
+            await self._catch_up()
+            stand = self._view.stand(members)
+        result = await self._store.transact(when=conditions, then=writes) if stand else None
+        if result is None or not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
             # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
-            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
             await self._barrier.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
@@ -320,6 +347,12 @@ class _Term:
         self._follower.take_round(committed)
         if last is not None:
             await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)
+
+    async def _catch_up(self) -> None:
+        """Know everything that had happened to the nodes when this was called."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
+        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
+        await self._take_in_until(written)
 
     async def _write_buckets(
         self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
@@ -347,9 +380,8 @@ class _Term:
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
             writes.append(Put(self._keys.roster(number, self._term, index), pack_roster(roster), lease=lease))
-        most = self._store.operations_max
-        for at in range(0, len(writes), most):
-            result = await self._store.transact(when=self._in_office, then=writes[at : at + most])
+        for portion in _portions(writes, self._store.operations_max):
+            result = await self._store.transact(when=self._in_office, then=portion)
             if not result.succeeded:
                 raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
 
@@ -358,8 +390,24 @@ class _Term:
         keep = self._keys.attempt(round.number, round.term) if round else None
         attempts: dict[str, None] = {}
         for entry in await self._store.list(self._keys.rounds, keys_only=True):
-            number, term, _ = entry.key.removeprefix(self._keys.rounds).split("/", 2)
-            attempts[f"{self._keys.rounds}{number}/{term}/"] = None
+            number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
+            term, slash, _ = rest.partition("/")
+            if slash:  # else it is no key of ours
+                attempts[f"{self._keys.rounds}{number}/{term}/"] = None
         for prefix in attempts:
             if prefix != keep:
                 await self._store.delete_prefix(prefix, when=self._in_office)
+
+
+def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+    """The same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    portion: list[Put] = []
+    size = 0
+    for write in writes:
+        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
+            yield portion
+            portion, size = [], 0
+        portion.append(write)
+        size += len(write.value)
+    if portion:
+        yield portion

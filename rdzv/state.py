@@ -4,6 +4,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
 
     settings                        what all its nodes must agree on
     nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
+    nodes//marker                   what a coordinator writes to see its own watch come up to date
     head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
@@ -93,6 +94,11 @@ class Keys:
     def nodes(self) -> str:
         """The prefix of all nodes."""
         return f"{self.root}nodes/"
+
+    @property
+    def marker(self) -> str:
+        """A key among the nodes that none can have: no node's id holds a slash."""
+        return f"{self.nodes}/marker"
 
     @property
     def head(self) -> str:

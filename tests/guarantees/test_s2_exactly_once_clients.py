@@ -12,6 +12,7 @@ import store
 from store.address import Address
 from store.errors import ConnectionLost
 from tests.support.proxy import Proxy
+from tests.support.seeds import FRESH
 
 
 async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> None:
@@ -22,7 +23,7 @@ async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> Non
         await proxy.until(lambda cut=cut: proxy.connections > cut, timeout=60.0)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("seed", [2, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", [2, FRESH])
 async def test_additions_through_cut_connections_count_exactly(seed: int) -> None:
     additions = 800
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:

@@ -51,12 +51,13 @@ from store.messages import (
 )
 from store.wire import VERSION, Bye, FrameReader, Greeting, Hello, Sorry, Welcome
 from tests.support.by_hand import Town
+from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 INPUTS = int(os.environ.get("RDZV_FUZZ_INPUTS", "4000"))
-SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(random.SystemRandom().randrange(2**32))))
+SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(FRESH)))
 
 LIMITS = Limits(frame_bytes_max=20_000, value_bytes_max=10_000)
 ALLOWED = (ProtocolError, AuthenticationError, LimitExceeded, StoreReplaced)

@@ -14,6 +14,7 @@ import pytest
 import store
 from store import wire
 from store.limits import Limits
+from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -145,7 +146,7 @@ async def test_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: 
                 await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("seed", [7, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", [7, FRESH])
 async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
     async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):

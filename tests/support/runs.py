@@ -59,11 +59,15 @@ class VirtualRun:
 
     Args:
         run_id: What the run is called.
+        limits: The store's.
         parameters: Settings of every handler that has no others of its own.
     """
 
-    def __init__(self, run_id: str = "job", *, seed: int = 0, **parameters: Any) -> None:
+    def __init__(
+        self, run_id: str = "job", *, seed: int = 0, limits: store.Limits | None = None, **parameters: Any
+    ) -> None:
         self._run_id = run_id
+        self._limits = limits
         self._parameters = parameters
         self._rng = random.Random(seed)
         self._handlers: dict[str, Handler] = {}
@@ -83,7 +87,7 @@ class VirtualRun:
 
     def found_store(self) -> None:
         """A new and empty store, in place of the one there was."""
-        self.engine = Engine(store_id=f"{self._rng.getrandbits(32):08x}")
+        self.engine = Engine(store_id=f"{self._rng.getrandbits(32):08x}", limits=self._limits)
         self.server = Server(self.engine, clock=self._clock)
         self._listener = self.network.listen("store", self.server.protocol)
         self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
@@ -130,6 +134,8 @@ class VirtualRun:
             client = HookedClient(
                 dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
             )
+            if self._limits is not None:
+                client.operations_max = self._limits.operations_max
             self.clients[source] = client
             return client
 
