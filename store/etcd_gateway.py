@@ -14,6 +14,7 @@ With a user, the first request logs in, and a token that etcd does not take any 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import math
@@ -56,6 +57,7 @@ ATTEMPT_ALONE = 5.0  # seconds for an attempt where there is only one member
 PAUSE_FIRST = 0.02  # seconds; the pauses between attempts are up to so long, each up to twice as long as the last ...
 PAUSE_MOST = 0.5  # ... up to this
 TOKENS_MOST = 3  # logins for one request; more of them would not help
+BODY_AT_ONCE = 256 * 1024  # bytes of a request that are sent in one go
 LINE_BYTES_MAX = 256 * 1024 * 1024  # one message of a watch; etcd's own are below 1.5 MiB per change
 
 
@@ -112,6 +114,7 @@ class Gateway:
         self._token: str | None = None
         self._logging_in = anyio.Lock()
         self._session: aiohttp.ClientSession | None = None
+        self._streams: set[Stream] = set()  # those that are open
 
     async def start(self) -> None:
         """Be ready to ask; nothing is asked yet."""
@@ -128,6 +131,8 @@ class Gateway:
     async def aclose(self) -> None:
         """Hang up."""
         session, self._session = self._session, None
+        for stream in tuple(self._streams):
+            stream.close()
         if session is not None:
             await session.close()
 
@@ -229,7 +234,9 @@ class Gateway:
         headers = {"Content-Type": "application/json"}
         if token is not None:
             headers["Authorization"] = token
-        return self._session.post(self._cluster.urls[here] + path, data=data, headers=headers)
+        # A large body is sent in pieces, so that others get a turn meanwhile.
+        content = io.BytesIO(data) if len(data) > BODY_AT_ONCE else data
+        return self._session.post(self._cluster.urls[here] + path, data=content, headers=headers)
 
     def _explained(self, error: Exception, limit: float) -> Exception:
         """What an attempt came to that brought no answer."""
@@ -428,6 +435,7 @@ class Stream:
         try:
             async with asyncio.timeout(limit):
                 self._response = await gateway._open(self._here, "watch", requests, token)
+                gateway._streams.add(self)
                 if self._response.status != 200:
                     content = await self._response.read()
                     gateway._understood(self._here, self._response.status, content)
@@ -457,7 +465,8 @@ class Stream:
             raise Failure(in_words(error), Trouble.UNDONE) from error
 
     async def _read(self) -> list[Json]:
-        assert self._response is not None, "it is read once it was opened"
+        if self._response is None:
+            raise Failure("it is closed", Trouble.UNDONE)
         data = await self._response.content.readany()
         if not data:
             raise Failure("it ended the watch", Trouble.UNDONE)
@@ -499,5 +508,6 @@ class Stream:
     def close(self) -> None:
         """End it, at the member, too."""
         response, self._response = self._response, None
+        self._gateway._streams.discard(self)
         if response is not None:
             response.close()

@@ -9,8 +9,8 @@ nothing is written.
 
 An etcd cluster is reached by the same calls, and they mean the same. What differs:
 
-- Leases have whole seconds, rounded up, and at least what the cluster grants (2 s as it comes); `Lease.ttl` says it.
-  A lapsed lease's keys go up to a second after their time. `disconnect_ttl` is not heeded, since etcd does not know
+- Leases have whole seconds, rounded up, and at least what the cluster grants (2 s as it comes): see `Lease.ttl`. The
+  keys of a lapsed lease go up to a second after their time. `disconnect_ttl` is not heeded, since etcd does not know
   who keeps a lease: the TTL alone decides.
 - A write whose answer was lost is settled by a receipt that it left. Should that be gone, after a minute out of reach,
   the caller gets `ConnectionLost` with `maybe_applied=True`.
