@@ -14,10 +14,11 @@ An etcd cluster is reached by the same calls, and they mean the same. What diffe
   who keeps a lease: the TTL alone decides.
 - A write whose answer was lost is settled by a receipt that it left. Should that be gone, after a minute out of reach,
   the caller gets `ConnectionLost` with `maybe_applied=True`.
-- `add` and `append` read, and write on condition that nothing has changed: with many at once on one key, some try again.
+- `add` and `append` read, and write on condition that nothing has changed: with many at once on one key, some do so
+  again.
 - One request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
-- Identity (S10) is the cluster's id, and that its revisions never go back. Data that was deleted and has since seen more
-  changes than before is not told apart.
+- Identity (S10) is the cluster's id, and that its revisions never go back. Data that was deleted, and has seen more
+  changes since than before, is not told apart.
 - Revisions also step for other users of the cluster, and where a write changed nothing after an answer was lost.
 - `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """
