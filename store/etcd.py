@@ -137,7 +137,6 @@ class Client(interface.Store):
     """
 
     operations_max = OPERATIONS_MAX
-    request_bytes_max = 1_000_000
 
     def __init__(
         self,
@@ -527,6 +526,9 @@ class Client(interface.Store):
                     raise
                 raise ConnectionLost(str(error), maybe_applied=True) from error
             done = outcome(write, receipt, reply, hidden=self.hidden, fence=fenced)
+            if done.mark is None and not doubt.any:
+                await self._receipts.stand(deadline)  # its lease has lapsed while we slept, and nothing was done
+                continue
             if done.mark is None:
                 done = await self._recovered(write, receipt, done.found, deadline)
             self._receipts.give_back(replace(receipt, revision=done.receipt))

@@ -66,11 +66,13 @@ class Failure(Exception):
 
     Attributes:
         trouble: Whether it may have been carried out, or why it could not be.
+        silent: Whether nothing at all came back.
     """
 
-    def __init__(self, reason: str, trouble: Trouble) -> None:
+    def __init__(self, reason: str, trouble: Trouble, *, silent: bool = False) -> None:
         super().__init__(reason)
         self.trouble = trouble
+        self.silent = silent
 
 
 class Doubt:
@@ -247,9 +249,11 @@ class Gateway:
             case aiohttp.ClientConnectorError():
                 return Failure(in_words(error.os_error), Trouble.UNDONE)
             case TimeoutError():
-                return Failure(f"it has not answered within {limit:.1f} s", Trouble.DOUBT)
+                return Failure(f"it has not answered within {limit:.1f} s", Trouble.DOUBT, silent=True)
             case aiohttp.ServerDisconnectedError() | ConnectionResetError():
-                return Failure("it closed the connection", Trouble.DOUBT)
+                never_met = self.cluster_id is None and not self._cluster.secure
+                hint = " without a word, as one that speaks TLS would: perhaps it is etcds://" if never_met else ""
+                return Failure(f"it closed the connection{hint}", Trouble.DOUBT)
             case aiohttp.ClientOSError() if isinstance(error.__cause__ or error, ssl.SSLError):
                 return Failure(in_words(error.__cause__ or error), Trouble.UNDONE)  # it did not let us in
             case aiohttp.ClientError() | OSError():
@@ -331,7 +335,8 @@ class Gateway:
 
     def moved_on(self, here: int, failure: Failure) -> None:
         """A member has failed; ask the next one, unless somebody has moved on already."""
-        self._problem = str(failure)
+        if not (failure.silent and here in self._failing):  # a reason that was given says more than a silence
+            self._problem = str(failure)
         if failure.trouble is Trouble.TOKEN:
             return
         log.debug("etcd at %s: %s", self._cluster.urls[here], failure)

@@ -151,11 +151,9 @@ class Store(ABC):
 
     Attributes:
         operations_max: Operations, or conditions, that one transaction may have.
-        request_bytes_max: Keys and values, in bytes, that one transaction may well have.
     """
 
     operations_max: int = 10_000
-    request_bytes_max: int = 16 * 1024 * 1024
 
     @property
     def connected(self) -> bool:

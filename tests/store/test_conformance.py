@@ -22,7 +22,6 @@ from store.errors import (
     LimitExceeded,
     StoreTimeoutError,
     StoreUsageError,
-    WatchCompacted,
 )
 from store.messages import Guarded, Wait
 from tests.support.etcd import serve_etcd
@@ -615,24 +614,3 @@ async def test_nobody_there_is_said_within_the_time_given(url: str) -> None:
     with pytest.raises(ConnectionLost, match="nobody listens"):
         async with store.connect(f"{scheme}://127.0.0.1:1", timeout=0.3):
             pass
-
-
-async def test_compacted_history_is_said(url: str, at: str) -> None:
-    if not url.startswith("etcd"):
-        pytest.skip("what the embedded store forgets is a matter of its limits: tests/guarantees/test_s4_watches.py")
-    async with store.connect(url) as client:
-        with pytest.raises(WatchCompacted, match="snapshot=True"):
-            first = await client.put(at + "a", b"")
-            last = await client.put(at + "a", b"")
-            compact(url, last)
-            async with client.watch(at, start_revision=first) as watch:
-                await told(watch, until="never")
-
-
-def compact(url: str, revision: int) -> None:
-    import json
-    import urllib.request
-
-    where = url.replace("etcd://", "http://") + "/v3/kv/compaction"
-    body = json.dumps({"revision": str(revision)}).encode()
-    urllib.request.urlopen(urllib.request.Request(where, data=body), timeout=10).close()

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -148,6 +149,16 @@ class Etcd:
                         f"{member.name} is not ready within {READY_WITHIN:g} s: {member.log()[-2000:]}"
                     )
                 time.sleep(0.05)  # nothing announces that it is ready
+
+    def wait_until_ready_to_listen(self) -> None:
+        """Wait until the first member answers whatever it is asked: one that wants users shows its health to nobody."""
+        deadline = time.monotonic() + READY_WITHIN
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.members[0].client_port), timeout=1).close()
+                return
+            time.sleep(0.05)  # nothing announces that it listens
+        raise AssertionError(f"it does not listen: {self.members[0].log()[-999:]}")
 
     def _healthy(self, member: Member) -> bool:
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
