@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IDLE", "Watch"]
 
-IDLE: Final = 10.0
+IDLE: Final = 5.0
 """In seconds; a watch that was silent for so long is opened again."""
 
 

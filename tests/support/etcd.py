@@ -31,7 +31,7 @@ from tests.support.processes import free_port, require
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 READY_WITHIN = 30.0  # seconds; an idle machine takes one
 
@@ -212,6 +212,7 @@ def serve_etcd(
     scheme: str = "http",
     tls: ssl.SSLContext | None = None,
     advertised: Sequence[int] = (),
+    listening: Callable[[list[int]], None] = lambda _: None,
 ) -> Iterator[Etcd]:
     """Run a cluster for as long as the context lasts; it is ready to be asked.
 
@@ -221,6 +222,7 @@ def serve_etcd(
         scheme: Of the clients' side; members speak plain HTTP with each other.
         tls: How to reach it, if that is "https".
         advertised: Ports that the members tell each other to be reached at, where something stands in between.
+        listening: Is told, before they start, where the members listen for each other.
     """
     require_etcd()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -228,6 +230,7 @@ def serve_etcd(
         etcd = Etcd(
             [Member(f"m{number}", Path(folder), options=options, scheme=scheme, tls=tls) for number in range(members)]
         )
+        listening([member.peer_port for member in etcd.members])
         for member, port in zip(etcd.members, advertised, strict=False):
             member.advertised_peer_port = port
         cluster = ",".join(f"{it.name}=http://127.0.0.1:{it.advertised_peer_port}" for it in etcd.members)
