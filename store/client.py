@@ -13,7 +13,6 @@ with `WatchCompacted`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -28,7 +27,6 @@ import anyio
 import anyio.to_thread
 
 from store import interface, messages, wire
-from store.address import Address
 from store.connection import ClientConnection, InFlight, WatchCursor, error_of
 from store.errors import (
     AuthenticationError,
@@ -51,7 +49,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "Dial", "connect"]
+    from store.address import Address
+
+__all__ = ["DEFAULT_TIMEOUT", "Client", "Dial"]
 
 log = logging.getLogger(__name__)
 
@@ -840,30 +840,3 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) or type(error).__name__
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    token: str | bytes | None = None,
-    tls: ssl.SSLContext | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
-
-    Args:
-        url: `tcp://host:port`, or `tcps://host:port` for TLS.
-        token: What this client proves to know, and asks the server to prove.
-        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
-        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
-
-    Raises:
-        ConnectionLost: Nobody answered in time.
-        AuthenticationError: The server refused the token, or could not prove that it knows it.
-        ProtocolError: What answers is not a store, or one of another version.
-    """
-    address = Address.parse(url)
-    secret = token.encode() if isinstance(token, str) else token
-    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as client:
-        yield client

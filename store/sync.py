@@ -38,6 +38,7 @@ from store.errors import (
 )
 from store.loops import PortalThread
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
+from store.opening import check_credentials, is_etcd
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -500,9 +501,21 @@ def connect(
     *,
     token: str | bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    user: str | None = None,
+    password: str | None = None,
     timeout: float = async_client.DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
+    check_credentials(url, token=token, user=user, password=password)
+    if is_etcd(url):
+        from store import etcd_sync
+        from store.etcd_messages import Cluster
+
+        with etcd_sync.connect(
+            Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout
+        ) as etcd_client:
+            yield cast("Client", etcd_client)  # as in `store.connect`
+        return
     secret = token.encode() if isinstance(token, str) else token
     with Client(Address.parse(url), token=secret, tls=tls, timeout=timeout) as client:
         client.call(Ping())
