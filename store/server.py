@@ -47,7 +47,7 @@ from store.wire import Bye, Hello, Sorry
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from store.limits import Limits
     from store.messages import Event, Request
@@ -82,9 +82,11 @@ class Server:
         clock: Callable[[], float],
         secure: bool = False,
         journal: Journal | None = None,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync,
     ) -> None:
         self._engine = engine
         self._journal = journal
+        self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
         self._durable = 0  # up to which number of the journal; every frame that says more is held
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._token = token
@@ -398,7 +400,7 @@ class Server:
         """
         assert self._journal is not None
         await anyio.sleep(TRY_AGAIN_AFTER)
-        while not await anyio.to_thread.run_sync(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+        while not await self._in_thread(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
             await anyio.sleep(TRY_AGAIN_AFTER)
         log.warning("store %s can write again", self.store_id)
         self._engine.read_only = None
@@ -412,7 +414,7 @@ class Server:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
             # Its last reports are in the loop before this returns.
-            stopped = await anyio.to_thread.run_sync(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
+            stopped = await self._in_thread(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
             if not stopped:
                 self.abort()  # what is held may not be said, and whatever else comes after it
 
