@@ -13,8 +13,8 @@ with `WatchCompacted`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import math
 import os
 import random
 import secrets
@@ -27,7 +27,6 @@ import anyio
 import anyio.to_thread
 
 from store import interface, messages, wire
-from store.address import Address
 from store.connection import ClientConnection, InFlight, WatchCursor, error_of
 from store.errors import (
     AuthenticationError,
@@ -50,7 +49,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "Dial", "connect"]
+    from store.address import Address
+
+__all__ = ["DEFAULT_TIMEOUT", "Client", "Dial"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ DEFAULT_TIMEOUT = 30.0
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
+SOON = (
+    1.0  # seconds after a loss in which to come back matters most: leases may lapse sooner while we are away (S5) ...
+)
+BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
@@ -329,7 +334,7 @@ class Client(interface.Store):
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
-        attempt = 0
+        attempt, away_since = 0, self.time()
         while self._failed is None:
             try:
                 link = await self._open()
@@ -342,9 +347,9 @@ class Client(interface.Store):
             else:
                 welcomed = await self._converse(link)
                 if welcomed:
-                    attempt = 0
+                    attempt, away_since = 0, self.time()
             if self._failed is None:
-                await anyio.sleep(self._rng.uniform(0, backoff(attempt)))
+                await anyio.sleep(self._rng.uniform(0, backoff(attempt, away=self.time() - away_since)))
                 attempt += 1
 
     async def _open(self) -> _Wire:
@@ -800,9 +805,14 @@ def fresh(error: StoreError) -> StoreError:
     return type(error)(str(error))
 
 
-def backoff(attempt: int) -> float:
-    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them."""
-    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_MOST)
+def backoff(attempt: int, *, away: float = math.inf) -> float:
+    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them.
+
+    Args:
+        attempt: How many have failed.
+        away: Seconds since the connection was lost.
+    """
+    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
 
 
 def _size(events: list[Event]) -> int:
@@ -830,30 +840,3 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) or type(error).__name__
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    token: str | bytes | None = None,
-    tls: ssl.SSLContext | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
-
-    Args:
-        url: `tcp://host:port`, or `tcps://host:port` for TLS.
-        token: What this client proves to know, and asks the server to prove.
-        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
-        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
-
-    Raises:
-        ConnectionLost: Nobody answered in time.
-        AuthenticationError: The server refused the token, or could not prove that it knows it.
-        ProtocolError: What answers is not a store, or one of another version.
-    """
-    address = Address.parse(url)
-    secret = token.encode() if isinstance(token, str) else token
-    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as client:
-        yield client

@@ -87,6 +87,23 @@ class ServerConnection:
         """What to send first."""
         return wire.encode_greeting(self._greeting)
 
+    def only_request(self, data: memoryview) -> tuple[int, int, Request[Any]] | None:
+        """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
+
+        That is what one caller at a time sends, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self._hello is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        item = wire.decode_request(body)
+        if isinstance(item, Bye):
+            return None
+        self._check_id(item[0])
+        return item
+
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]]]:
         """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
 
@@ -104,10 +121,13 @@ class ServerConnection:
                 continue
             item = wire.decode_request(body, elements_max=self._elements_max)
             if not isinstance(item, Bye):
-                if item[0] <= self._last_id:
-                    raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
-                self._last_id = item[0]
+                self._check_id(item[0])
             yield item
+
+    def _check_id(self, request_id: int) -> None:
+        if request_id <= self._last_id:
+            raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
+        self._last_id = request_id
 
     def welcome(self, *, session: int, address: str, revision: int) -> bytes:
         """The answer to a hello; `session` is the number of the client's session."""
@@ -211,6 +231,23 @@ class ClientConnection:
                 if isinstance(item, Reply):
                     self._unanswered.pop(item.request_id, None)
                 yield item
+
+    def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
+        """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
+
+        That is what one caller at a time gets, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self.welcomed is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        reply = wire.decode_server_frame(body)
+        if type(reply) is not Reply or reply.request_id != item.request_id:
+            return None
+        self._forget(item)
+        return reply.response
 
     def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
         if isinstance(greeting, Sorry):

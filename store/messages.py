@@ -451,16 +451,17 @@ class Excessive(Request[Failed]):
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
 # there is none.
 MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)
+_MUTATIONS = frozenset(MUTATIONS)
 
 
 def mutates(request: Request[Any]) -> bool:
     """Whether a request changes the store; a guarded one does what it guards."""
-    return isinstance(_unguarded(request), MUTATIONS)
+    return type(_unguarded(request)) in _MUTATIONS
 
 
 def waits(request: Request[Any]) -> bool:
     """Whether a request is answered only when something happens."""
-    return isinstance(_unguarded(request), Wait)
+    return type(_unguarded(request)) is Wait
 
 
 def _unguarded(request: Request[Any]) -> Request[Any]:

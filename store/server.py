@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import secrets
@@ -43,13 +42,13 @@ from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
 from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
-from store.sockets import forget, let_go_in_children, raise_file_limit
+from store.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
     import os
     import socket
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from store.limits import Limits
     from store.messages import Event, Request
@@ -62,7 +61,6 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
@@ -85,9 +83,11 @@ class Server:
         clock: Callable[[], float],
         secure: bool = False,
         journal: Journal | None = None,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync,
     ) -> None:
         self._engine = engine
         self._journal = journal
+        self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
         self._durable = 0  # up to which number of the journal; every frame that says more is held
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._token = token
@@ -196,8 +196,18 @@ class Server:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        peer.unread = peer.connection.receive(data)
-        self.go_on(peer)
+        try:
+            request = peer.connection.only_request(data)
+            if request is not None:
+                self._apply(peer, *request, self._clock())
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+            return
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+        if request is None:
+            peer.unread = peer.connection.receive(data)
+            self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
@@ -206,14 +216,14 @@ class Server:
         now = self._clock()
         try:
             for item in peer.unread or ():
-                match item:
-                    case (request_id, acknowledged, request):
-                        self._apply(peer, request_id, acknowledged, request, now)
-                    case Hello():
-                        self._take_in(peer, item, now)
-                    case Bye():
-                        peer.says_goodbye = True
-                        peer.close()
+                if isinstance(item, Hello):
+                    self._take_in(peer, item, now)
+                elif isinstance(item, Bye):
+                    peer.says_goodbye = True
+                    peer.close()
+                else:
+                    request_id, acknowledged, request = item
+                    self._apply(peer, request_id, acknowledged, request, now)
                 if peer.gone:
                     break
                 if peer.queued_bytes > PIECE_BYTES:
@@ -399,7 +409,7 @@ class Server:
         """
         assert self._journal is not None
         await anyio.sleep(TRY_AGAIN_AFTER)
-        while not await anyio.to_thread.run_sync(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+        while not await self._in_thread(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
             await anyio.sleep(TRY_AGAIN_AFTER)
         log.warning("store %s can write again", self.store_id)
         self._engine.read_only = None
@@ -413,7 +423,7 @@ class Server:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
             # Its last reports are in the loop before this returns.
-            stopped = await anyio.to_thread.run_sync(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
+            stopped = await self._in_thread(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
             if not stopped:
                 self.abort()  # what is held may not be said, and whatever else comes after it
 
@@ -576,21 +586,26 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
 
 async def _listen(
     protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, sock: socket.socket | None
-) -> asyncio.Server:
-    """Listen on every address that `host` stands for, all on the same port."""
+) -> list[asyncio.Server]:
+    """Listen on every address that `host` stands for, all on the same port.
+
+    The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those make a
+    forked child crash when it ends.
+    """
     loop = asyncio.get_running_loop()
-    if sock is not None:
-        return await loop.create_server(protocol, sock=sock, backlog=BACKLOG)
-    for _ in range(LISTEN_ATTEMPTS):
-        listener = await loop.create_server(protocol, host or None, port, backlog=BACKLOG)
-        ports = [listening.getsockname()[1] for listening in listener.sockets]
-        if len(set(ports)) == 1:
-            return listener
-        # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: ask for the same on both.
-        listener.close()
-        with contextlib.suppress(OSError):  # somebody else has it on the other address
-            return await loop.create_server(protocol, host or None, ports[0], backlog=BACKLOG)
-    raise OSError(errno.EADDRINUSE, f"no port is free on every address of {host or 'this host'}")
+    socks = [sock] if sock is not None else await anyio.to_thread.run_sync(bound_sockets, host, port)
+    listeners = []
+    try:
+        for bound in socks:
+            listener = await loop.create_server(protocol, sock=bound, backlog=BACKLOG)
+            listeners.append(listener)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        for bound in socks:
+            bound.close()
+        raise
+    return listeners
 
 
 @contextlib.asynccontextmanager
@@ -638,10 +653,11 @@ async def serve(
         server.limit_connections(files - 64)  # the rest of the process needs some, too
         doorstep = None if tls is None else Doorstep(server, tls)
         protocol = server.protocol if doorstep is None else doorstep.protocol
-        listener = await _listen(protocol, host, port, sock=sock)
-        let_go_in_children(server, *listener.sockets)
+        listeners = await _listen(protocol, host, port, sock=sock)
+        listening = [one for listener in listeners for one in listener.sockets]
+        let_go_in_children(server, *listening)
         server.host = bound_host
-        server.port = listener.sockets[0].getsockname()[1]
+        server.port = listening[0].getsockname()[1]
         log.info(
             "serving store %s on %s, %s; %d files allow about %d connections",
             server.store_id,
@@ -657,7 +673,8 @@ async def serve(
         try:
             yield server
         finally:
-            listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+            for listener in listeners:
+                listener.close()  # not wait_closed(): since Python 3.12 that waits for the clients to leave first
             forget(server)
             try:
                 if doorstep is not None:

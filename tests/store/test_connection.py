@@ -211,6 +211,31 @@ def test_request_ids_count_upwards(second: int) -> None:
         list(connection.receive(wire.encode_request(second, 0, Ping())))
 
 
+def test_one_request_that_comes_alone_is_told_at_once() -> None:
+    conversation = greeted()
+    first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
+    assert conversation.only_request(memoryview(first)) == (1, 0, Ping())
+    for several in (second + third, second[:5], b"", wire.encode_bye("done")):
+        assert conversation.only_request(memoryview(several)) is None
+    assert list(conversation.receive(second + third[:5])) == [(2, 0, Ping())]
+    assert conversation.only_request(memoryview(third[5:])) is None  # it ends a frame that had begun
+    assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
+    with pytest.raises(ProtocolError, match="ids count upwards"):
+        conversation.only_request(memoryview(third))
+
+
+def test_nobody_asks_anything_before_the_hello() -> None:
+    assert server().only_request(memoryview(wire.encode_request(1, 0, Ping()))) is None
+
+
+def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
+    limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
+    assert (
+        limited.only_request(memoryview(wire.encode_request(1, 0, Put("k", bytes(6000))))) is None
+    )  # `receive` says why
+    assert limited.only_request(memoryview(wire.encode_request(2, 0, Put("k", b"v")))) == (2, 0, Put("k", b"v"))
+
+
 def test_after_the_hello_frames_may_be_as_long_as_the_limits_say() -> None:
     connection = greeted(frame_bytes_max=10_000, value_bytes_max=5000)
     assert list(connection.receive(wire.encode_request(1, 0, Put("a", bytes(9000)))))
@@ -248,6 +273,27 @@ def test_a_reply_finds_its_request_once() -> None:
     assert connection.answered(1) is item
     assert item.waiter == "who waits"
     assert connection.answered(1) is None
+
+
+def test_an_answer_that_comes_alone_is_told_at_once() -> None:
+    conversation = welcomed()
+    asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
+    for item in (asked, put):
+        conversation.encode(item)
+    pong, written = wire.encode_response(1, Pong(revision=7)), wire.encode_response(2, Written(revision=8))
+    for other in (written, pong + written, pong[:5], wire.encode_lagged(1, 3)):
+        assert conversation.only_answer(memoryview(other), asked) is None
+    assert conversation.only_answer(memoryview(pong), asked) == Pong(revision=7)
+    assert conversation.only_answer(memoryview(written), put) == Written(revision=8)
+    assert not conversation.in_flight
+    later = conversation.ask(Ping(), None)
+    assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
+
+
+def test_before_the_welcome_nothing_is_an_answer() -> None:
+    conversation = client()
+    asked = conversation.ask(Ping(), None)
+    assert conversation.only_answer(memoryview(wire.encode_response(1, Pong(revision=7))), asked) is None
 
 
 def test_what_has_no_reply_is_sent_again_in_the_order_in_which_it_was_asked() -> None:
