@@ -39,6 +39,7 @@ from store.messages import (
     Done,
     Entry,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -232,7 +233,9 @@ class Engine:
                 self._sessions.close(session, peer=peer, now=now)
 
     def _expire_sessions(self, now: float) -> None:
-        forgotten = self._sessions.expire(now)
+        self._note_forgotten(self._sessions.expire(now))
+
+    def _note_forgotten(self, forgotten: list[bytes]) -> None:
         if self._facts is not None:
             for session_id in forgotten:
                 self._facts.forgotten(session_id)
@@ -331,6 +334,7 @@ class Engine:
             "watches": len(self._watches),
             "waits": len(self._parked),
             "sessions": len(self._sessions),
+            "replies_bytes": self._sessions.held_bytes,
             "requests": self._requests,
         }
 
@@ -401,6 +405,12 @@ class Engine:
 
     def _stats(self, _: Stats) -> Figures:
         return Figures(figures=self.figures())
+
+    def _excessive(self, request: Excessive) -> Response:
+        raise LimitExceeded(
+            f"the request holds more than {request.elements_max} elements, and operations_max is "
+            f"{self.limits.operations_max}: split it"
+        )
 
     # -------------------------------------------------------------------------------------- writes
 
@@ -545,7 +555,8 @@ class Engine:
                 return Failed(
                     kind=FailureKind.COMPACTED,
                     message=f"the changes from revision {request.start_revision} on are no longer kept: history begins "
-                    f"at {self._history.compacted + 1}; watch with snapshot=True to be told of a reset instead",
+                    f"at {self._history.compacted + 1}, since history_bytes_max is "
+                    f"{self.limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
                 )
             self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in past)
         self._watches.add(peer, request_id, request.prefix)
@@ -781,15 +792,26 @@ class Engine:
             message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
             return Failed(kind=FailureKind.LIMIT, message=message)
         if session.replies >= limits.session_replies_max:
-            held = f"{session.replies} replies"
+            held = f"{session.replies} replies of this client"
             limit = f"session_replies_max is {limits.session_replies_max}"
         elif session.held_bytes >= limits.session_replies_bytes_max:
-            held = f"{session.held_bytes} bytes of replies"
+            held = f"{session.held_bytes} bytes of replies of this client"
             limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
+        elif self._sessions.held_bytes >= limits.replies_bytes_max and not self._made_room(session):
+            held = f"{self._sessions.held_bytes} bytes of replies, {session.held_bytes} of them of this client,"
+            limit = f"replies_bytes_max is {limits.replies_bytes_max}"
         else:
             return None
-        message = f"{held} of this client wait to be acknowledged; {limit}: read replies before sending more"
+        message = f"{held} wait to be acknowledged; {limit}: read replies before sending more"
         return Failed(kind=FailureKind.LIMIT, message=message)
+
+    def _made_room(self, session: Session) -> bool:
+        """Whether a reply to this session can be kept, though all of them together hold too much.
+
+        Who has acknowledged everything is let through: what others do not read is not to keep it from working.
+        """
+        self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
+        return self._sessions.held_bytes < self.limits.replies_bytes_max or not session.replies
 
     def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
         """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
@@ -965,6 +987,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Response]] = {
     Count: Engine._count,
     Ping: Engine._ping,
     Stats: Engine._stats,
+    Excessive: Engine._excessive,
     Put: Engine._put,
     Delete: Engine._delete,
     DeletePrefix: Engine._delete_prefix,

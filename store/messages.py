@@ -31,6 +31,7 @@ __all__ = [
     "Entry",
     "Event",
     "EventKind",
+    "Excessive",
     "Failed",
     "FailureKind",
     "Figures",
@@ -437,6 +438,13 @@ class Ping(Request[Pong]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats(Request[Figures]):
     """Ask for the server's counters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excessive(Request[Failed]):
+    """Stands for a request that holds more than `elements_max` elements, and was therefore not decoded; never sent."""
+
+    elements_max: int
 
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these

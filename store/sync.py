@@ -9,6 +9,7 @@ handler that raises, gets out at once; its channel is closed, since nobody knows
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import secrets
@@ -37,6 +38,7 @@ from store.errors import (
 )
 from store.loops import PortalThread
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
+from store.opening import check_credentials, is_etcd
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -149,6 +151,12 @@ class _Channel:
         self.connection.connected(nonce=secrets.token_bytes(16))
         try:
             return self._shake_hands(deadline)
+        except ConnectionResetError as error:
+            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
+            self.close()
+            if without_a_word and address.secure:
+                raise async_client.HungUp from None
+            raise
         except BaseException:
             self.close()  # half a handshake is no connection that the next call could use
             raise
@@ -229,7 +237,7 @@ class _Channel:
                     self._tell(Ping())
             else:
                 if not count:
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 return count
 
     def _send(self, frame: bytes) -> None:
@@ -493,9 +501,21 @@ def connect(
     *,
     token: str | bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    user: str | None = None,
+    password: str | None = None,
     timeout: float = async_client.DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
+    check_credentials(url, token=token, user=user, password=password)
+    if is_etcd(url):
+        from store import etcd_sync
+        from store.etcd_messages import Cluster
+
+        with etcd_sync.connect(
+            Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout
+        ) as etcd_client:
+            yield cast("Client", etcd_client)  # as in `store.connect`
+        return
     secret = token.encode() if isinstance(token, str) else token
     with Client(Address.parse(url), token=secret, tls=tls, timeout=timeout) as client:
         client.call(Ping())

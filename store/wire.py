@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgpack
 
+from store.elements import claimed
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -56,6 +57,7 @@ from store.messages import (
     Entry,
     Event,
     EventKind,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -109,6 +111,7 @@ __all__ = [
     "decode_request",
     "decode_server_frame",
     "decode_welcome",
+    "elements_max",
     "encode_bye",
     "encode_events",
     "encode_greeting",
@@ -119,6 +122,7 @@ __all__ = [
     "encode_sorry",
     "encode_welcome",
     "frame_events",
+    "other_version",
 ]
 
 VERSION = 1
@@ -126,6 +130,9 @@ MAGIC = "rdzv"
 SORRY = "sorry"
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
+OPENING_ELEMENTS_MAX = 64  # of a hello or greeting, of later versions, too
+ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
 KEPT_CONDITIONS_MAX = 1024  # conditions that are made once for all who send them, of keys
 KEPT_KEY_MAX = 256  # of at most so many characters: half a megabyte in all
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
@@ -282,6 +289,17 @@ def _decode(body: memoryview | bytes) -> list[Any]:
     return fields
 
 
+def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
+    """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
+    if len(body) > UNCOUNTED_BYTES:
+        count = claimed(body, most)
+        if count is None:
+            raise ProtocolError("a frame is not msgpack: it claims to hold more than it has bytes for")
+        if count > most:
+            return None
+    return _decode(body)
+
+
 def _no_extensions(code: int, _: bytes) -> object:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
@@ -330,13 +348,39 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 
 def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
-    fields = _decode(body)
+    fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
+    if fields is None:
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: it holds too much")
     sorry = _sorry(fields)
     if sorry is not None:
         return sorry
     if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+        if fields[0] == MAGIC:
+            _check_version(fields, kind)
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
     return kind(*fields[1:])
+
+
+def _check_version(fields: list[Any], kind: type[Any]) -> None:
+    """Say of an opening in another shape whether it is that of another version.
+
+    Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
+    """
+    versions = fields[1:2] if kind is Hello else fields[1:3] if kind is Greeting else []
+    if versions and all(type(version) is int for version in versions) and not versions[0] <= VERSION <= versions[-1]:
+        raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
+
+
+def other_version(oldest: int, newest: int, *, server: bool) -> str:
+    """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
+    theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+    ours = f"version {VERSION}"
+    if server:
+        said = f"this client speaks {ours} of the protocol, the server {theirs}"
+    else:
+        said = f"this server speaks {ours} of the protocol, the client {theirs}"
+    behind = "client" if server == (oldest > VERSION) else "server"
+    return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 
 
 def _sorry(fields: list[Any]) -> Sorry | None:
@@ -365,19 +409,50 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     return _length.pack(len(body)) + body
 
 
-def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell."""
-    fields = _decode(body)
+def elements_max(operations_max: int) -> int:
+    """How many elements a request may hold, which leaves room to go past `operations_max` and be told so."""
+    return 1000 + ELEMENTS_PER_OPERATION * operations_max
+
+
+def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
+
+    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    """
+    fields = _decode_counted(body, elements_max)
+    if fields is None:
+        request_id, acknowledged = _numbers_of(body)
+        return request_id, acknowledged, Excessive(elements_max=elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
     layout = _REQUESTS.get(fields[0]) if type(fields[0]) is int else None
     if layout is None:
         raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
+    request_id, acknowledged = _check_numbers(fields)
+    return request_id, acknowledged, layout.build(fields[3:])
+
+
+def _check_numbers(fields: list[Any]) -> tuple[int, int]:
+    """The id of a request, and what it acknowledges."""
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
-    return fields[1], fields[2], layout.build(fields[3:])
+    return fields[1], fields[2]
+
+
+def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
+    """The same of a request that is not looked into further."""
+    # Its array's length, and three numbers of up to nine bytes.
+    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
+    start.feed(body[:64])
+    try:
+        start.read_array_header()
+        return _check_numbers([start.unpack() for _ in range(3)])
+    except ProtocolError:
+        raise
+    except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges") from error
 
 
 def encode_response(request_id: int, response: Response) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,9 +30,11 @@ from store.messages import (
     Added,
     Done,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Get,
+    GetMany,
     Guarded,
     Ping,
     Pong,
@@ -101,15 +104,45 @@ def test_both_sides_meet_whatever_the_pieces(token: bytes | None, piece: int) ->
 
 
 def test_a_client_of_another_version_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="speaks version 9 of the protocol; this server speaks 1"):
+    with pytest.raises(
+        ProtocolError, match="this server speaks version 1 of the protocol, the client version 9: upgrade the server"
+    ):
         list(server().receive(wire.encode_hello(Hello(9, b"s" * 16, b"m" * 16, b""))))
 
 
-@pytest.mark.parametrize("versions", [(0, 0), (2, 9)])
-def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [((0, 0), "the server version 0: upgrade the server"), ((2, 9), "the server versions 2 to 9: upgrade the client")],
+)
+def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int], said: str) -> None:
     greeting = Greeting(*versions, "store-1", b"n" * 16, token_wanted=False)
-    with pytest.raises(ProtocolError, match=r"tcp://there speaks versions .* install the same release"):
+    with pytest.raises(
+        ProtocolError, match=f"tcp://there is not for us: this client speaks version 1 of the protocol, {said}"
+    ):
         list(client().receive(wire.encode_greeting(greeting)))
+
+
+def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
+    """It used to be "not one of this protocol", which tells nobody what to do."""
+    hello = wire._frame(msgpack.packb(["rdzv", 2, {"session": b"s" * 16}, [1, 2]]))
+    with pytest.raises(
+        ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"
+    ):
+        list(server().receive(hello))
+    greeting = wire._frame(msgpack.packb(["rdzv", 2, 3, {"store": "s"}]))
+    with pytest.raises(ProtocolError, match=r"this client speaks version 1 .* versions 2 to 3: upgrade the client"):
+        list(client().receive(greeting))
+    for no_version in (["rdzv", "2"], ["rdzv", True, None], ["rdzv"], ["rdzv", 1, 1]):
+        with pytest.raises(ProtocolError, match="is not one of this protocol"):
+            list(server().receive(wire._frame(msgpack.packb(no_version))))
+
+
+def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
+    connection = greeted(operations_max=10)
+    asked = wire.encode_request(5, 4, GetMany(keys=("k",) * 1300))
+    assert list(connection.receive(asked)) == [(5, 4, Excessive(elements_max=1240))]
+    asked = wire.encode_request(6, 4, GetMany(keys=("k",) * 1200))
+    assert list(connection.receive(asked)) == [(6, 4, GetMany(keys=("k",) * 1200))]
 
 
 def test_nobody_who_has_not_said_hello_may_send_more_than_a_hello_takes() -> None:
