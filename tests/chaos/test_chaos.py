@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
 from tests.chaos.runner import chaos
 
-SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "20"))
+SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "16"))
 SEED = os.environ.get("RDZV_CHAOS_SEED")
 
 
