@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except (RendezvousError, store.StoreError, OSError, ValueError) as error:
+    except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             raise
         sys.stderr.write(f"rdzv {options.command}: {error}\n")
@@ -298,7 +298,12 @@ async def _ping(options: argparse.Namespace) -> int:
     settings = parse(url, {}, os.environ)
     credentials = Credentials.of(settings)
     connecting = store.connect(
-        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=options.timeout
+        settings.endpoint.url,
+        token=credentials.token,
+        tls=credentials.client_tls(),
+        user=settings.user,
+        password=credentials.password,
+        timeout=options.timeout,
     )
     async with connecting as client:
         times = [await client.ping() for _ in range(max(options.count, 1))]

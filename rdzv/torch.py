@@ -176,13 +176,16 @@ class TorchStore(dist.Store):
         else:
             self._shared = source.clone()
             self._shared.set_timeout(timeout)
+        self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
         _kept.add(self)
 
     def _timed(self) -> BlockingSharedStore:
         """The shared store, with the timeout that was set last, be it by C++."""
-        if self._shared.timeout != self.timeout:
-            self._shared.set_timeout(self.timeout)
+        timeout = self.timeout
+        if timeout != self._last_timeout:
+            self._shared.set_timeout(timeout)
+            self._last_timeout = timeout
         return self._shared
 
     @_with_torch_errors
@@ -392,6 +395,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     **Restarts.** A worker whose peer was killed fails within milliseconds, long before anybody can know that a node is
     lost; its agent then restarts it out of `--max-restarts`, which is 0 by default, as with any backend.
 
+    **Deaths on the way.** An agent waits for what every other member writes, for `read_timeout`, and fails if that does
+    not come. So `next_rendezvous` returns a round only once all its members have come out of it, and meets again if one
+    dies before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
+
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends in whatever way but
     by a signal. After a signal the node only leaves, in an exit handler, and the others are told at once. A node that
     never was in a round, and could not get in, does not close the run of those who are.
@@ -446,7 +453,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             SystemExit: This node was a spare and the run is closed: with status 0. See the class.
         """
         try:
-            info = self._connected().next_rendezvous()
+            info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             log.info("%s", error)
             raise SystemExit(0) from error
@@ -461,6 +468,15 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             info.world_size,
             torch_api.RendezvousStoreInfo(host, port),
         )
+
+    def _next_whole_round(self) -> sync.RendezvousInfo:
+        """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
+        handler = self._connected()
+        while True:
+            info = handler.next_rendezvous()
+            if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
+                return info
+            log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _connected(self) -> sync.Handler:
         if self._over:

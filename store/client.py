@@ -13,7 +13,6 @@ with `WatchCompacted`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -28,7 +27,6 @@ import anyio
 import anyio.to_thread
 
 from store import interface, messages, wire
-from store.address import Address
 from store.connection import ClientConnection, InFlight, WatchCursor, error_of
 from store.errors import (
     AuthenticationError,
@@ -51,7 +49,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "Dial", "connect"]
+    from store.address import Address
+
+__all__ = ["DEFAULT_TIMEOUT", "Client", "Dial"]
 
 log = logging.getLogger(__name__)
 
@@ -88,18 +88,21 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
         protocol_factory: Callable[[], asyncio.Protocol],
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
-        if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
-            sock = await _connected_socket(address)
+        try:
+            if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
+                sock = await _connected_socket(address)
+                return await loop.create_connection(
+                    protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+                )
             return await loop.create_connection(
-                protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+                protocol_factory,
+                address.host,
+                address.port,
+                ssl=context,
+                happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
             )
-        return await loop.create_connection(
-            protocol_factory,
-            address.host,
-            address.port,
-            ssl=context,
-            happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
-        )
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise HungUp if context else error from None
 
     return dial_tcp
 
@@ -146,12 +149,24 @@ async def _connect(sock: socket.socket, target: Any) -> None:
             raise OSError(error, os.strerror(error)) from None
 
 
+class HungUp(ConnectionResetError):
+    """A server ended a TLS connection before it said a word: all that TLS 1.3 lets a refused client see."""
+
+    def __str__(self) -> str:
+        """What may be the matter."""
+        return (
+            "it closed the connection in the TLS handshake, as a server does that wants a client's certificate "
+            "(mutual TLS) and has got none, or one that it does not trust"
+        )
+
+
 class _Wire(asyncio.Protocol):
     """One connection as asyncio sees it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._early: list[bytes] | None = []  # what came before the client took this connection up
+        self._heard = False
         self.transport: asyncio.Transport | None = None
         self.farewell = ""  # why it is to end, as far as that was said
         self.closed = asyncio.get_running_loop().create_future()
@@ -164,6 +179,7 @@ class _Wire(asyncio.Protocol):
             let_go_in_children(self, sock)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         if self._early is not None:
             self._early.append(data)
         else:
@@ -186,9 +202,11 @@ class _Wire(asyncio.Protocol):
 
     def reason(self) -> str:
         """Why it ended."""
-        error = self.closed.result() if self.closed.done() else None
-        # TLS 1.3 says no more to a client without a certificate than that it closes.
-        return self.farewell or (in_words(error) if error is not None else "it closed the connection")
+        error: Exception = (self.closed.result() if self.closed.done() else None) or ConnectionResetError()
+        assert self.transport is not None
+        if not self._heard and self.transport.get_extra_info("sslcontext") and isinstance(error, ConnectionResetError):
+            error = HungUp()
+        return self.farewell or in_words(error)
 
     def pause_writing(self) -> None:
         self._client._may_write(self, writable=False)
@@ -801,10 +819,20 @@ def _size(events: list[Event]) -> int:
     return sum(200 + len(event.key) + len(event.value) for event in events)
 
 
+_TLS_IN_WORDS = {
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: use tcp:// for it",
+    "RECORD_LAYER_FAILURE": "it does not speak TLS: use tcp:// for it",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client's certificate (mutual TLS), and there is none",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this client's certificate",
+}
+
+
 def in_words(error: BaseException) -> str:
     """An operating-system error as a person would say it."""
+    if isinstance(error, ssl.SSLEOFError | HungUp):
+        return str(HungUp())
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
+        return f"TLS failed: {_TLS_IN_WORDS.get(error.reason or '', error.reason or str(error))}"
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
     if isinstance(error, ConnectionResetError):
@@ -812,30 +840,3 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) or type(error).__name__
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    token: str | bytes | None = None,
-    tls: ssl.SSLContext | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
-
-    Args:
-        url: `tcp://host:port`, or `tcps://host:port` for TLS.
-        token: What this client proves to know, and asks the server to prove.
-        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
-        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
-
-    Raises:
-        ConnectionLost: Nobody answered in time.
-        AuthenticationError: The server refused the token, or could not prove that it knows it.
-        ProtocolError: What answers is not a store, or one of another version.
-    """
-    address = Address.parse(url)
-    secret = token.encode() if isinstance(token, str) else token
-    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as client:
-        yield client

@@ -27,13 +27,17 @@ PURE_ROOMS = (
     "store.limits",
     "store.when",
     "store.messages",
+    "store.quick",
     "store.index",
     "store.leases",
     "store.watches",
     "store.sessions",
     "store.engine",
+    "store.elements",
     "store.wire",
     "store.connection",
+    "store.etcd_messages",
+    "store.etcd_writes",
     "rdzv.errors",
     "rdzv.refusal",
     "rdzv.kinds",
@@ -63,7 +67,7 @@ NEVER_REACHES = {
 
 CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
-EXTRA_ROOMS = ("store.etcd", "rdzv.torch")
+EXTRA_ROOMS = ("store.etcd_gateway", "rdzv.torch")
 """Rooms that need an extra to be imported at all; elsewhere extras are imported inside the function."""
 
 PACKAGES = ("store", "rdzv")

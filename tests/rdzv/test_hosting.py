@@ -31,7 +31,7 @@ async def main():
         await info.store.barrier("all", info.world_size)
 def handler_hosts(handler):
     import threading
-    return sum(thread.name.startswith("asyncio-portal") for thread in threading.enumerate())
+    return sum(thread.name == "store" for thread in threading.enumerate())
 asyncio.run(main())
 """
 

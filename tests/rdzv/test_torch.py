@@ -362,6 +362,20 @@ def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents:
     assert stays.num_nodes_waiting() == 0
 
 
+@pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
+def test_a_member_that_goes_before_all_have_come_costs_the_others_nothing(
+    agents: Agents, url: str, run_id: str, regroup_on_loss: str
+) -> None:
+    """An agent that dies between the commit and its hearing of it: the others waited for a minute, and failed."""
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
+        (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
+        assert goes.next_rendezvous().world_size == 2
+        time.sleep(0.1)
+        assert not joining.done()
+    again = joining.result(10)
+    assert (again.rank, again.world_size) == (0, 1)
+
+
 def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, run_id: str) -> None:
     stays, dies = agents.add(), agents.add()
     agents.meet(stays, dies)
