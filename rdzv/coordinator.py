@@ -177,6 +177,7 @@ class _Term:
         self._reported: Progress | None = None
         self._reported_at = 0.0
         self._said = ""
+        self._failed_with: str | None = None
         self._run_lease: Lease | None = None
 
     async def lead(self) -> None:
@@ -255,7 +256,8 @@ class _Term:
             now = self._store.time()
             decision = decide(self._view, self._rules, closed=self._follower.head.closed is not None, now=now)
             match decision:
-                case Wait(until=until):
+                case Wait(until=until, error=error):
+                    self._report_error(error)
                     wake_at = await self._report(decision.progress)
                     if self._follower.head.closed is not None and self._reported == decision.progress:
                         return
@@ -288,6 +290,13 @@ class _Term:
         await self._store.put(self._keys.progress, progress.pack(), lease=self._run_lease, when=self._in_office)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
+
+    def _report_error(self, error: Exception | None) -> None:
+        """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
+        said = None if error is None else repr(error)
+        if error is not None and said != self._failed_with:
+            log.error("run %s: rank_order fails, and is asked again", self._keys.run_id, exc_info=error)
+        self._failed_with = said
 
     def _say(self, reason: str) -> None:
         """One log line for each change of the reason, times aside."""

@@ -442,13 +442,16 @@ class Progress:
         live: Members of the last round that are still in it.
         waiting: Arrivals that a regroup now would admit.
         spares: Arrivals for which there is no room.
-        spares_after: Newcomers that arrived after this revision are the spares; None if there are none.
+        spares_after: Newcomers that arrived after this revision are the spares; None if there are none, or if
+            `spare_ids` has them. Where an order chooses more of them than can be named, each newcomer may be one: 0.
         last_call_left: Seconds of last call that were left when this was written; None if it does not run.
         lost: Members of the last round that have died.
         lost_ids: The first of them by name, at most `NAMED_MOST`.
         departed: Members of the last round that have left it.
         departed_ids: The first of them by name.
         last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
+        problem: Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
+        spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
     """
 
     phase: Phase
@@ -466,6 +469,8 @@ class Progress:
     departed: int = 0
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0
+    problem: str = ""
+    spare_ids: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
@@ -486,6 +491,8 @@ class Progress:
                 self.departed,
                 self.departed_ids,
                 self.last_arrival,
+                self.problem,
+                self.spare_ids,
             )
         )
 
@@ -495,7 +502,7 @@ class Progress:
 
         def build(plain: Sequence[Any]) -> Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
-            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
+            lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             return cls(
                 phase=Phase(phase),
                 round=_of(int, round),
@@ -512,6 +519,8 @@ class Progress:
                 departed=_of(int, gone),
                 departed_ids=_names(gone_ids),
                 last_arrival=_of(int, last_arrival),
+                problem=_of(str, problem),
+                spare_ids=_names(spare_ids),
             )
 
         return _unpack("the progress", value, build)

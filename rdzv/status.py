@@ -51,10 +51,11 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
                     )
     waiting = sorted(records.values(), key=lambda record: record.arrival)
     after = head.progress.spares_after if head.progress is not None else None
+    named = head.progress.spare_ids if head.progress is not None else ()
     spares = [
         record.node_id
         for record in waiting
-        if after is not None and record.arrival > after and record.node_id not in ranked
+        if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     return RunStatus(
         run_id=keys.run_id,

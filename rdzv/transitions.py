@@ -120,6 +120,10 @@ class View:
         if self.synced:
             self._count(now)
 
+    def record(self, node_id: str) -> NodeRecord:
+        """What a node that is here has said of itself, whether it is in the last round or waits for the next."""
+        return self._records[node_id]
+
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """A round was committed with these members. Spares left over may be enough for the next one's last call."""
         self.round = round

@@ -29,6 +29,9 @@ and nothing received is ever evaluated.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import struct
 from dataclasses import dataclass
 from operator import attrgetter
@@ -36,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgpack
 
+from store.elements import claimed
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -53,6 +57,7 @@ from store.messages import (
     Entry,
     Event,
     EventKind,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -83,6 +88,7 @@ from store.messages import (
     Watching,
     Written,
 )
+from store.quick import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +111,7 @@ __all__ = [
     "decode_request",
     "decode_server_frame",
     "decode_welcome",
+    "elements_max",
     "encode_bye",
     "encode_events",
     "encode_greeting",
@@ -115,6 +122,7 @@ __all__ = [
     "encode_sorry",
     "encode_welcome",
     "frame_events",
+    "other_version",
 ]
 
 VERSION = 1
@@ -122,6 +130,11 @@ MAGIC = "rdzv"
 SORRY = "sorry"
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
+OPENING_ELEMENTS_MAX = 64  # of a hello or greeting, of later versions, too
+ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
+KEPT_CONDITIONS_MAX = 1024  # conditions that are made once for all who send them, of keys
+KEPT_KEY_MAX = 256  # of at most so many characters: half a megabyte in all
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -212,6 +225,13 @@ class FrameReader:
         """Whether a frame has begun but not ended."""
         return bool(self._held)
 
+    def only_frame(self, data: memoryview) -> memoryview | None:
+        """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
+        if self._held or len(data) < 4:
+            return None
+        (size,) = _length.unpack_from(data)
+        return data[4:] if size == len(data) - 4 and size <= self.bytes_max else None
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
         """Take in bytes; give back the bodies that are complete. They are valid until the next call.
 
@@ -269,6 +289,17 @@ def _decode(body: memoryview | bytes) -> list[Any]:
     return fields
 
 
+def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
+    """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
+    if len(body) > UNCOUNTED_BYTES:
+        count = claimed(body, most)
+        if count is None:
+            raise ProtocolError("a frame is not msgpack: it claims to hold more than it has bytes for")
+        if count > most:
+            return None
+    return _decode(body)
+
+
 def _no_extensions(code: int, _: bytes) -> object:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
@@ -317,13 +348,39 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 
 def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
-    fields = _decode(body)
+    fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
+    if fields is None:
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: it holds too much")
     sorry = _sorry(fields)
     if sorry is not None:
         return sorry
     if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+        if fields[0] == MAGIC:
+            _check_version(fields, kind)
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
     return kind(*fields[1:])
+
+
+def _check_version(fields: list[Any], kind: type[Any]) -> None:
+    """Say of an opening in another shape whether it is that of another version.
+
+    Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
+    """
+    versions = fields[1:2] if kind is Hello else fields[1:3] if kind is Greeting else []
+    if versions and all(type(version) is int for version in versions) and not versions[0] <= VERSION <= versions[-1]:
+        raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
+
+
+def other_version(oldest: int, newest: int, *, server: bool) -> str:
+    """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
+    theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+    ours = f"version {VERSION}"
+    if server:
+        said = f"this client speaks {ours} of the protocol, the server {theirs}"
+    else:
+        said = f"this server speaks {ours} of the protocol, the client {theirs}"
+    behind = "client" if server == (oldest > VERSION) else "server"
+    return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 
 
 def _sorry(fields: list[Any]) -> Sorry | None:
@@ -344,24 +401,58 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     layout = _LAYOUT_OF.get(type(request))
     if layout is None:
         raise StoreUsageError(f"{_shown(request)} is no request")
-    layout.verify(request)
-    body = _pack((layout.code, request_id, acknowledged, *layout.fields(request)))
+    fields = layout.fields(request) if layout.plain else ()
+    if tuple(map(type, fields)) not in layout.plain:
+        layout.verify(request)  # before an encoder stumbles over it
+        fields = layout.fields(request)
+    body = _pack((layout.code, request_id, acknowledged, *fields))
     return _length.pack(len(body)) + body
 
 
-def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell."""
-    fields = _decode(body)
+def elements_max(operations_max: int) -> int:
+    """How many elements a request may hold, which leaves room to go past `operations_max` and be told so."""
+    return 1000 + ELEMENTS_PER_OPERATION * operations_max
+
+
+def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
+
+    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    """
+    fields = _decode_counted(body, elements_max)
+    if fields is None:
+        request_id, acknowledged = _numbers_of(body)
+        return request_id, acknowledged, Excessive(elements_max=elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
     layout = _REQUESTS.get(fields[0]) if type(fields[0]) is int else None
     if layout is None:
         raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
+    request_id, acknowledged = _check_numbers(fields)
+    return request_id, acknowledged, layout.build(fields[3:])
+
+
+def _check_numbers(fields: list[Any]) -> tuple[int, int]:
+    """The id of a request, and what it acknowledges."""
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
-    return fields[1], fields[2], layout.build(fields[3:])
+    return fields[1], fields[2]
+
+
+def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
+    """The same of a request that is not looked into further."""
+    # Its array's length, and three numbers of up to nine bytes.
+    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
+    start.feed(body[:64])
+    try:
+        start.read_array_header()
+        return _check_numbers([start.unpack() for _ in range(3)])
+    except ProtocolError:
+        raise
+    except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges") from error
 
 
 def encode_response(request_id: int, response: Response) -> bytes:
@@ -452,11 +543,13 @@ class _Field:
 
     `check` accepts what was received, `encode` prepares what is sent (None: as it is). `takes` says whether a caller's
     value can be sent: what the peer would not accept must not leave, since it would cost the caller the connection.
+    Values of the types in `plain` pass all three as they are.
     """
 
     check: Callable[[Any], Any]
     encode: Callable[[Any], Any] | None = None
     takes: Callable[[Any], bool] = lambda _: True
+    plain: tuple[type, ...] = ()
 
 
 def _shown(value: object) -> str:
@@ -481,14 +574,15 @@ def _exactly(type_: type, *also: type) -> _Field:
         # A subclass arrives as its base, except that a bool, which is an int here, arrives as a bool.
         return type(value) is type_ or (isinstance(value, sendable) and type(value) is not bool)
 
-    return _Field(check, takes=takes)
+    return _Field(check, takes=takes, plain=(type_,))
 
 
 def _optional(field: _Field) -> _Field:
     return _Field(
         lambda value: None if value is None else field.check(value),
-        field.encode,
+        None if field.encode is None else lambda value: None if value is None else cast("Any", field.encode)(value),
         lambda value: value is None or field.takes(value),
+        (*field.plain, type(None)),
     )
 
 
@@ -519,10 +613,20 @@ def _entry_to(entry: Entry) -> tuple[Any, ...]:
 
 
 def _entry_from(value: Any) -> Entry:
-    match value:
-        case [str(key), bytes(held), int(created), int(changed), int() | None as lease]:
-            return Entry(key=key, value=held, create_revision=created, mod_revision=changed, lease=lease)
+    if type(value) is list and len(value) == 5:
+        key, held, created, changed, lease = value
+        if (  # not a `match` of classes, which takes three times as long
+            type(key) is str
+            and type(held) is bytes
+            and type(created) is int
+            and type(changed) is int
+            and (lease is None or type(lease) is int)
+        ):
+            return _make_entry(key, held, created, changed, lease)
     raise ProtocolError(f"{_shown(value)} stands where an entry belongs")
+
+
+_make_entry = maker(Entry)
 
 
 _EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
@@ -564,11 +668,21 @@ def _condition_from(value: Any) -> Condition:
         and type(value[1]) is int
         and value[1] in _TARGETS
     ):
-        target = _TARGETS[value[1]]
-        if type(value[2]) is _EXPECTED_TYPE[target]:
-            expected: int | bytes | bool = value[2]
-            return Condition(key=value[0], target=target, expected=expected)
+        key, number, expected = value
+        if type(expected) is _EXPECTED_TYPE[_TARGETS[number]]:
+            # The members of a round send the same few fences with every request. A value may be large: not kept.
+            if type(expected) is not bytes and len(key) <= KEPT_KEY_MAX:
+                return _kept_condition(key, number, expected)
+            return _make_condition(key, _TARGETS[number], expected)
     raise ProtocolError(f"{_shown(value)} stands where a condition belongs")
+
+
+_make_condition = maker(Condition)
+
+
+@functools.lru_cache(KEPT_CONDITIONS_MAX, typed=True)
+def _kept_condition(key: str, number: int, expected: int | bool) -> Condition:
+    return _make_condition(key, _TARGETS[number], expected)
 
 
 def _takes_condition(value: Any) -> bool:
@@ -578,6 +692,23 @@ def _takes_condition(value: Any) -> bool:
 
 
 _TARGETS = {target.value: target for target in Target}
+
+
+def _conditions() -> _Field:
+    """An array of conditions. A fence is the same tuple in each request of a round: the last one is encoded once."""
+    each = _many(_Field(_condition_from, _condition_to, _takes_condition))
+    last: tuple[Any, Any] = (), []
+
+    def encode(conditions: Any) -> Any:
+        nonlocal last
+        fence, encoded = last  # in one step: other threads encode, too
+        if conditions is not fence:
+            encoded = cast("Any", each.encode)(conditions)
+            if type(conditions) is tuple:
+                last = conditions, encoded
+        return encoded
+
+    return _Field(each.check, encode, lambda conditions: conditions is last[0] or each.takes(conditions))
 
 
 def _message_to(message: Any) -> tuple[Any, ...]:
@@ -637,13 +768,12 @@ _STR = _exactly(str)
 _BYTES = _exactly(bytes, bytearray, memoryview)
 _INT = _exactly(int)
 _BOOL = _exactly(bool)
-_SECONDS = _Field(_check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool)
-_ENTRY = _Field(_entry_from, _entry_to)
-_MAYBE_ENTRY = _Field(
-    lambda value: None if value is None else _entry_from(value),
-    lambda entry: None if entry is None else _entry_to(entry),
+_SECONDS = _Field(
+    _check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool, plain=(float,)
 )
-_CONDITIONS = _many(_Field(_condition_from, _condition_to, _takes_condition))
+_ENTRY = _Field(_entry_from, _entry_to)
+_MAYBE_ENTRY = _optional(_ENTRY)
+_CONDITIONS = _conditions()
 _OPERATIONS = _many(_one_of(Operation.__args__))
 _GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
 
@@ -653,17 +783,22 @@ M = TypeVar("M")
 class _Layout(Generic[M]):
     """How one kind of message travels."""
 
-    __slots__ = ("_checks", "_names", "_takes", "code", "fields", "message")
+    __slots__ = ("_checks", "_make", "_takes", "code", "fields", "message", "plain")
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
         self.code, self.message = code, message
-        self._names = tuple(fields)
+        self._make = maker(message)
+        assert list(fields) == [each.name for each in dataclasses.fields(message)], "makers go by the order of fields"  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
+        # To compare the types of all fields at once is what the hot path can afford.
+        self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))
         self._checks = tuple(field.check for field in fields.values())
         self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
         self.fields = _reader(fields)
 
     def verify(self, message: M) -> None:
         """Refuse a message that a caller gave fields of the wrong types."""
+        if self.plain and tuple(map(type, self.fields(message))) in self.plain:
+            return
         for get, takes, name in self._takes:
             value = get(message)
             if not takes(value):
@@ -673,11 +808,11 @@ class _Layout(Generic[M]):
 
     def build(self, values: list[Any]) -> M:
         """The message of these field values."""
+        if tuple(map(type, values)) in self.plain:
+            return self._make(*values)
         if len(values) != len(self._checks):
             raise ProtocolError(f"{self.message.__name__} has {len(self._checks)} fields, not {len(values)}")
-        return self.message(
-            **{name: check(value) for name, check, value in zip(self._names, self._checks, values, strict=True)}
-        )
+        return self._make(*[check(value) for check, value in zip(self._checks, values, strict=True)])
 
 
 def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
@@ -686,7 +821,7 @@ def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
     encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
     if any(encode is not None for _, encode in encoders):
         return lambda message: tuple(
-            get(message) if encode is None else encode(get(message)) for get, encode in encoders
+            [get(message) if encode is None else encode(get(message)) for get, encode in encoders]
         )
     if not names:
         return lambda _: ()

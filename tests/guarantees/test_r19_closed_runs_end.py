@@ -36,6 +36,26 @@ async def test_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_lef
         assert run.keys() == []
 
 
+async def test_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile() -> None:
+    """R19, S5: no sooner than it would have, and at the latest `closed_ttl` after the restart."""
+    async with VirtualRun(durable=True, min_nodes=2, closed_ttl=DAY) as run:
+        a, b = run.handler("a"), run.handler("b")
+        for info in await run.meet(a, b):
+            await info.store.set(f"model/{info.rank}", "weights")
+        await a.set_closed("done")
+        await a.aclose()
+        await b.aclose()
+        await asyncio.sleep(DAY * 0.7)
+        run.kill_store()
+        await asyncio.sleep(5)
+        run.restart_store()
+        await asyncio.sleep(DAY * 0.9)
+        with pytest.raises(rdzv.RendezvousClosedError, match="done"):
+            await run.handler("late").next_rendezvous()
+        await asyncio.sleep(DAY * 0.2)
+        assert run.keys() == []
+
+
 async def test_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -> None:
     """R19: "a server does not grow with the runs it has seen"."""
     async with VirtualRun(min_nodes=2, closed_ttl=600) as run:

@@ -1,37 +1,98 @@
-"""Replays one seed step by step, or runs many."""
+"""Replays one seed step by step, or runs many: of rounds alone, of the store, or of everything together.
+
+    python -m tests.sim --seeds 0:10000           rounds: the deciding code on an engine, thousands a minute
+    python -m tests.sim store --hours 8           the store: real server, journal and clients in trouble
+    python -m tests.sim store --seed 17           one story, told
+    python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
+
+A failure prints the command that plays it again, and ends the run with status 1.
+"""
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
 from tests.sim.simulation import simulate
+from tests.sim.store_story import tell_store_story
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRESH = 10**9
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the seeds that were asked for; 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    """Run what was asked for; 1 if a promise was broken."""
+    given = sys.argv[1:] if arguments is None else arguments
+    runs: dict[str, Callable[[list[str]], None]] = {"store": _store}
+    run = runs.get(given[0], _rounds) if given else _rounds
+    try:
+        run(given[1:] if run is not _rounds else given)
+    except AssertionError as problem:  # a `Violation`, or a defect that nobody has a name for
+        if not isinstance(problem, Violation):
+            raise
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rounds(arguments: list[str]) -> None:
+    chosen = _seeds(arguments, "python -m tests.sim")
+    if chosen.seed is not None:
+        print(simulate(chosen.seed, trace=print))
+        return
+    began, rounds, faults = time.perf_counter(), 0, 0
+    for seed in _range(chosen.seeds):
+        outcome = simulate(seed)
+        rounds += outcome.rounds
+        faults += outcome.faults
+    print(f"{rounds} rounds, {faults} faults in {time.perf_counter() - began:.1f} s; no promise was broken")
+
+
+def _store(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim store", description=__doc__)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="one story, told step by step")
+    which.add_argument("--hours", type=float, help="as many stories as this takes in simulated hours")
+    parser.add_argument("--first", type=int, help="the first of their seeds; without it, a fresh one")
+    chosen = parser.parse_args(arguments)
+    if chosen.seed is not None:
+        print(tell_store_story(chosen.seed, trace=print))
+        return
+    seed = chosen.first if chosen.first is not None else random.SystemRandom().randrange(FRESH)
+    print(f"python -m tests.sim store --hours {chosen.hours:g} --first {seed}", flush=True)
+    began, seconds, stories, operations, faults, starts = time.perf_counter(), 0.0, 0, 0, 0, 0
+    while seconds < chosen.hours * 3600:
+        outcome = tell_store_story(seed + stories)
+        stories += 1
+        seconds += outcome.seconds
+        operations += outcome.answers_checked
+        faults += outcome.faults
+        starts += outcome.starts
+    print(
+        f"{stories} stories, {seconds / 3600:.1f} simulated hours, {operations} answers and events, {faults} faults, "
+        f"{starts} starts of the store in {time.perf_counter() - began:.1f} s; no promise was broken"
+    )
+
+
+def _seeds(arguments: list[str], program: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one seed, told step by step")
     which.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
-    chosen = parser.parse_args(arguments)
-    try:
-        if chosen.seed is not None:
-            print(simulate(chosen.seed, trace=print))
-            return 0
-        first, _, beyond = chosen.seeds.partition(":")
-        began, rounds, faults = time.perf_counter(), 0, 0
-        for seed in range(int(first), int(beyond)):
-            outcome = simulate(seed)
-            rounds += outcome.rounds
-            faults += outcome.faults
-        print(f"{rounds} rounds, {faults} faults in {time.perf_counter() - began:.1f} s; no promise was broken")
-    except Violation as violation:
-        print(violation, file=sys.stderr)
-        return 1
-    return 0
+    return parser.parse_args(arguments)
+
+
+def _range(seeds: str) -> range:
+    first, _, beyond = seeds.partition(":")
+    return range(int(first), int(beyond))
 
 
 if __name__ == "__main__":

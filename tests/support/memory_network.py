@@ -12,6 +12,10 @@ read, and writing to one that is gone is answered by a reset.
 
 Every fault takes a link, or a name: that of one link ("node-3>store#1"), of a dialer ("node-3", all its links
 and those it will yet make), or of a listener ("store"); or `EVERYTHING`.
+
+The two ends of a link may live in different loops, as processes of `hosts.py` do: each protocol is called in its own.
+What travels, and what the systems at both ends do, is timed by the network's own loop, so that a process which stands
+still is connected to and sent to, and one that dies has its connections ended for it (`died`).
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's own default, for transports over sockets
 SOCKET_BUFFER_BYTES = 64 * 1024  # what both kernels together hold; of the order of Linux's smallest defaults
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.sockets` sets it, gives up a silent machine
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 P = TypeVar("P", bound=AnyProtocol)
@@ -43,6 +48,7 @@ class MemoryNetwork:
         rng: Decides latencies and, with `shred`, where the stream is cut.
         shred: Deliver the stream in randomly sized pieces, down to single bytes.
         socket_buffer_bytes: What may be under way before it counts against the writer's buffer.
+        loop: Where the network itself lives, if not in the loop that uses it.
     """
 
     def __init__(
@@ -52,7 +58,9 @@ class MemoryNetwork:
         rng: random.Random | None = None,
         shred: bool = False,
         socket_buffer_bytes: int = SOCKET_BUFFER_BYTES,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        self._loop = loop
         self._latency = latency
         self._rng = rng or random.Random(0)
         self._shred = shred
@@ -62,13 +70,29 @@ class MemoryNetwork:
         self._numbers = itertools.count(1)
         self._refused: set[str] = set()
         self._partitioned: set[str] = set()
-        self._healed = asyncio.Event()
+        self._dead: set[str] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # dials that nobody answers
 
-    def listen(self, name: str, protocol_factory: Callable[[], AnyProtocol]) -> Listener:
-        """Answer dials to `name`, each with a protocol of its own, until the listener is closed."""
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the network itself lives."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def listen(
+        self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Listener:
+        """Answer dials to `name`, each with a protocol of its own, until the listener is closed.
+
+        Args:
+            name: What is dialed.
+            protocol_factory: Makes the protocol of one connection.
+            loop: Where these protocols live, if not where the dialer's do.
+        """
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
-        self._listeners[name] = listener = Listener(self, name, protocol_factory)
+        self._listeners[name] = listener = Listener(self, name, protocol_factory, loop)
         return listener
 
     async def dial(
@@ -82,6 +106,8 @@ class MemoryNetwork:
             ConnectionRefusedError: Nobody listens there, or `refuse` was called.
             ConnectionResetError: The link was reset before it was made.
         """
+        if source in self._dead:
+            raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
         names = _names(dialer, name)
         await self._travel(names)
@@ -90,6 +116,7 @@ class MemoryNetwork:
             await self._travel(names)
             raise ConnectionRefusedError(f"{name} refuses {source}")
 
+        here = asyncio.get_running_loop()
         protocol = protocol_factory()
         link = Link(
             self,
@@ -97,11 +124,16 @@ class MemoryNetwork:
             target=name,
             client_protocol=protocol,
             server_protocol=listener.protocol_factory(),
+            client_loop=here,
+            server_loop=listener.loop or here,
         )
         self._links[link.name] = link
         link.hold(held=self._is_partitioned(link.names))
         try:
-            link.server.connect()
+            if listener.loop is None or listener.loop is here:
+                link.server.connect()
+            else:
+                listener.loop.call_soon(link.server.connect)  # the system accepts it also while the process does not
             await self._travel(names)
         except BaseException:
             link.reset()
@@ -127,6 +159,22 @@ class MemoryNetwork:
         for link in self.links(which):
             link.reset()
 
+    def died(self, name: str, *, silently: bool = False) -> None:
+        """The process at this end is gone: what it dialed, or what answered under this name.
+
+        Its system ends its connections for it, after what it had sent; and answers what still comes with a reset. With
+        `silently` the machine itself is gone, with all that was on its way: the other end hears nothing, until it
+        writes and the machine is back (`partition` it while it is not), or until TCP gives up. A dialer of this name
+        can dial no more.
+        """
+        if name not in self._listeners:
+            self._dead.add(name)
+        for link in self.links(name):
+            end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
+            end.die(silently=silently)
+            if silently:
+                self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
+
     def partition(self, which: str | Link = EVERYTHING) -> None:
         """Hold all that is sent, and all dials; nobody is told. Never healed, it is a black hole."""
         self._partitioned.add(_name(which))
@@ -139,8 +187,10 @@ class MemoryNetwork:
         else:
             self._partitioned.discard(_name(which))
         self._hold_what_is_partitioned()
-        self._healed.set()
-        self._healed = asyncio.Event()
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def refuse(self, name: str) -> None:
         """Refuse dials to this listener, or from this source, from now on; links that exist stay."""
@@ -173,16 +223,28 @@ class MemoryNetwork:
     async def _travel(self, names: set[str]) -> None:
         await asyncio.sleep(self.draw_latency())
         while self._is_partitioned(names):
-            await self._healed.wait()
+            healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[healed] = None
+            try:
+                await healed
+            finally:
+                self._waiting.pop(healed, None)
 
 
 class Listener:
     """A name that answers dials; an async context manager, as `asyncio.Server` is."""
 
-    def __init__(self, network: MemoryNetwork, name: str, protocol_factory: Callable[[], AnyProtocol]) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        protocol_factory: Callable[[], AnyProtocol],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
         self._network = network
         self.name = name
         self.protocol_factory = protocol_factory
+        self.loop = loop
 
     def close(self) -> None:
         """Refuse dials from now on. Links that exist stay; `network.reset(listener.name)` ends those."""
@@ -206,14 +268,21 @@ class Link:
         target: str,
         client_protocol: AnyProtocol,
         server_protocol: AnyProtocol,
+        client_loop: asyncio.AbstractEventLoop,
+        server_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = _link_name(dialer, target)
         self.names = _names(dialer, target)
+        self.target = target
         self._upward = _Pipe(network)
         self._downward = _Pipe(network)
         listener = (target, 0)
-        self.client = MemoryTransport(client_protocol, self._upward, self._downward, sockname=dialer, peername=listener)
-        self.server = MemoryTransport(server_protocol, self._downward, self._upward, sockname=listener, peername=dialer)
+        self.client = MemoryTransport(
+            client_protocol, self._upward, self._downward, loop=client_loop, sockname=dialer, peername=listener
+        )
+        self.server = MemoryTransport(
+            server_protocol, self._downward, self._upward, loop=server_loop, sockname=listener, peername=dialer
+        )
 
     @property
     def is_over(self) -> bool:
@@ -246,11 +315,12 @@ class MemoryTransport(asyncio.Transport):
         outgoing: _Pipe,
         incoming: _Pipe,
         *,
+        loop: asyncio.AbstractEventLoop,
         sockname: tuple[str, int],
         peername: tuple[str, int],
     ) -> None:
         super().__init__(extra={"sockname": sockname, "peername": peername})
-        self._loop = asyncio.get_running_loop()
+        self.loop = loop  # where its protocol is called
         self._protocol = protocol
         self._outgoing = outgoing
         self._incoming = incoming
@@ -351,6 +421,8 @@ class MemoryTransport(asyncio.Transport):
 
     def connect(self) -> None:
         """Introduce the protocol to its transport, then deliver what has already come."""
+        if self.is_lost:
+            return
         self._connected = True
         self._protocol.connection_made(self)
         self._incoming.wake()
@@ -361,8 +433,18 @@ class MemoryTransport(asyncio.Transport):
             return
         self._closing = self._end_sent = self.is_lost = True
         if self._connected:
-            self._loop.call_soon(self._protocol.connection_lost, error)
+            self.loop.call_soon(self._protocol.connection_lost, error)
         self._incoming.wake()
+
+    def die(self, *, silently: bool) -> None:
+        """The process is gone, and its protocol hears nothing any more: the system, or nobody, ends the connection."""
+        if silently:
+            self._outgoing.clear()
+        elif not self._end_sent:
+            self._outgoing.send(_Signal.END)
+        self._closing = self._end_sent = self.is_lost = True
+        self.loop = self._outgoing.network_loop  # what still comes, the system answers
+        self._incoming.receiver_died()
 
     @property
     def takes_delivery(self) -> bool:
@@ -398,6 +480,11 @@ class MemoryTransport(asyncio.Transport):
                 if not keep_open:
                     self.close()
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it matters to this side that some of what it wrote was delivered."""
+        return not self.is_lost and (self._writing_paused or self._closing)
+
     def bytes_left(self) -> None:
         """Some of what was written was delivered."""
         self._control_flow()
@@ -420,7 +507,7 @@ class MemoryTransport(asyncio.Transport):
             self.lose(None)
 
     def _fail(self, error: Exception) -> None:
-        self._loop.call_exception_handler(
+        self.loop.call_exception_handler(
             {
                 "message": "a protocol failed to receive",
                 "exception": error,
@@ -448,12 +535,12 @@ class _Pipe:
 
     def __init__(self, network: MemoryNetwork) -> None:
         self._network = network
-        self._loop = asyncio.get_running_loop()
+        self.network_loop = network.loop
         self._under_way: deque[tuple[float, memoryview | _Signal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
         self._held = False
-        self._delivery: asyncio.TimerHandle | None = None
+        self._delivery: asyncio.Handle | None = None
 
     @property
     def bytes_beyond_socket_buffers(self) -> int:
@@ -461,7 +548,7 @@ class _Pipe:
 
     def send(self, item: memoryview | _Signal) -> None:
         # Latencies are drawn, but nothing overtakes what was sent before it.
-        self._last_due = max(self._last_due, self._loop.time() + self._network.draw_latency())
+        self._last_due = max(self._last_due, self.network_loop.time() + self._network.draw_latency())
         self._under_way.append((self._last_due, item))
         if isinstance(item, memoryview):
             self._bytes_under_way += len(item)
@@ -482,7 +569,20 @@ class _Pipe:
         """Set the timer for the next delivery, if there is something to deliver to someone who takes it."""
         if self._delivery is None and self._may_deliver():
             # Always by way of the loop, so that no protocol is called from within its own `write`.
-            self._delivery = self._loop.call_at(self._under_way[0][0], self._deliver)
+            self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
+
+    def receiver_died(self) -> None:
+        """What was to be delivered in its loop is answered by its system instead."""
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._delivery = None
+        self.wake()
+
+    def _arrive(self) -> None:
+        if self.receiver.loop is self.network_loop:
+            self._deliver()
+        else:  # its process reads it when it gets to it
+            self._delivery = self.receiver.loop.call_soon(self._deliver)
 
     def _may_deliver(self) -> bool:
         return bool(self._under_way) and not self._held and self.receiver.takes_delivery
@@ -504,7 +604,11 @@ class _Pipe:
                 self._bytes_under_way -= taken
                 if taken < len(item):
                     self._under_way.appendleft((due, item[taken:]))
-            self.sender.bytes_left()
+            if self.sender.waits_for_room:
+                if self.sender.loop is self.receiver.loop:
+                    self.sender.bytes_left()
+                else:
+                    self.sender.loop.call_soon(self.sender.bytes_left)
         self.wake()
 
 

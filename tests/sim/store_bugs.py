@@ -1,0 +1,74 @@
+"""Bugs for the store's stories, each of which once lived in some store: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from store.server import Server
+from store.sessions import Session, Sessions
+from store.watches import History
+from tests.sim.machines import Seams
+from tests.support.disk import SimulatedJournal
+
+if TYPE_CHECKING:
+    from store.facts import Facts
+    from store.messages import Event
+    from store.peer import Peer
+
+__all__ = ["STORE_BUGS"]
+
+
+class HastyServer(Server):
+    """Says what it has done before the disk has it."""
+
+    def _say(self, peer: Peer, frame: bytes) -> None:
+        peer.queue(frame)
+        self._dirty[peer] = None
+
+
+class ForgetfulJournal(SimulatedJournal):
+    """Does not write down that a lease has ended: after a restart it is there again."""
+
+    def _write_down(self, group: list[Facts]) -> None:
+        super()._write_down([replace(facts, ended=[]) for facts in group])
+
+
+class ReplylessJournal(SimulatedJournal):
+    """Does not write down what was answered: after a restart, what is asked again is done again."""
+
+    def _write_down(self, group: list[Facts]) -> None:
+        super()._write_down([replace(facts, replies=[]) for facts in group])
+
+
+_close = Sessions.close
+_since = History.since
+
+
+def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float) -> None:
+    """Keep no reply beyond its connection."""
+    if session.peer == peer:
+        session._replies.clear()
+        session._highest = 0
+    _close(self, session, peer=peer, now=now)
+
+
+def _since_the_next(self: History, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
+    """Resume a watch one revision too late."""
+    return _since(self, revision + 1, prefix)
+
+
+def _planted(owner: type, name: str, bug: Any) -> Seams:
+    return Seams(plant=partial(patch.object, owner, name, bug))
+
+
+STORE_BUGS = {
+    "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
+    "a reply that does not survive the store": Seams(journal=ReplylessJournal),
+    "an acknowledgement before the commit": Seams(server=HastyServer),
+    "an event lost on reconnecting": _planted(History, "since", _since_the_next),
+    "a lease that is resurrected": Seams(journal=ForgetfulJournal),
+}
+"""Each bug by name, as it is planted."""

@@ -1,0 +1,561 @@
+"""One seed, one story of a store: clients use it while it, its disk, the network and they themselves are in trouble.
+
+Then it is quiet, and what was promised must hold: everyone is answered, every watch has heard everything, leases that
+nobody keeps are gone, one that is let go on an idle store goes in time, and what the clients saw is linearizable. All
+the while `truth.py` looks at every answer and every event. Promises S1, S2, S3, S4, S5 and S10.
+
+    python -m tests.sim store --hours 8           story after story, from a fresh seed
+    python -m tests.sim store --seed 17           one story, told step by step
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from store import when
+from store.errors import (
+    ConnectionLost,
+    LeaseNotFound,
+    LimitExceeded,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    StoreUsageError,
+    WatchCompacted,
+)
+from store.limits import Limits
+from store.messages import Put, mutates
+from tests.sim.machines import Cosmos, Seams, quiet_logs
+from tests.support.linearizability import (
+    Add,
+    CompareAndSet,
+    Compared,
+    Delete,
+    Get,
+    Operation,
+    Presence,
+    RegisterInput,
+    RegisterModel,
+    UndecidedError,
+    check,
+)
+from tests.support.linearizability import Put as Write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store.messages import Event, Request
+    from tests.sim.machines import Process
+    from tests.sim.truth import HeardClient, HeardWatch
+
+__all__ = ["StoreOutcome", "tell_store_story"]
+
+TROUBLE = 200.0  # seconds of every kind of trouble
+CALM = 34.0  # seconds in which all must be as if nothing had been; see `_calm_down`
+ANSWERED_WITHIN = 20.0  # seconds: a dead connection is noticed after 15, and come back from in 3
+CHAPTER = 20.0  # seconds; then other keys are used, so that a history stays short enough to be searched
+CONFIGURATIONS_MAX = 100_000
+PERIL = 0.03  # of a change, to have something break while it is under way
+MONEY = 100
+PROBE_TTL = 2.0
+ON_ITS_WAY = 2.0  # seconds that an event may take when all is well
+NO_ANSWER = (ConnectionLost, StoreTimeoutError)
+PROMPTLY = 0.1 + 0.01  # what S5 promises, and what a healthy disk takes to commit
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOutcome:
+    """What a story came to."""
+
+    seconds: float
+    operations: int
+    unanswered: int
+    answers_checked: int
+    faults: int
+    starts: int
+    lapses: int
+
+
+def tell_store_story(
+    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None, trouble: float = TROUBLE
+) -> StoreOutcome:
+    """Play one seed to its end.
+
+    Raises:
+        Violation: A promise was broken; the message says which, when, and how to replay it.
+    """
+    seams = seams or Seams()
+    with quiet_logs(), seams.plant():
+        story = _Story(seed, seams, trace, trouble)
+        try:
+            return story.tell()
+        finally:
+            story.cosmos.end()
+
+
+class _Story:
+    def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None, trouble: float) -> None:
+        self.rng = rng = random.Random(f"store story {seed}")
+        self.durable = rng.random() < 0.85
+        self.trouble = trouble
+        limits = Limits(
+            history_bytes_max=rng.choice((64 * 1024 * 1024, 200_000, 20_000)),
+            session_ttl=rng.choice((300.0, 300.0, 15.0)),
+        )
+        self.cosmos = Cosmos(
+            seed,
+            replay=f"python -m tests.sim store --seed {seed}",
+            durable=self.durable,
+            limits=limits,
+            seams=seams,
+            trace=trace,
+            on_revision=self._revision,
+        )
+        self.truth = self.cosmos.truth
+        self.truth.say(f"seed {seed}: {'a durable store' if self.durable else 'a store in memory'}, {limits}")
+        self.director = self.cosmos.timeline.host("the director")
+        self.faults = 0
+        self.calm = False
+        self.history: list[Operation] = []
+        self.pending: dict[int, Operation] = {}
+        self.asked = 0
+        self.once: Counter[bytes] = Counter()
+        self.processes: dict[str, Process] = {}
+        self.watches: dict[HeardWatch, None] = {}
+        self.answered: set[str] = set()
+        self.deleted_at: dict[str, float] = {}
+
+    # ------------------------------------------------------------------------------------------ the plot
+
+    def tell(self) -> StoreOutcome:
+        timeline = self.cosmos.timeline
+        began = timeline.now
+        self.cosmos.store.start()
+        for number in range(self.rng.randint(2, 4)):
+            self._start(f"c{number}")
+        self.director.start(self._make_trouble())
+        timeline.run(began + self.trouble)
+        self._calm_down()
+        timeline.run(timeline.now + CALM)
+        self._check_the_end()
+        return StoreOutcome(
+            seconds=timeline.now - began,
+            operations=len(self.history),
+            unanswered=sum(operation.returned is None for operation in self.history),
+            answers_checked=self.truth.checked,
+            faults=self.faults,
+            starts=self.cosmos.store.starts,
+            lapses=self.truth.lapses,
+        )
+
+    def _revision(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            if event.key.startswith("once/"):
+                self.once[event.value] += 1
+                self.truth.require(self.once[event.value] == 1, f"{event} was written twice (S2)")
+            elif event.kind == "delete":
+                self.deleted_at[event.key] = self.cosmos.now
+
+    async def _make_trouble(self) -> None:
+        rng = self.rng
+        pause = rng.choice((2.0, 8.0, 20.0))  # how eventful this story is
+        faults: list[Callable[[], Any]] = [
+            self._break_connections,
+            self._break_connections,
+            self._partition,
+            self._partition,
+            self._kill_store,
+            self._stop_store,
+            self._stop_client,
+            self._kill_client,
+            self._stall_disk,
+            self._fill_disk,
+            self._fail_disk,
+        ]
+        if not self.durable:
+            faults[8:] = []
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / pause))
+            if not self.calm:
+                self.faults += 1
+                rng.choice(faults)()
+
+    def _later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Have something end by itself."""
+        self.director.call_later(seconds, lambda: None if self.calm else action())
+
+    # ------------------------------------------------------------------------------------------ what goes wrong
+
+    def _somebody(self) -> Process:
+        return self.rng.choice(list(self.processes.values()))
+
+    def _break_connections(self) -> None:
+        which = self.rng.choice(("store", self._somebody().source))
+        how = self.rng.choice((self.cosmos.network.cut, self.cosmos.network.reset))
+        self.truth.say(f"{how.__name__} {which}")
+        how(which)
+
+    def _partition(self) -> None:
+        which = self.rng.choice(("store", self._somebody().source, self._somebody().source))
+        seconds = self.rng.choice((0.3, 2.0, 6.0, 14.0)) * self.rng.uniform(0.5, 1.5)
+        self.truth.say(f"{which} is cut off for {seconds:.2f} s")
+        self.cosmos.network.partition(which)
+        self._later(seconds, lambda: self._heal(which))
+
+    def _heal(self, which: str) -> None:
+        if which != "store" or not self.cosmos.store.dark:
+            self.cosmos.network.heal(which)
+
+    def _kill_store(self) -> None:
+        store = self.cosmos.store
+        if not store.up or (not self.durable and self.rng.random() < 0.6):
+            return
+        match self.rng.choice(("kill", "kill", "power", "leave")):
+            case "kill":
+                store.die()
+            case "power":
+                store.die(silently=True)
+            case _:
+                store.leave()
+        self._later(self.rng.choice((0.02, 0.5, 3.0, 9.0)) * self.rng.uniform(0.5, 1.5), self._start_store)
+
+    def _start_store(self) -> None:
+        if self.cosmos.store.up:  # it takes its time to leave
+            self._later(1.0, self._start_store)
+        else:
+            self.cosmos.store.start()
+
+    def _stop_store(self) -> None:
+        host = self.cosmos.store.host
+        if host is not None:
+            seconds = self.rng.choice((0.2, 1.5, 6.0)) * self.rng.uniform(0.5, 1.5)
+            self.truth.say(f"the store stands still for {seconds:.2f} s")
+            host.pause()
+            self._later(seconds, host.resume)
+
+    def _stop_client(self) -> None:
+        process = self._somebody()
+        seconds = self.rng.choice((0.2, 3.0, 12.0)) * self.rng.uniform(0.5, 1.5)
+        self.truth.say(f"{process.source} stands still for {seconds:.2f} s")
+        process.host.pause()
+        self._later(seconds, process.host.resume)
+
+    def _kill_client(self) -> None:
+        process = self._somebody()
+        process.die(silently=self.rng.random() < 0.5)
+        self._later(self.rng.uniform(0.1, 5.0), lambda: self._start(process.name))
+
+    def _stall_disk(self) -> None:
+        assert self.cosmos.store.disk is not None
+        seconds = self.rng.choice((0.2, 1.0, 5.0)) * self.rng.uniform(0.5, 1.5)
+        self.truth.say(f"the disk takes nothing for {seconds:.2f} s")
+        self.cosmos.store.disk.stalled_until = self.cosmos.now + seconds
+
+    def _fill_disk(self) -> None:
+        assert self.cosmos.store.disk is not None
+        seconds = self.rng.choice((0.5, 4.0, 12.0)) * self.rng.uniform(0.5, 1.5)
+        self.truth.say(f"the disk is full for {seconds:.2f} s")
+        self.cosmos.store.disk.fill()
+        self._later(seconds, self.cosmos.store.disk.make_room)
+
+    def _fail_disk(self) -> None:
+        assert self.cosmos.store.disk is not None
+        self.truth.say("the disk fails once")
+        self.cosmos.store.disk.fail_next = 1
+
+    async def _imperil(self, process: Process, request: Request[Any], at: str) -> None:
+        """Now and then something breaks just while a change is under way, or its answer."""
+        if at == "before" and not self.calm and mutates(request) and process.rng.random() < PERIL:
+            self.faults += 1
+            soon = process.rng.uniform(0.0, 0.02)
+            strike = process.rng.choice((self._break_link, self._break_link, self._break_link, self._kill_in_flight))
+            self.director.call_later(soon, lambda: None if self.calm else strike(process))
+
+    def _break_link(self, process: Process) -> None:
+        self.truth.say(f"the connection of {process.source} breaks with something on its way")
+        self.cosmos.network.reset(process.source)
+
+    def _kill_in_flight(self, _: Process) -> None:
+        if self.cosmos.store.up and self.durable:
+            self.truth.say("the store is killed with something on its way")
+            self.cosmos.store.die()
+            self._later(self.rng.uniform(0.05, 1.0), self._start_store)
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _calm_down(self) -> None:
+        """No more trouble; whoever was stopped or killed goes on."""
+        self.calm = True
+        self.truth.say("quiet from here on")
+        cosmos = self.cosmos
+        cosmos.network.heal()
+        if cosmos.store.disk is not None:
+            cosmos.store.disk.make_room()
+            cosmos.store.disk.fail_next = 0
+            cosmos.store.disk.stalled_until = 0.0
+        if cosmos.store.host is not None:
+            cosmos.store.host.resume()
+            if cosmos.store.leaving:
+                cosmos.store.die()
+        if not cosmos.store.up:
+            cosmos.store.start()
+        for name, process in list(self.processes.items()):
+            process.host.resume()
+            if not process.alive:
+                self._start(name)
+        probe = cosmos.process("probe")
+        probe.host.start(self._probe(probe))
+
+    async def _probe(self, process: Process) -> None:
+        """On a store where little happens, a lease that is let go goes within 100 ms after its time, and no sooner."""
+        await asyncio.sleep(ANSWERED_WITHIN)
+        async with process.client() as client:
+            for number in range(3):
+                sent_at = self.cosmos.now
+                lease = await client.grant(PROBE_TTL)
+                had_at = self.cosmos.now
+                key = f"probe/{number}"
+                await client.put(key, b"", lease=lease)
+                await asyncio.sleep(PROBE_TTL * 1.2)
+                gone_at = self.deleted_at.get(key)
+                self.truth.require(gone_at is not None, f"{key} has not gone with its lease (S5)")
+                assert gone_at is not None
+                rate = self.truth.server_rate
+                self.truth.require(
+                    (gone_at - sent_at) * rate >= PROBE_TTL - 0.001
+                    and (gone_at - had_at) * rate <= PROBE_TTL + PROMPTLY,
+                    f"{key} went after {(gone_at - sent_at) * rate:.4f} s, on a lease of {PROBE_TTL:g} s (S5)",
+                )
+        self.answered.add("the probe")
+
+    def _check_the_end(self) -> None:
+        require = self.truth.require
+        missing = {*self.processes, "the probe"} - self.answered
+        require(not missing, f"{missing} have had no answer within {ANSWERED_WITHIN:g} s of quiet")
+        for watch in self.watches:
+            unheard = watch.unheard()
+            late = unheard is not None and watch.books.time_of(unheard[0].revision) < self.cosmos.now - ON_ITS_WAY
+            require(not late, f"{watch._who}, watching {watch._audit.prefix!r}, has never heard {unheard} (S4)")
+        left = self.cosmos.store.books.now_under("lease/")
+        require(not left, f"nobody keeps these for {CALM:g} s, and they are there: {left} (S5)")
+        for operation in self.pending.values():
+            self.history.append(operation)
+        try:
+            verdict = check(self.history, RegisterModel(), configurations_max=CONFIGURATIONS_MAX)
+        except UndecidedError:
+            return  # too much of it overlaps; the truth has looked at every answer all the same
+        require(verdict.linearizable, f"{verdict} (S1)")
+
+    # ------------------------------------------------------------------------------------------ a client's life
+
+    def _start(self, name: str) -> None:
+        if name in self.processes and self.processes[name].alive:
+            return
+        process = self.processes[name] = self.cosmos.process(name)
+        self.truth.say(f"{process.source} starts")
+        process.host.start(self._live(process))
+
+    async def _live(self, process: Process) -> None:
+        try:
+            while True:
+                try:
+                    client = process.client(timeout=process.rng.choice((3.0, 12.0, 30.0)))
+                    client.hook = lambda request, at: self._imperil(process, request, at)
+                    async with client:
+                        await self._use(process, client)
+                except ConnectionLost as error:
+                    self.truth.require(not error.maybe_applied, f"{process.source}: nothing was asked, and yet {error}")
+        except StoreError as error:
+            self.truth.fail(f"{process.source} has ended with {error!r}")
+
+    async def _use(self, process: Process, client: HeardClient) -> None:
+        """Until the store is another one."""
+        host = process.host
+        work = [
+            host.start(self._until_replaced(client, job(process, client)))
+            for job in (self._work, self._work, self._pay, self._watch, self._watch, self._hold, self._answer)
+        ]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        self.truth.require(
+            isinstance(client.failure, StoreReplaced) and not self.durable,
+            f"{process.source} has ended with {client.failure!r} (S10)",
+        )
+
+    async def _until_replaced(self, client: HeardClient, work: Any) -> None:
+        try:
+            await work
+        except StoreError as error:
+            if client.failure is None:
+                self.truth.fail(f"{client.who} was told {error!r}")
+
+    async def _answer(self, process: Process, client: HeardClient) -> None:
+        """Once it is quiet, be answered."""
+        while not self.calm:
+            await asyncio.sleep(1.0)
+            if client.failure is not None:
+                raise client.failure
+        await client.ping(timeout=ANSWERED_WITHIN)
+        self.answered.add(process.name)
+        while client.failure is None:  # noqa: ASYNC110 - the task that it ends is another one
+            await asyncio.sleep(1.0)
+
+    def _place(self, client: HeardClient, name: str) -> str:
+        """A key that belongs to one store and one chapter."""
+        return f"{client.store_id}/{int(self.cosmos.now / CHAPTER)}/{name}"
+
+    async def _work(self, process: Process, client: HeardClient) -> None:
+        """Ask for this and that, in bursts."""
+        rng = process.rng
+        while client.failure is None:
+            for _ in range(rng.randrange(10)):
+                if rng.random() < 0.3:
+                    await self._write_once(process, client)
+                else:
+                    await self._operate(process, client, self._choose(rng, client))
+                await asyncio.sleep(rng.expovariate(20))
+            await asyncio.sleep(rng.expovariate(0.1))
+
+    def _choose(self, rng: random.Random, client: HeardClient) -> RegisterInput:
+        key = self._place(client, rng.choice("abcd"))
+        value = b"%d" % rng.randrange(4)
+        kinds: list[RegisterInput] = [
+            Get(key),
+            Write(key, value),
+            Delete(key),
+            Add(key, rng.randrange(1, 3)),
+            Add(key, 1),
+            CompareAndSet(key, value, b"%d" % rng.randrange(4)),
+            CompareAndSet(key, value, Presence.MISSING),
+        ]
+        return rng.choice(kinds)
+
+    async def _operate(self, process: Process, client: HeardClient, wanted: RegisterInput) -> None:
+        self.asked += 1
+        number, call = self.asked, self.cosmos.now
+        unanswered = self.pending[number] = Operation(client=process.source, call=call, input=wanted)
+        timeout = process.rng.choice((0.05, 5.0, 30.0))
+        try:
+            output = await carry_out(client, wanted, timeout)
+        except NO_ANSWER as error:
+            if error.maybe_applied:
+                self.history.append(unanswered)
+        except LimitExceeded:
+            pass  # the disk is full, and nothing was done
+        else:
+            now = self.cosmos.now
+            self.history.append(Operation(client=process.source, call=call, returned=now, input=wanted, output=output))
+        del self.pending[number]
+
+    async def _write_once(self, process: Process, client: HeardClient) -> None:
+        """A write that nobody makes again, so that the store must not, either."""
+        self.asked += 1
+        try:
+            await client.put(f"once/{process.name}", b"%d" % self.asked)
+        except (*NO_ANSWER, LimitExceeded):
+            pass
+
+    async def _pay(self, process: Process, client: HeardClient) -> None:
+        """Move money between accounts; there is always as much of it."""
+        rng, keys = process.rng, [f"bank/{client.store_id}/{name}" for name in "xyz"]
+        while client.failure is None:
+            await asyncio.sleep(rng.expovariate(0.15))
+            try:
+                entries = await client.get_many(keys)
+                if None in entries:
+                    await client.transact(
+                        when=[when.missing(key) for key in keys], then=[Put(key, b"%d" % MONEY) for key in keys]
+                    )
+                    continue
+                amounts = [int(entry.value) for entry in entries if entry is not None]
+                self.truth.require(sum(amounts) == MONEY * 3, f"there is {amounts} on the accounts (S1)")
+                giver, taker = rng.sample(range(3), 2)
+                amount = rng.randrange(10)
+                await client.transact(
+                    when=[when.value(keys[index]) == b"%d" % amounts[index] for index in (giver, taker)],
+                    then=[
+                        Put(keys[giver], b"%d" % (amounts[giver] - amount)),
+                        Put(keys[taker], b"%d" % (amounts[taker] + amount)),
+                    ],
+                )
+            except (*NO_ANSWER, LimitExceeded):
+                pass
+
+    async def _watch(self, process: Process, client: HeardClient) -> None:
+        """Watch this and that; `HeardWatch` looks at what comes."""
+        rng = process.rng
+        while client.failure is None:
+            prefix = rng.choice(("", "bank/", "once/", "once/", "lease/", f"{client.store_id}/"))
+            options: dict[str, Any] = {"snapshot": rng.random() < 0.6}
+            if not options["snapshot"] and rng.random() < 0.5:
+                options["start_revision"] = max(self.truth.books_of(client.store_id).revision - rng.randrange(50), 1)
+            try:
+                async with client.watch(prefix, **options) as watch:
+                    self.watches[watch] = None
+                    try:
+                        await self._listen(rng, watch)
+                    finally:
+                        self.watches.pop(watch, None)
+            except (WatchCompacted, *NO_ANSWER, StoreUsageError):
+                await asyncio.sleep(0.1)  # a start that a store in the place of this one has not come to yet, say
+
+    async def _listen(self, rng: random.Random, watch: HeardWatch) -> None:
+        seconds = 1e9 if self.calm else rng.choice((0.5, 10.0, 60.0))
+        try:
+            async with asyncio.timeout(seconds):
+                async for _ in watch.batches():
+                    if rng.random() < 0.05:
+                        await asyncio.sleep(0.5)
+        except TimeoutError:
+            pass
+
+    async def _hold(self, process: Process, client: HeardClient) -> None:
+        """Hold leases, one after the other, and end them in every way there is."""
+        rng = process.rng
+        dead: list[Any] = []
+        number = 0
+        while client.failure is None:
+            await asyncio.sleep(rng.expovariate(0.5))
+            if self.calm:
+                continue
+            number += 1
+            try:
+                lease = await client.grant(rng.choice((0.5, 2.0, 6.0)), disconnect_ttl=rng.choice((None, 0.4)))
+                await client.put(f"lease/{process.source}/{number}", b"", lease=lease)
+                for _ in range(rng.randrange(6)):
+                    await asyncio.sleep(lease.ttl / 3)
+                    await lease.keep_alive()
+                if rng.random() < 0.3:
+                    await lease.revoke()
+                dead.append(lease)
+                if rng.random() < 0.5:
+                    await rng.choice(dead).keep_alive()  # it may be gone, and must not come back
+            except (*NO_ANSWER, LimitExceeded, LeaseNotFound):
+                pass
+
+
+async def carry_out(client: HeardClient, wanted: RegisterInput, timeout: float) -> object:
+    """Ask for it, and say the answer in the words of the model."""
+    match wanted:
+        case Get(key=key):
+            entry = await client.get(key, timeout=timeout)
+            return None if entry is None else entry.value
+        case Write(key=key, value=value):
+            return await client.put(key, value, timeout=timeout)
+        case Delete(key=key):
+            return await client.delete(key, timeout=timeout)
+        case Add(key=key, amount=amount):
+            return await client.add(key, amount, timeout=timeout)
+        case CompareAndSet(key=key, value=value, expected=Presence.MISSING):
+            result = await client.compare_and_set(key, value, expected_revision=0, timeout=timeout)
+        case CompareAndSet(key=key, value=value, expected=bytes() as expected):
+            result = await client.compare_and_set(key, value, expected_value=expected, timeout=timeout)
+        case _:
+            raise NotImplementedError(wanted)
+    return Compared(result.succeeded, None if result.entry is None else result.entry.value)

@@ -1,0 +1,77 @@
+"""Some stories of the store, and the bugs that they must find; `python -m tests.sim store --hours 8` tells more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.sim.__main__ import main
+from tests.sim.checker import Violation
+from tests.sim.store_bugs import STORE_BUGS
+from tests.sim.store_story import StoreOutcome, tell_store_story
+
+FIXED = range(6)
+FRESH = 2
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[StoreOutcome]:
+    return [tell_store_story(seed) for seed in FIXED]
+
+
+def test_no_promise_of_the_store_is_broken_in_fixed_stories(outcomes: list[StoreOutcome]) -> None:
+    assert all(outcome.answers_checked > 300 for outcome in outcomes)
+
+
+def test_the_stories_are_full_of_trouble(outcomes: list[StoreOutcome]) -> None:
+    assert sum(outcome.faults for outcome in outcomes) > 100
+    assert sum(outcome.starts for outcome in outcomes) > len(outcomes) + 4, "the store was hardly ever killed"
+    assert sum(outcome.lapses for outcome in outcomes) > 50
+    assert sum(outcome.unanswered for outcome in outcomes) > 10, "nobody was ever left without an answer"
+
+
+def test_no_promise_of_the_store_is_broken_in_fresh_stories(capsys: pytest.CaptureFixture[str]) -> None:
+    base = random.SystemRandom().randrange(10**6, 10**9)
+    with capsys.disabled():
+        print(f" [fresh stories {base}:{base + FRESH}] ", end="")
+    for seed in range(base, base + FRESH):
+        tell_store_story(seed)
+
+
+def test_a_story_is_told_in_the_same_words_again() -> None:
+    first: list[str] = []
+    second: list[str] = []
+    once = tell_store_story(7, trace=first.append, trouble=60.0)
+    again = tell_store_story(7, trace=second.append, trouble=60.0)
+    assert first == second
+    assert once == again
+    assert len(first) > 20
+
+
+SEEDS = {
+    "a reply that is kept too short": 22,
+    "a reply that does not survive the store": 15,
+    "an acknowledgement before the commit": 0,
+    "an event lost on reconnecting": 0,
+    "a lease that is resurrected": 0,
+}
+"""Stories in which each is found soon."""
+
+
+@pytest.mark.parametrize("bug", STORE_BUGS)
+def test_a_bug_planted_in_the_store_is_found(bug: str) -> None:
+    with pytest.raises(Violation, match=r"python -m tests\.sim store --seed"):
+        tell_store_story(SEEDS[bug], seams=STORE_BUGS[bug])
+
+
+def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "--hours", "0.01", "--first", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "no promise was broken" in told
+    assert "--first 3" in told, "what is printed plays the same stories again"
+
+
+def test_one_story_of_the_store_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "--seed", "1"]) == 0
+    assert "quiet from here on" in capsys.readouterr().out

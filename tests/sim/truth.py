@@ -1,0 +1,533 @@
+"""What a store has really done, revision by revision, and whether what its clients are told agrees with it.
+
+The truth is what the disk has taken (on a store without one: what the engine has done). Of every answer it is asked at
+which revisions it would have been right: there must be one between the call and the return, and none may be ahead of
+the disk. That is S1 and S3 in one, for every request, at once, and without a search. A watch is compared batch by batch
+with the changes under its prefix (S4). A lease must not lapse sooner than its last acknowledged keep-alive allows, and
+never come back (S5).
+
+The clients here are the real ones, with an ear to what passes through them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from store import client as client_room
+from store.client import Client
+from store.connection import WatchCursor
+from store.errors import StoreError
+from store.messages import (
+    Add,
+    Added,
+    Append,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Delete,
+    DeletePrefix,
+    Entry,
+    Event,
+    Found,
+    Get,
+    GetMany,
+    Grant,
+    Granted,
+    Guarded,
+    KeepAlive,
+    List,
+    Listing,
+    Operation,
+    Put,
+    Request,
+    Response,
+    Target,
+    Transact,
+    TransactionResult,
+    Wait,
+    Written,
+)
+from tests.sim.checker import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from store.engine import Engine
+    from store.facts import Facts
+    from store.leases import LeaseRecord
+    from tests.support.hosts import Timeline
+
+__all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
+
+R = TypeVar("R", bound=Response)
+
+CLOCK_GRAIN = 0.002  # seconds; what the reading of two clocks may differ by
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A lease as its keeper knows it: `sent_at` is true time, of the last request for it that was acknowledged."""
+
+    sent_at: float
+    least: float
+    server_rate: float
+
+
+class Truth:
+    """What all stores of a simulation have done; one after the other, if they are memory only.
+
+    Args:
+        timeline: Whose run it is.
+        replay: The command that plays it again.
+        on_revision: Told of every revision as soon as it is true.
+        trace: Takes the lines of the story.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        replay: str,
+        on_revision: Callable[[tuple[Event, ...]], None] | None = None,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.timeline = timeline
+        self.replay = replay
+        self.on_revision = on_revision
+        self._trace = trace
+        self.server_rate = 1.0
+        self.checked = 0
+        self.lapses = 0
+        self._books: dict[str, Books] = {}
+
+    def books_of(self, store_id: str | None) -> Books:
+        """What one store has done; begun if it is new."""
+        assert store_id is not None, "who asks has met it"
+        if store_id not in self._books:
+            self._books[store_id] = Books(self)
+        return self._books[store_id]
+
+    def say(self, what: str) -> None:
+        """One line of the trace."""
+        if self._trace is not None:
+            self._trace(f"{self.timeline.now - 1000:9.4f}  {what}")
+
+    def fail(self, what: str) -> NoReturn:
+        """A promise is broken. Whoever is told must not be able to swallow it."""
+        violation = Violation(f"{what} (at {self.timeline.now - 1000:.3f} s; replay with: {self.replay})")
+        if self.timeline.problem is None:
+            self.timeline.problem = violation
+        raise violation
+
+    def require(self, holds: bool, what: str) -> None:
+        """A promise is kept, or the run ends here."""
+        if not holds:
+            self.fail(what)
+
+
+class Books:
+    """What one store has done."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self._revisions: list[tuple[Event, ...]] = []
+        self._times: list[float] = []
+        self._by_key: dict[str, tuple[list[int], list[Entry | None]]] = {}
+        self._ended: set[int] = set()
+        self._kept: dict[int, _Kept] = {}
+
+    @property
+    def revision(self) -> int:
+        """Of the last change that is true for good."""
+        return len(self._revisions)
+
+    def time_of(self, revision: int) -> float:
+        """When a revision became true."""
+        return self._times[revision - 1]
+
+    # ------------------------------------------------------------------------------------------ what comes in
+
+    def committed(self, group: list[Facts]) -> None:
+        """The disk has taken these."""
+        for facts in group:
+            for events in facts.revisions:
+                self.changed(events)
+            self._ended.update(facts.ended)
+
+    def changed(self, events: tuple[Event, ...]) -> None:
+        """One revision has become true."""
+        revision = events[0].revision
+        self._truth.require(revision == self.revision + 1, f"revision {revision} came after revision {self.revision}")
+        self._revisions.append(events)
+        self._times.append(self._truth.timeline.now)
+        for event in events:
+            revisions, states = self._by_key.setdefault(event.key, ([], []))
+            revisions.append(revision)
+            states.append(_entry(event))
+            if event.lease is not None:
+                self._truth.require(
+                    event.lease not in self._ended, f"{event.key} was put on lease {event.lease}, long gone"
+                )
+        if self._truth.on_revision is not None:
+            self._truth.on_revision(events)
+
+    def lapsed(self, lease: LeaseRecord) -> None:
+        """The server has let a lease lapse."""
+        self._truth.lapses += 1
+        kept = self._kept.get(lease.id)
+        if kept is not None:
+            passed = (self._truth.timeline.now - kept.sent_at) * self._truth.server_rate
+            self._truth.require(
+                passed >= kept.least - CLOCK_GRAIN,
+                f"lease {lease.id} lapsed {passed:.3f} s after it was renewed, though it had {kept.least:g} s (S5)",
+            )
+
+    # ------------------------------------------------------------------------------------------ states
+
+    def at(self, key: str, revision: int) -> Entry | None:
+        """What a key held at a revision."""
+        revisions, states = self._by_key.get(key, ((), ()))
+        index = bisect_right(revisions, revision)
+        return states[index - 1] if index else None
+
+    def under(self, prefix: str, revision: int) -> dict[str, Entry]:
+        """What all keys with a prefix held at a revision."""
+        held = {key: self.at(key, revision) for key in self._by_key if key.startswith(prefix)}
+        return {key: entry for key, entry in held.items() if entry is not None}
+
+    def now_under(self, prefix: str) -> dict[str, Entry]:
+        """What they hold now."""
+        return self.under(prefix, self.revision)
+
+    def next_change(self, prefix: str, revision: int) -> tuple[Event, ...] | None:
+        """The first change under a prefix at or after a revision."""
+        for events in self._revisions[revision - 1 :]:
+            about = tuple(event for event in events if event.key.startswith(prefix))
+            if about:
+                return about
+        return None
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def check(self, who: str, request: Request[Any], response: Response, began: int, *, sent_at: float) -> None:
+        """Whether an answer was right at some revision between the call, at revision `began`, and now."""
+        self._truth.checked += 1
+        if isinstance(request, Guarded):
+            request = request.request
+        problem = self._problem(request, response, began, sent_at)
+        if problem:
+            self._truth.fail(
+                f"{who} asked {request} at revision {began} and was told {response} at {self.revision}: {problem}"
+            )
+
+    def _problem(self, request: Request[Any], response: Response, began: int, sent_at: float) -> str:
+        match request, response:
+            case Grant(ttl=ttl, disconnect_ttl=soon), Granted(lease=lease):
+                self._keep(lease, sent_at, min(ttl, soon or ttl))
+            case KeepAlive(lease=lease), Granted(ttl=ttl):
+                kept = self._kept.get(lease)
+                if kept is not None:
+                    self._keep(lease, sent_at, kept.least)
+            case Get(key=key), Found(entry=entry):
+                return self._read(key, entry, began)
+            case ((GetMany() | Wait()), Listing(entries=entries, revision=revision)):
+                right = tuple(self.at(key, revision) for key in request.keys)
+                return self._at(revision, began) or _same(entries, right)
+            case List(prefix=prefix, keys_only=keys_only), Listing(entries=entries, revision=revision):
+                there = sorted(self.under(prefix, revision).items())
+                right = tuple(replace(entry, value=b"") if keys_only else entry for _, entry in there)
+                return self._at(revision, began) or _same(entries, right)
+            case Count(prefix=prefix), Counted(count=count, revision=revision):
+                return self._at(revision, began) or _same(count, len(self.under(prefix, revision)))
+            case Put(key=key, value=value), Written(revision=revision):
+                return self._wrote(key, value, revision, began)
+            case ((Delete() | DeletePrefix()), Counted(count=count, revision=revision)):
+                return self._deleted(request, count, revision, began)
+            case Add(key=key, amount=amount), Added(value=value, revision=revision):
+                before = self.at(key, revision - 1)
+                total = int(before.value if before else b"0") + amount
+                return self._wrote(key, b"%d" % value, revision, began) or _same(value, total)
+            case Append(key=key, value=value), Added(value=size, revision=revision):
+                before = self.at(key, revision - 1)
+                whole = (before.value if before else b"") + value
+                return self._wrote(key, whole, revision, began) or _same(size, len(whole))
+            case CompareAndSet(), CompareAndSetResult():
+                return self._compared(request, response, began)
+            case Transact(), TransactionResult():
+                return self._transacted(request, response, began)
+        return ""
+
+    def _keep(self, lease: int, sent_at: float, least: float) -> None:
+        kept = self._kept.get(lease)
+        if kept is None or kept.sent_at < sent_at:
+            self._kept[lease] = _Kept(sent_at, least, self._truth.server_rate)
+
+    def renewed(self, lease: int, *, gone_before: bool) -> None:
+        """A keep-alive was answered; `gone_before`: the lease had ended, on the disk, before it was asked."""
+        self._truth.require(not gone_before, f"lease {lease} had ended, and was renewed all the same (S5)")
+
+    def has_ended(self, lease: int) -> bool:
+        """Whether a lease is gone for good."""
+        return lease in self._ended
+
+    def _at(self, revision: int, began: int) -> str:
+        if revision > self.revision:
+            return f"revision {revision} is ahead of the disk, which is at {self.revision} (S3)"
+        return f"it is what was true at revision {revision}, before it was asked (S1)" if revision < began else ""
+
+    def _read(self, key: str, entry: Entry | None, began: int) -> str:
+        if entry is not None and entry.mod_revision > self.revision:
+            return f"revision {entry.mod_revision} is ahead of the disk (S3)"
+        revisions, states = self._by_key.get(key, ([], []))
+        first = max(bisect_right(revisions, began) - 1, 0)
+        right = [self.at(key, began), *states[first:]]
+        return "" if entry in right else f"it was never so meanwhile; it was {right} (S1)"
+
+    def _wrote(self, key: str, value: bytes, revision: int, began: int) -> str:
+        if revision > self.revision:
+            return f"revision {revision} is not on the disk, which is at {self.revision} (S3)"
+        if revision <= began:
+            return f"revision {revision} was there before it was asked (S1)"
+        entry = self.at(key, revision)
+        if entry is None or entry.mod_revision != revision or entry.value != value:
+            return f"revision {revision} is something else: {self._revisions[revision - 1]} (S1)"
+        return ""
+
+    def _deleted(self, request: Delete | DeletePrefix, count: int, revision: int, began: int) -> str:
+        if count and (revision > self.revision or revision <= began):
+            return f"revision {revision} is not between {began} and {self.revision} (S1, S3)"
+        if not count and (wrong := self._at(revision, began)):
+            return wrong
+        before = revision - 1 if count else revision
+        if isinstance(request, Delete):
+            there = int(self.at(request.key, before) is not None)
+        else:
+            there = len(self.under(request.prefix, before))
+        return _same(count, there)
+
+    def _compared(self, request: CompareAndSet, response: CompareAndSetResult, began: int) -> str:
+        entry = response.entry
+        if not response.succeeded:
+            if self._expected(request, entry):
+                return "it was as expected"
+            return self._read(request.key, entry, began)
+        assert entry is not None
+        before = self.at(request.key, entry.mod_revision - 1)
+        if not self._expected(request, before):
+            return f"before it there was {before} (S1)"
+        return self._wrote(request.key, request.value, entry.mod_revision, began)
+
+    def _expected(self, request: CompareAndSet, entry: Entry | None) -> bool:
+        if request.expected_revision is not None:
+            return (entry.mod_revision if entry else 0) == request.expected_revision
+        return entry is not None and entry.value == request.expected_value
+
+    def _transacted(self, request: Transact, response: TransactionResult, began: int) -> str:
+        operations = request.then if response.succeeded else request.otherwise
+        revision = response.revision
+        wrote = any(
+            isinstance(operation, Put | Add | Append) or (isinstance(operation, Delete) and done is True)
+            for operation, done in zip(operations, response.results, strict=True)
+        )
+        if wrong := self._at(revision, began + 1 if wrote else began):
+            return wrong
+        before = revision - 1 if wrote else revision
+        if all(self._holds(condition, before) for condition in request.when) != response.succeeded:
+            return f"its conditions say otherwise at revision {before} (S1)"
+        for operation, done in zip(operations, response.results, strict=True):
+            if wrong := self._operated(operation, done, before, revision):
+                return wrong
+        return ""
+
+    def _operated(self, operation: Operation, done: Any, before: int, revision: int) -> str:
+        match operation:
+            case Get(key=key):
+                return "" if done in (self.at(key, before), self.at(key, revision)) else f"{key} was not {done} (S1)"
+            case Put(key=key, value=value):
+                return self._wrote(key, value, revision, before)
+            case Delete(key=key):
+                return _same(done, self.at(key, before) is not None)
+        return ""
+
+    def _holds(self, condition: Condition, revision: int) -> bool:
+        entry = self.at(condition.key, revision)
+        match condition.target:
+            case Target.MOD_REVISION:
+                return (entry.mod_revision if entry else 0) == condition.expected
+            case Target.CREATE_REVISION:
+                return (entry.create_revision if entry else 0) == condition.expected
+            case Target.VALUE:
+                return entry is not None and entry.value == condition.expected
+            case Target.EXISTS:
+                return (entry is not None) == condition.expected
+
+
+def _entry(event: Event) -> Entry | None:
+    if event.kind == "delete":
+        return None
+    return Entry(
+        key=event.key,
+        value=event.value,
+        create_revision=event.create_revision,
+        mod_revision=event.revision,
+        lease=event.lease,
+    )
+
+
+def _same(said: object, right: object) -> str:
+    return "" if said == right else f"it was {right} (S1)"
+
+
+# ------------------------------------------------------------------------------------------------ watches
+
+
+@dataclass(slots=True)
+class _Audit:
+    """What a watch has said so far."""
+
+    prefix: str
+    next: int | None  # the first revision of which nothing was said; None until the snapshot is whole
+    replica: dict[str, Event] = field(default_factory=dict)
+
+
+class HeardWatch(client_room.Watch):
+    """A watch whose every batch is compared with the truth, in the order in which its reader gets them."""
+
+    def __init__(self, client: HeardClient, cursor: WatchCursor) -> None:
+        super().__init__(client, cursor)
+        self._truth, self._who = client.truth, client.who
+        self.books = client.truth.books_of(client.store_id)
+        self._audit = _Audit(cursor._prefix, cursor._next)
+        self._snapshot = cursor._snapshot
+
+    def opened(self, revision: int) -> None:
+        """The server has opened it."""
+        super().opened(revision)
+        if self._audit.next is None and not self._snapshot:
+            self._audit.next = revision + 1
+
+    def _push(self, events: list[Event]) -> None:
+        super()._push(events)
+        self._compare(events)
+
+    def unheard(self) -> tuple[Event, ...] | None:
+        """The first change that it should have told of, and has not."""
+        if self._audit.next is None:
+            return self.books.next_change(self._audit.prefix, 1)
+        return self.books.next_change(self._audit.prefix, self._audit.next)
+
+    def _compare(self, events: Sequence[Event]) -> None:
+        truth, books, audit = self._truth, self.books, self._audit
+        truth.checked += 1
+        if events[0].kind == "reset":
+            audit.next = None
+            audit.replica.clear()
+        elif audit.next is None:
+            for event in events:
+                if event.kind == "put":
+                    audit.replica[event.key] = event
+            if events[-1].kind == "synced":
+                revision = events[-1].revision
+                right = books.under(audit.prefix, revision)
+                said = {key: _entry(event) for key, event in audit.replica.items()}
+                truth.require(
+                    revision <= books.revision and said == right,
+                    f"{self._who} was given a snapshot of {audit.prefix!r} at {revision}: {said}; it was {right} (S4)",
+                )
+                audit.next = revision + 1
+        else:
+            right_events = books.next_change(audit.prefix, audit.next)
+            truth.require(
+                right_events == tuple(events),
+                f"{self._who}, watching {audit.prefix!r} from {audit.next} on, was told {events}; the next change is "
+                f"{right_events}, and the disk is at {books.revision} (S3, S4)",
+            )
+            audit.next = events[0].revision + 1
+
+
+class HeardClient(Client):
+    """A client whose every answer is compared with the truth.
+
+    Attributes:
+        truth: The books.
+        who: What it is called in them.
+        hook: Awaited before and after each request; what it does, crashing included, happens right there.
+        keep_alives: When, on its own clock, the last acknowledged keep-alive of each lease was sent.
+    """
+
+    truth: Truth
+    who = ""
+    hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
+    watch_kind: type[HeardWatch] = HeardWatch
+
+    def __init__(self, *args: Any, truth: Truth, who: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.truth, self.who = truth, who
+        self.keep_alives: dict[int, float] = {}
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request, and see to it that the answer is right."""
+        if self.hook is not None:
+            await self.hook(request, "before")
+        books = self.truth.books_of(self.store_id)
+        began, sent_at, ours = books.revision, self.truth.timeline.now, self.time()
+        gone_before = isinstance(request, KeepAlive) and books.has_ended(request.lease)
+        try:
+            response = await super().call(request, timeout=timeout)
+        except StoreError:
+            if self.hook is not None:
+                await self.hook(request, "after")
+            raise
+        books.check(self.who, request, response, began, sent_at=sent_at)
+        if isinstance(request, KeepAlive):
+            books.renewed(request.lease, gone_before=gone_before)
+            self.keep_alives[request.lease] = ours
+        elif isinstance(response, Granted):
+            self.keep_alives[response.lease] = ours
+        if self.hook is not None:
+            await self.hook(request, "after")
+        return response
+
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> HeardWatch:
+        """Watch, and see to it that nothing is missed."""
+        cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
+        return self.watch_kind(self, cursor)
+
+
+# ------------------------------------------------------------------------------------------------ the engine
+
+
+def observe(engine: Engine, books: Books, *, durable: bool) -> None:
+    """See when an engine lets leases lapse; and, if no disk tells, what it changes."""
+    ticking = False
+    tick, end_lease, announce = engine.tick, engine._end_lease, engine._announce
+
+    def observed_tick(*, now: float) -> Any:
+        nonlocal ticking
+        ticking = True
+        try:
+            return tick(now=now)
+        finally:
+            ticking = False
+
+    def observed_end(lease: LeaseRecord) -> None:
+        if ticking:
+            books.lapsed(lease)
+        end_lease(lease)
+        if not durable:
+            books._ended.add(lease.id)
+
+    def observed_announce() -> None:
+        events = tuple(engine._events)
+        announce()
+        if events:
+            books.changed(events)
+
+    engine.tick = observed_tick  # type: ignore[method-assign]  # of this one engine alone
+    engine._end_lease = observed_end  # type: ignore[method-assign]
+    if not durable:
+        engine._announce = observed_announce  # type: ignore[method-assign]

@@ -1,0 +1,314 @@
+"""Processes on virtual time: each an event loop of its own, with a clock of its own, that can stand still and die.
+
+    timeline = Timeline(seed=7)
+    a = timeline.host("a", rate=1.01)       # its clock gains one second in a hundred
+    a.start(main())
+    timeline.run(60.0)
+    a.pause()                               # SIGSTOP: its clock goes on, and it does nothing
+    a.resume()                              # what has come meanwhile is read first, then late timers go off
+    a.die()                                 # SIGKILL: nothing of it runs any more, clean-up neither
+
+One `Timeline` steps all of them in one thread, in an order that the seed decides: whoever has something to do does it,
+in turns; when nobody has, time jumps to the next timer. A turn is what a real loop does between two looks at its
+sockets. Time stands still meanwhile: every machine here is infinitely fast, and only waiting takes time.
+
+A host is an `asyncio.AbstractEventLoop`, so that real code runs on it unchanged: tasks, futures, timeouts, anyio. It
+has no sockets and no threads; see `memory_network.py` for the one, and `Host.in_thread` for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from contextvars import Context
+
+__all__ = ["Host", "Timeline"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+START = 1000.0  # not 0: no real clock begins there, so that code which takes 0 for "never" is found out
+LATE = 1e-9  # seconds; what a timer is late, so that a rounding between two clocks never makes it early
+STEPS_AT_ONCE_MAX = 1_000_000  # turns without any time passing: more of them, and somebody spins
+BURIAL_STEPS_MAX = 100_000
+
+
+class Timeline:
+    """The one true time, and the order in which everything happens.
+
+    Attributes:
+        now: Seconds of true time.
+        rng: The die for the order of turns.
+        problem: What has gone wrong in some host; `run` raises it.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.now = START
+        self.rng = random.Random(f"timeline {seed}")
+        self.problem: BaseException | None = None
+        self.hosts: list[Host] = []
+        self._timers: list[tuple[float, int, Host, asyncio.TimerHandle]] = []
+        self._numbers = 0
+        self.runnable: list[Host] = []
+        self.corpses: list[Host] = []
+
+    def host(self, name: str, *, rate: float = 1.0) -> Host:
+        """A new process, whose clock counts `rate` seconds for each true one."""
+        host = Host(self, name, rate)  # type: ignore[abstract]  # a loop without sockets, pipes and signals
+        self.hosts.append(host)
+        return host
+
+    def run(self, until: float) -> None:
+        """Let time pass up to a moment; all that happens until then happens.
+
+        Raises:
+            BaseException: What has gone wrong in a host, whatever it is: nobody else would hear of it.
+        """
+        spins = 0
+        while True:
+            while self.runnable or self.corpses:
+                self._bury()
+                if self.runnable:
+                    self._take_turn()
+                if self.problem is not None:
+                    raise self.problem
+                spins += 1
+                assert spins < STEPS_AT_ONCE_MAX, f"somebody spins at {self.now}: {self.runnable}"
+            if not self._timers or self._timers[0][0] > until:
+                self.now = max(self.now, until)
+                return
+            when, _, host, handle = heapq.heappop(self._timers)
+            if when > self.now:
+                self.now, spins = when, 0
+            if not handle.cancelled() and not host.dead:
+                host.due(handle)
+
+    def end(self) -> None:
+        """End all processes that are left, whatever they do, and let go of everything."""
+        for host in list(self.hosts):
+            host.die()
+        self._bury()
+        self._timers.clear()
+
+    def set_timer(self, when: float, host: Host, handle: asyncio.TimerHandle) -> None:
+        """Called by hosts."""
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, host, handle))
+
+    def _bury(self) -> None:
+        while self.corpses:
+            host = self.corpses.pop()
+            if host in self.runnable:
+                self.runnable.remove(host)
+            self.hosts.remove(host)
+            host.bury()
+
+    def _take_turn(self) -> None:
+        runnable = self.runnable
+        index = self.rng.randrange(len(runnable)) if len(runnable) > 1 else 0
+        host = runnable[index]
+        del runnable[index]
+        host.turn()
+
+
+class Host(asyncio.AbstractEventLoop):
+    """One process.
+
+    Attributes:
+        dead: Whether it has been killed.
+        paused: Whether it stands still.
+    """
+
+    def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
+        self._timeline = timeline
+        self.name = name
+        self.rate = rate
+        self._epoch = START - START * rate  # all clocks begin alike; what they show later is theirs
+        self._ready: deque[asyncio.Handle] = deque()
+        self._late: list[asyncio.Handle] = []  # timers that went off while it stood still
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
+        self._grave_time = 0.0
+        self._queued = False
+        self.paused = False
+        self.dead = False
+
+    def __repr__(self) -> str:
+        return f"<host {self.name}>"
+
+    # ------------------------------------------------------------------------------------------ life and death
+
+    def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+        """Run a coroutine in this process."""
+        return self.create_task(work, name=name)
+
+    def pause(self) -> None:
+        """Stand still from now on."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on: first with what has come meanwhile, then with the timers that are late, as a real loop does."""
+        if self.paused and not self.dead:
+            self.paused = False
+            self._ready.extend(self._late)
+            self._late.clear()
+            self._enqueue()
+
+    def die(self) -> None:
+        """End at once; if it is this process that asks, at its next await. No line of it has any effect after that.
+
+        See to it that the network takes nothing from it any more: its coroutines are then ended where nobody sees it,
+        before anybody else's turn, on a clock of their own.
+        """
+        if not self.dead:
+            self.dead = True
+            self._timeline.corpses.append(self)
+
+    def bury(self) -> None:
+        """End every coroutine that is left."""
+        self._grave_time, self._grave = self.time(), []
+        self.paused = False
+        for step in range(BURIAL_STEPS_MAX):
+            tasks = asyncio.all_tasks(self) if step % 1000 == 0 or not (self._ready or self._grave) else set()
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch
+                task.cancel()
+            if self._ready:
+                self._run_ready()
+            elif self._grave:
+                when, _, handle = heapq.heappop(self._grave)
+                self._grave_time = max(self._grave_time, when)
+                self._ready.append(handle)
+            elif not tasks:
+                return
+        raise AssertionError(f"{self.name} cannot be buried: {asyncio.all_tasks(self)}")
+
+    # ------------------------------------------------------------------------------------------ what the timeline calls
+
+    def due(self, handle: asyncio.Handle) -> None:
+        """One of its timers has gone off."""
+        if self.paused:
+            self._late.append(handle)
+        else:
+            self._ready.append(handle)
+            self._enqueue()
+
+    def turn(self) -> None:
+        """Do all that is ready now; what comes of it is for the next turn."""
+        self._queued = False
+        if self.paused or self.dead:
+            return
+        self._run_ready()
+        if self._ready:
+            self._enqueue()
+
+    def _run_ready(self) -> None:
+        ready = self._ready
+        asyncio._set_running_loop(self)
+        before = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
+        try:
+            for _ in range(len(ready)):
+                if self.paused or (self.dead and self._grave is None):  # it has stopped, or ended, itself
+                    break
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            sys.set_asyncgen_hooks(*before)
+            asyncio._set_running_loop(None)
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self.create_task(generator.aclose())
+
+    def _enqueue(self) -> None:
+        if not self._queued and not self.paused and not self.dead and self._ready:
+            self._queued = True
+            self._timeline.runnable.append(self)
+
+    # ------------------------------------------------------------------------------------------ the loop's interface
+
+    def time(self) -> float:
+        """Seconds on this process's clock."""
+        return self._grave_time if self._grave is not None else self._epoch + self._timeline.now * self.rate
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Call back in one of the next turns."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        self._enqueue()
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        """The same: there is only one thread."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back after a while on this process's clock."""
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back when this process's clock shows this."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        if self._grave is not None:
+            heapq.heappush(self._grave, (when, len(self._grave), handle))
+        elif when != float("inf"):
+            true = max((when - self._epoch) / self.rate, self._timeline.now)
+            self._timeline.set_timer(true + LATE, self, handle)
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop's."""
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """A task of this loop's."""
+        return asyncio.Task(coro, loop=self, **options)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what a thread would do, a moment later."""
+        await asyncio.sleep(0.0005)
+        return work()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Whatever nobody has caught ends the simulation: it is a defect, of the code or of the test."""
+        if not self.dead and self._timeline.problem is None:
+            error = context.get("exception")
+            said = f"{self.name}: {context.get('message')}"
+            problem = error if isinstance(error, AssertionError) else AssertionError(f"{said}: {error!r}")
+            if problem is not error:
+                problem.__cause__ = error
+            self._timeline.problem = problem
+
+    def run_in_executor(self, *_: object) -> NoReturn:
+        """Refuse: what a thread does would come at a random moment."""
+        raise RuntimeError("a host has no threads; hand it `in_thread`")
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_running(self) -> bool:
+        """Until it dies."""
+        return not self.dead
+
+    def is_closed(self) -> bool:
+        """Never: what it holds is let go with it."""
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Called by asyncio; a cancelled timer is passed over when its time comes."""

@@ -1,0 +1,105 @@
+"""The simulated disk against a real one: what the same facts leave behind, and what a crash takes."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from store.facts import Facts, KeptReply, SavedLease
+from store.journal import Journal
+from store.messages import Event, Written
+from tests.support.disk import Disk, SimulatedJournal
+from tests.support.hosts import Timeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SESSION = b"s" * 16
+
+
+def put(revision: int, key: str, *, lease: int | None = None) -> tuple[Event, ...]:
+    event = Event(kind="put", revision=revision, key=key, value=b"v", create_revision=revision, lease=lease)
+    return (event,)
+
+
+def story() -> list[Facts]:
+    """A little of everything."""
+    opened = Facts(granted=[SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5, anonymous=False)])
+    opened.opened(SESSION, 1)
+    replies = [
+        KeptReply(session_id=SESSION, acknowledged=number - 1, request_id=number, response=Written(revision=number))
+        for number in (1, 2, 3)
+    ]
+    gone = (Event(kind="delete", revision=3, key="a"),)
+    return [
+        opened,
+        Facts(revisions=[put(1, "a", lease=1)], replies=replies[:1]),
+        Facts(revisions=[put(2, "b")], replies=replies[1:2]),
+        Facts(revisions=[gone], ended=[1], replies=replies[2:]),
+        Facts(revisions=[put(4, "c")], compacted=2),
+    ]
+
+
+class Machine:
+    """A process with a journal on a simulated disk."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.written: list[Facts] = []
+        self.disk = Disk(random.Random(0), store_id="one", on_commit=self.written.extend)
+        self.durable: list[int] = []
+        self.failures: list[str] = []
+        self.journal = self.open()
+
+    def open(self) -> SimulatedJournal:
+        host = self.timeline.host("store")
+        journal = self.disk.open(host, kind=SimulatedJournal, now=lambda: self.timeline.now)
+        journal.load()
+        journal.start(on_durable=self.durable.append, on_failure=self.failures.append)
+        return journal
+
+
+def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_one(tmp_path: Path) -> None:
+    real = Journal(tmp_path, new_id="one")
+    real.load()
+    real.start(on_durable=lambda _: None, on_failure=lambda _: None)
+    machine = Machine()
+    for facts in story():
+        real.append(facts)
+        machine.journal.append(facts)
+    machine.timeline.run(1001.0)
+    real.close()
+    reopened = Journal(tmp_path, new_id="other")
+    assert machine.journal.load() == reopened.load()
+    assert machine.durable[-1] == len(story())
+    reopened.close()
+
+
+def test_a_crash_takes_what_was_not_committed_and_keeps_what_was() -> None:
+    machine = Machine()
+    machine.journal.append(story()[0])
+    machine.timeline.run(1001.0)
+    machine.disk.stalled_until = 1010.0
+    machine.journal.append(Facts(revisions=[put(1, "in hand")]))
+    machine.journal.append(Facts(revisions=[put(2, "pending")]))
+    machine.disk.lose_power()
+    saved = machine.open().load()
+    assert saved.revision == len(machine.written) - 1, "the group in hand got there, or it did not; the other did not"
+    assert machine.durable == [1]
+
+
+def test_a_full_disk_takes_nothing_and_takes_it_again_when_there_is_room() -> None:
+    machine = Machine()
+    machine.disk.fill()
+    for revision in range(1, 200):
+        machine.journal.append(Facts(revisions=[put(revision, f"key {revision}" * 50)]))
+    machine.timeline.run(1001.0)
+    assert machine.failures == ["database or disk is full"]
+    assert not machine.journal.try_again()
+    machine.disk.make_room()
+    assert machine.journal.try_again()
+    machine.disk.fail_next = 1
+    machine.journal.start(on_durable=machine.durable.append, on_failure=machine.failures.append)
+    machine.journal.append(Facts(revisions=[put(machine.journal.load().revision + 1, "a")]))
+    machine.timeline.run(1002.0)
+    assert machine.failures == ["database or disk is full", "disk I/O error"]

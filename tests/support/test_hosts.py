@@ -1,0 +1,133 @@
+"""Processes on virtual time must stop, die and keep time as real ones do: whatever runs on them rests on this."""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from tests.support.hosts import Timeline
+from tests.support.memory_network import MemoryNetwork
+
+
+async def note_each_second(noted: list[float], clock: Timeline) -> None:
+    while True:
+        await anyio.sleep(1.0)
+        noted.append(round(clock.now - 1000, 3))
+
+
+def test_time_jumps_and_each_clock_has_its_own_rate() -> None:
+    timeline = Timeline()
+    true: list[float] = []
+    fast: list[float] = []
+    timeline.host("a").start(note_each_second(true, timeline))
+    host = timeline.host("b", rate=1.25)
+    host.start(note_each_second(fast, timeline))
+    timeline.run(1004.5)
+    assert (true, fast) == ([1.0, 2.0, 3.0, 4.0], [0.8, 1.6, 2.4, 3.2, 4.0])
+    assert host.time() == pytest.approx(1000 + 4.5 * 1.25)
+    timeline.end()
+
+
+def test_a_process_that_stands_still_reads_first_and_looks_at_its_timers_then() -> None:
+    timeline = Timeline()
+    host, other = timeline.host("a"), timeline.host("b")
+    happened: list[str] = []
+    host.call_later(1.0, happened.append, "a timer")
+    host.pause()
+    other.call_later(2.0, lambda: host.call_soon(happened.append, "what came"))
+    timeline.run(1003.0)
+    assert happened == []
+    host.resume()
+    timeline.run(1003.0)
+    assert happened == ["what came", "a timer"]
+    timeline.end()
+
+
+def test_nothing_that_a_dead_process_cleans_up_is_seen() -> None:
+    timeline = Timeline()
+    network = MemoryNetwork(loop=timeline.host("network"))
+    heard: list[bytes] = []
+
+    class Server(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            heard.append(data)
+
+        def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+            heard.append(b"lost")
+
+    server, client = timeline.host("server"), timeline.host("client")
+    network.listen("store", Server, loop=server)
+
+    async def speak() -> None:
+        transport, _ = await network.dial("store", asyncio.Protocol, source="client")
+        try:
+            transport.write(b"hello")
+            await asyncio.sleep(1000)
+        finally:
+            transport.write(b"goodbye")
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(5)
+
+    client.start(speak())
+    timeline.run(1001.0)
+    assert heard == [b"hello"]
+    client.die()
+    network.died("client")
+    timeline.run(1002.0)
+    assert heard == [b"hello", b"lost"], "its system has closed the connection, and it has said nothing more"
+    timeline.end()
+
+
+def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
+    timeline = Timeline()
+    network = MemoryNetwork(loop=timeline.host("network"))
+    lost: list[float] = []
+
+    class Server(asyncio.Protocol):
+        def connection_lost(self, error: Exception | None) -> None:
+            assert isinstance(error, TimeoutError)
+            lost.append(timeline.now)
+
+    server, client = timeline.host("server"), timeline.host("client")
+    network.listen("store", Server, loop=server)
+    client.start(network.dial("store", asyncio.Protocol, source="client"))
+    timeline.run(1001.0)
+    client.die()
+    network.died("client", silently=True)
+    timeline.run(1029.0)
+    assert lost == []
+    timeline.run(1032.0)
+    assert lost == [pytest.approx(1031.0)]
+    timeline.end()
+
+
+def test_a_server_that_stands_still_is_connected_to_all_the_same() -> None:
+    timeline = Timeline()
+    network = MemoryNetwork(loop=timeline.host("network"))
+    accepted: list[float] = []
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: ARG002
+            accepted.append(timeline.now)
+
+    server, client = timeline.host("server"), timeline.host("client")
+    network.listen("store", Server, loop=server)
+    server.pause()
+    dialing = client.start(network.dial("store", asyncio.Protocol, source="client"))
+    timeline.run(1003.0)
+    assert dialing.done()
+    assert accepted == []
+    server.resume()
+    timeline.run(1003.0)
+    assert accepted == [1003.0]
+    timeline.end()
+
+
+def test_what_goes_wrong_in_a_process_is_raised_where_time_is_let_pass() -> None:
+    timeline = Timeline()
+    timeline.host("a").call_soon(lambda: 1 / 0)
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        timeline.run(1001.0)
+    timeline.end()
