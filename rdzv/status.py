@@ -96,6 +96,8 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
+    if _is_news(head):
+        return Phase.COMPLETE
     return head.progress.phase if head.progress is not None else Phase.GATHERING
 
 
@@ -105,4 +107,11 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
         return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
     if not members and not waiting:
         return "nobody is here"
+    if head.round is not None and _is_news(head):
+        return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=now - head.progress_at)
+
+
+def _is_news(head: Head) -> bool:
+    """Whether the last round is one of which the progress does not tell yet: the coordinator reports after it commits."""
+    return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
