@@ -49,6 +49,7 @@ PURE_ROOMS = (
     "rdzv.decision",
     "rdzv.ranks",
     "rdzv.plans",
+    "rdzv.history",
     "rdzv.membership",
 )
 """Rooms that are told the time, handed their dice, and reach for nothing."""

@@ -14,15 +14,14 @@ The same for nodes, over a store that is chosen by name and lives in no loop of 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
-import os
+import functools
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
-
-import pytest
 
 import rdzv
 import rdzv.sync
@@ -30,6 +29,7 @@ import store
 import store.sync
 from rdzv.shared_store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
+from tests.support.etcd import require_etcd, serve_etcd
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from rdzv.state import Change, Participant
     from store.server import Server
+    from tests.support.etcd import Etcd
 
 TWINS = ("awaited", "blocking")
 STORES = ("memory", "durable", "etcd")
@@ -143,6 +144,7 @@ def open_store(name: str) -> Iterator[Backing]:
     """A store by name; skips the test, visibly, if it is not to be had here."""
     with contextlib.ExitStack() as stack:
         if name == "etcd":
+            require_etcd()
             yield _etcd()
             return
         data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
@@ -152,16 +154,29 @@ def open_store(name: str) -> Iterator[Backing]:
         yield backing
 
 
-def _etcd() -> Backing:
-    """An etcd that somebody has started: RDZV_TEST_ETCD says where."""
-    where = os.environ.get("RDZV_TEST_ETCD", "")
-    if not where:
-        pytest.skip("skipped, no etcd: RDZV_TEST_ETCD=host:port says where one is")
-    backing = Backing()
-    backing.scheme, backing.notices_disconnects = "etcd", False
-    host, _, port = where.partition(":")
-    backing.host, backing.port = host, int(port)
-    return backing
+class RealEtcd(Backing):
+    """A real etcd of one member, which all tests of this process share."""
+
+    scheme = "etcd"
+    notices_disconnects = False
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
+        self.port = etcd.members[0].client_port
+
+    def restart(self) -> None:
+        """Kill it, and start it again on what it has kept."""
+        (member,) = self._etcd.members
+        member.kill()
+        member.start()
+        self._etcd.wait_until_ready()
+
+
+@functools.cache
+def _etcd() -> RealEtcd:
+    serving = serve_etcd()
+    atexit.register(serving.__exit__, None, None, None)
+    return RealEtcd(serving.__enter__())
 
 
 # -------------------------------------------------------------------------------------------------------- nodes
