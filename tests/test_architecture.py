@@ -34,6 +34,7 @@ PURE_ROOMS = (
     "store.sessions",
     "store.engine",
     "store.elements",
+    "store.layouts",
     "store.wire",
     "store.connection",
     "store.etcd_messages",
