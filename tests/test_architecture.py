@@ -30,6 +30,7 @@ PURE_ROOMS = (
     "store.quick",
     "store.index",
     "store.leases",
+    "store.waits",
     "store.watches",
     "store.sessions",
     "store.engine",

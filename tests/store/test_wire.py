@@ -1,4 +1,4 @@
-"""Every message comes out of its bytes as it went in, by its layout, and nothing that is no message comes out at all."""
+"""Every message comes out of its bytes as it went in, by its layout, and nothing that is none comes out at all."""
 
 from __future__ import annotations
 
