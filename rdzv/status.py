@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from rdzv.decision import explain
 from rdzv.errors import RendezvousStateError
+from rdzv.history import Chapter
 from rdzv.state import Head, Keys, Member, NodeRecord, Participant, Phase, Round, RunStatus, bucket_of, unpack_members
 
 if TYPE_CHECKING:
     from store import Store
 
-__all__ = ["find_member", "read_status"]
+__all__ = ["find_member", "read_history", "read_status"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -74,6 +75,12 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
     )
+
+
+async def read_history(store: Store, keys: Keys) -> list[Chapter]:
+    """What happened in a run, as far as it is remembered: its rounds, the oldest first."""
+    chapters = [Chapter.unpack(entry.value) for entry in await store.list(keys.histories)]
+    return sorted(chapters, key=lambda chapter: chapter.number)
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:

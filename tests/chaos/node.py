@@ -5,7 +5,8 @@
 Each line is a JSON object with `what`, the moment `at` on the clock that all processes of a machine share, and more:
 
     in        it is a member: round, rank, size, address of rank 0, and all members by rank if they could be read
-    wrote     a write to the round's store was acknowledged: round, and when it `began`
+    wrote     a write to the round's store was acknowledged: round, and when it `began`; of many, the first after the
+              node has stood still, and else one in ten
     fenced    such a write was refused, or a wait ended, because the round is over for this node
     told      what `changes()` said: kind, round, and the ids it named
     leaving   it is about to ask for the next round
@@ -32,16 +33,29 @@ if TYPE_CHECKING:
 
     from rdzv.state import Change, Participant
 
-WRITES_EVERY = 0.05  # seconds
+WRITES_EVERY = 0.02  # seconds; often, so that whoever wakes up from a pause is about to write
+STOOD_STILL = 0.5  # seconds between two writes that are worth a line of their own
+SAYS_ONE_IN = 10
 TRIES_AGAIN_AFTER = 0.2  # seconds
 
 _writing = threading.Lock()
+_last_write = 0.0
+_writes = 0
 
 
 def say(what: str, **more: Any) -> None:
     """Write one line, whole, from whatever thread."""
     with _writing:
         print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
+
+
+def say_wrote(round: int, began: float) -> None:
+    """Write that a write was acknowledged, if that tells anything."""
+    global _last_write, _writes
+    _writes += 1
+    if began - _last_write > STOOD_STILL or _writes % SAYS_ONE_IN == 0:
+        say("wrote", round=round, began=began)
+    _last_write = began
 
 
 def say_in(info: rdzv.RendezvousInfo | rdzv.sync.RendezvousInfo, members: Iterable[Participant] | None) -> None:
@@ -107,7 +121,7 @@ async def write(info: rdzv.RendezvousInfo) -> None:
     except rdzv.RendezvousError as error:
         say("error", error=str(error))
     else:
-        say("wrote", round=info.round, began=began)
+        say_wrote(info.round, began)
 
 
 # ----------------------------------------------------------------------------------------------------- blocking
@@ -155,7 +169,7 @@ def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
     except rdzv.RendezvousError as error:
         say("error", error=str(error))
     else:
-        say("wrote", round=info.round, began=began)
+        say_wrote(info.round, began)
 
 
 def main(url: str, name: str, twin: str) -> None:

@@ -2,8 +2,9 @@
 
 Every node is a process of its own (`tests.chaos.node`), half of them blocking, each behind a proxy of its own. A seed
 decides what is done to whom and when, one time in three to whoever coordinates; how the processes meet it is up to the
-machine. Then it is quiet: all that live must come to one round, which is closed. What they have written down is held
-against the promises by `tests.chaos.checker`.
+machine. Then it is quiet: all that live must come to one round. Two scenes follow that leave nothing to chance: the
+coordinator is killed, and one node stands still for longer than its TTL. In the end the run is closed. What they have
+written down is held against the promises by `tests.chaos.checker`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import rdzv
+import store
 from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
 from tests.support.processes import Child, free_port, start_python
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
 __all__ = ["Outcome", "chaos"]
 
 TTL = 2.0
-PARAMETERS = f"ttl={TTL}&disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0"
+PREFIX = "/chaos"
+PARAMETERS = (
+    f"ttl={TTL}&disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0&prefix={PREFIX}"
+)
 TOLD_WITHIN = TTL + 8  # seconds: a dead node's TTL, two coordinators that stand still (3 s each), and a busy machine
+TOLD_IN_QUIET = 4.0  # seconds, when nothing else happens: its disconnect_ttl, an election, and a busy machine
 QUIET_WITHIN = 30.0  # seconds in which all must have come to one round once nothing is done to them any more
 PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))  # seconds: so that nobody notices, and so that everybody must
 HOLES = ((0.2, 0.8), (TTL + 0.5, TTL + 3))
@@ -149,7 +155,11 @@ class _Chaos:
                         group.create_task(self.start(seat))
                 observer = await stack.enter_async_context(rdzv.connect(self.url(joining=False)))
                 await self.trouble(seconds, observer)
-                await self.quiet(observer)
+                await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round")
+                await self.kill_the_coordinator(observer)
+                await self.let_one_stand_still()
+                await self.nothing_is_left_behind()
+                await self.close(observer)
                 outcome = self.judge()
             except BaseException as error:
                 for life in self.lives:
@@ -237,26 +247,88 @@ class _Chaos:
 
     # -------------------------------------------------------------------------------------------- quiet, and verdict
 
-    async def quiet(self, observer: rdzv.RendezvousHandler) -> None:
-        """All that live come to one round, and leave when it is closed."""
-        await self.until(self.all_are_in_one_round, within=QUIET_WITHIN, what="come to one round")
+    async def kill_the_coordinator(self, observer: rdzv.RendezvousHandler) -> None:
+        """R5, R7: nobody else is in trouble, so all are told at once; a newcomer under its name is taken in."""
+        seat = self.seats[(await observer.status()).coordinator or "n0"]
+        assert seat.life is not None
+        others = [other for other in self.seats.values() if other is not seat]
+        seat.life.child.kill()
+        seat.life.killed_at = killed_at = time.monotonic()
+        self.faults.append(Fault("kill", seat.node, killed_at, killed_at))
+
+        def all_are_told() -> bool:
+            return all(
+                any(
+                    at > killed_at and kind == "NodesLost" and seat.node in ids
+                    for stay in self.stays_at(other)
+                    for at, kind, ids in stay.told
+                )
+                for other in others
+            )
+
+        await self.until(all_are_told, within=TOLD_IN_QUIET, what=f"hear that {seat.node} was killed (R5)")
+        await self.start(seat)
+        await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a kill")
+
+    async def let_one_stand_still(self) -> None:
+        """R9: the others go on without it; when it wakes up it is told, and may come again."""
+        seat = self.seats["n1"]
+        assert seat.life is not None
+        others = [other for other in self.seats.values() if other is not seat]
+        began = time.monotonic()
+        seat.life.child.stop()
+        try:
+            await self.until(
+                lambda: self.in_one_round(others), within=TTL + TOLD_WITHIN, what="go on without one that stands still"
+            )
+        finally:
+            resumed_at = time.monotonic()
+            seat.life.child.resume()
+        self.faults.append(Fault("pause", seat.node, began, resumed_at))
+
+        def it_is_told() -> bool:
+            return any(stay.began < began < resumed_at < stay.ended and stay.end for stay in self.stays_at(seat))
+
+        await self.until(it_is_told, within=TOLD_IN_QUIET, what=f"see {seat.node} dropped, which stood still (R9)")
+        await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a pause")
+
+    async def nothing_is_left_behind(self) -> None:
+        """What rounds left that are over, or what zombies wrote to them, is not in the store."""
+        where = f"{self.store.scheme}://{self.store.host}:{self.store.port}"
+        root = f"{PREFIX}/{self.run_id}/rounds/"
+        async with store.connect(where) as client:
+            numbers = {entry.key.removeprefix(root).split("/")[0] for entry in await client.list(root)}
+        if len(numbers) != 1:
+            raise Violation(f"R10: of the rounds {sorted(numbers)} something is in the store, and one is current")
+
+    async def close(self, observer: rdzv.RendezvousHandler) -> None:
+        """R6: all are told, and end."""
         await observer.set_closed("chaos is over")
         for seat in self.seats.values():
             assert seat.life is not None
             assert await seat.life.child.wait(timeout=QUIET_WITHIN) == 0
-            if lines_of(seat.life.child)[-1]["what"] != "closed":
+            if self.lines_of(seat)[-1]["what"] != "closed":
                 raise Violation(f"R6: {seat.node} was not told that the run is closed; {seat.life.child.written()}")
 
-    def all_are_in_one_round(self) -> bool:
-        """Whether every process is in the same round, which holds nobody else."""
+    def in_one_round(self, seats: Sequence[_Seat] = ()) -> bool:
+        """Whether these processes, or all, are in the same round, which holds nobody else."""
+        seats = seats or tuple(self.seats.values())
         last = []
-        for seat in self.seats.values():
-            assert seat.life is not None
-            stays = stays_of(seat.node, lines_of(seat.life.child))
+        for seat in seats:
+            stays = self.stays_at(seat)
             if not stays or stays[-1].end:
                 return False
             last.append(stays[-1])
-        return len({stay.round for stay in last}) == 1 and last[0].size == self.nodes
+        return len({stay.round for stay in last}) == 1 and last[0].size == len(seats)
+
+    def stays_at(self, seat: _Seat) -> list[Stay]:
+        """All stays of the process that is there now."""
+        return stays_of(seat.node, self.lines_of(seat))
+
+    def lines_of(self, seat: _Seat) -> list[dict[str, Any]]:
+        """What the process that is there now has written down."""
+        assert seat.life is not None
+        return lines_of(seat.life.child)
 
     async def until(self, condition: Callable[[], bool], *, within: float, what: str) -> None:
         """Wait until something is true of what has been written down."""

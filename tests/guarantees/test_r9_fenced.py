@@ -7,17 +7,22 @@ is paused for real is in `test_real_processes_handlers.py` and in `tests/chaos`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.errors import RoundSupersededError
 from rdzv.state import Dropped, NodesLost, NodesWaiting
-from store.messages import Put, Transact
+from store import ConditionFailed
+from store.messages import Put, Transact, TransactionResult
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from rdzv.handler import RendezvousInfo
+    from rdzv.shared_store import SharedStore
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time
@@ -118,3 +123,79 @@ async def test_r9_a_coordinator_that_is_cut_off_is_dropped_fenced_and_can_come_a
         infos = [*(await run.meet(b, c)), await back]
         assert_one_round(infos)
         assert infos[0].round == 2
+
+
+WRITES: dict[str, Callable[[SharedStore], Awaitable[object]]] = {
+    "set": lambda shared: shared.set("key", "late"),
+    "add": lambda shared: shared.add("sum", 1),
+    "append": lambda shared: shared.append("log", "late"),
+    "compare_set": lambda shared: shared.compare_set("key", "value", "late"),
+    "delete_key": lambda shared: shared.delete_key("key"),
+    "queue_push": lambda shared: shared.queue_push("queue", "late"),
+    "multi_set": lambda shared: shared.multi_set(["key", "other"], ["late", "late"]),
+}
+
+
+@pytest.mark.parametrize("way", ["its lease lapses", "a later round completes"])
+@pytest.mark.parametrize("write", WRITES)
+async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_by_the_store(
+    write: str, way: str
+) -> None:
+    """R9: "every such write is conditional on the round and on the node's own record". What the node itself knows by
+    then does not count: it has sent it already, and the network has taken its time.
+    """
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        (mine,) = [info for info in infos if info.node_id == "a"]
+        (theirs,) = [info for info in infos if info.node_id == "b"]
+        await theirs.store.set("key", "value")
+        sent: list[Request[Any]] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "before":
+                sent.append(request)
+                await asyncio.Event().wait()
+
+        run.clients["a"].hook = hook
+        run.start(WRITES[write](mine.store))
+        await asyncio.sleep(0.1)
+        (request,) = sent
+        run.clients["a"].hook = None
+        if way == "its lease lapses":
+            run.network.partition("a")
+            await asyncio.sleep(8)
+            holds = theirs
+        else:
+            joining = await run.join(b)
+            await a.leave()
+            back = await run.join(a)
+            holds = await joining
+            if not back.done():
+                back.cancel()
+        before = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        with contextlib.suppress(ConditionFailed):
+            response = await run.clients["b"].call(request)
+            assert isinstance(response, TransactionResult)
+            assert not response.succeeded
+        after = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        assert before == after
+        assert holds.superseded() is None
+
+
+async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
+    """Or the test above would pass for writes that are refused always."""
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run:
+        (info,) = await run.meet(run.handler("a"))
+        sent: list[Request[Any]] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "before":
+                sent.append(request)
+
+        run.clients["a"].hook = hook
+        await info.store.set("key", "value")
+        run.clients["a"].hook = None
+        observer = run.handler("observer", min_nodes=None, max_nodes=None)
+        await observer._connect()
+        await run.clients["observer"].call(sent[0])

@@ -220,6 +220,10 @@ class VirtualRun:
         root = f"/rdzv/{self._run_id}/{under}"
         return [key.removeprefix(root) for key in sorted(self.engine._entries) if key.startswith(root)]
 
+    def keys_whole(self, under: str = "") -> list[str]:
+        """The same, with the prefix."""
+        return [f"/rdzv/{self._run_id}/{under}{key}" for key in self.keys(under)]
+
 
 class Heard:
     """What `changes()` of one handler has said so far."""
