@@ -5,24 +5,22 @@
 
 The same for nodes, over a store that is chosen by name and lives in no loop of the test's:
 
-    async with Meeting("blocking", "durable", min_nodes=2) as meeting:
-        a, b = await meeting.node("a"), await meeting.node("b")
-        first, second = await meeting.meet(a, b)
-        await told(a, NodesLost)
+    with open_store("durable") as backing:
+        async with Meeting("blocking", backing, min_nodes=2) as meeting:
+            a, b = await meeting.node("a"), await meeting.node("b")
+            first, second = await meeting.meet(a, b)
+            await told(a, NodesLost)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
-
-import pytest
 
 import rdzv
 import rdzv.sync
@@ -30,6 +28,7 @@ import store
 import store.sync
 from rdzv.shared_store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
+from tests.support.etcd import serve_etcd
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -90,21 +89,20 @@ async def until_waits(client: store.Client, count: int) -> None:
 class Backing:
     """A store for nodes to meet at.
 
-    Attributes:
-        host: Where it listens.
-        port: The same.
+    Args:
         scheme: Of its URLs.
-        notices_disconnects: Whether a lease may ask to lapse sooner once its keeper's connection has closed.
+        port: Where on this machine it listens.
     """
 
-    scheme = "tcp"
-    notices_disconnects = True
     host = "127.0.0.1"
-    port = 0
+
+    def __init__(self, scheme: str = "tcp", port: int = 0) -> None:
+        self.scheme = scheme
+        self.port = port
 
     def restart(self) -> None:
         """End it, and start it again on what it has kept."""
-        raise NotImplementedError("this one keeps nothing")
+        raise NotImplementedError("this one keeps nothing, or is shared")
 
     @property
     def restarts(self) -> bool:
@@ -116,6 +114,7 @@ class Embedded(Backing):
     """Our own store, in a thread of its own; in memory, or on disk."""
 
     def __init__(self, data_dir: str | None = None) -> None:
+        super().__init__()
         self._data_dir = data_dir
         self._serving = contextlib.ExitStack()
 
@@ -141,27 +140,16 @@ class Durable(Embedded):
 @contextlib.contextmanager
 def open_store(name: str) -> Iterator[Backing]:
     """A store by name; skips the test, visibly, if it is not to be had here."""
+    if name == "etcd":
+        with serve_etcd() as served:
+            yield Backing("etcd", served.members[0].client_port)
+        return
     with contextlib.ExitStack() as stack:
-        if name == "etcd":
-            yield _etcd()
-            return
         data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
         backing = Embedded() if data_dir is None else Durable(data_dir)
         backing.start()
         stack.callback(backing.stop)
         yield backing
-
-
-def _etcd() -> Backing:
-    """An etcd that somebody has started: RDZV_TEST_ETCD says where."""
-    where = os.environ.get("RDZV_TEST_ETCD", "")
-    if not where:
-        pytest.skip("skipped, no etcd: RDZV_TEST_ETCD=host:port says where one is")
-    backing = Backing()
-    backing.scheme, backing.notices_disconnects = "etcd", False
-    host, _, port = where.partition(":")
-    backing.host, backing.port = host, int(port)
-    return backing
 
 
 # -------------------------------------------------------------------------------------------------------- nodes
@@ -172,26 +160,22 @@ class Meeting:
 
     Args:
         twin: Which of `TWINS` the nodes are.
-        store_name: Which of `STORES` they meet at.
+        backing: Where they meet.
         parameters: Settings of every node that has no others of its own.
     """
 
-    def __init__(self, twin: str, store_name: str, **parameters: Any) -> None:
+    def __init__(self, twin: str, backing: Backing, **parameters: Any) -> None:
         self._twin = twin
-        self._store_name = store_name
+        self.backing = backing
         self._parameters = {"is_host": False, "ttl": 3.0, "disconnect_ttl": 0.3, "last_call_timeout": 0.2, **parameters}
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, contextlib.AsyncExitStack] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._run_id = f"twins-{time.time_ns()}"
         self.proxies: dict[str, Proxy] = {}
-        self.backing: Backing
 
     async def __aenter__(self) -> Self:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(THREADS))
-        opened = contextlib.ExitStack()
-        self._stack.push_async_callback(asyncio.to_thread, opened.close)
-        self.backing = await asyncio.to_thread(opened.enter_context, open_store(self._store_name))
         return self
 
     async def __aexit__(
