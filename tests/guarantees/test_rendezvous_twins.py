@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -18,7 +18,9 @@ from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phas
 from tests.support.twins import STORES, TWINS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.parametrize("twin", TWINS), pytest.mark.parametrize("store_name", STORES)]
 
@@ -46,13 +48,14 @@ def assert_one_round(infos: list[Any]) -> None:
     assert sorted(info.rank for info in infos) == list(range(infos[0].world_size))
 
 
-async def reason_of(node: Any, reason: str) -> rdzv.RunStatus:
-    """The status, once this is its reason: what is so is said a moment later."""
+async def eventually(look: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool]) -> T:
+    """What a node answers, once it is this: what is so is known to each a moment later."""
     async with asyncio.timeout(10):
-        while (status := await node.status()).reason != reason:
+        while True:
+            seen = await look()
+            if is_wanted(seen):
+                return seen
             await asyncio.sleep(0.01)
-    found: rdzv.RunStatus = status
-    return found
 
 
 async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_store(
@@ -86,7 +89,8 @@ async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call
         assert 0.4 <= time.monotonic() - began < 5
         assert (await b.status()).reason == "nobody is here"
         assert_one_round(await meeting.meet(a, b))
-        assert (await reason_of(b, "round 0 stands with 2 nodes")).phase is Phase.COMPLETE
+        status = await eventually(b.status, lambda status: status.reason == "round 0 stands with 2 nodes")
+        assert status.phase is Phase.COMPLETE
 
 
 async def test_r2_r5_r14_a_late_node_waits_announced_a_spare_is_not_and_is_taken_in_when_there_is_room(
@@ -97,9 +101,9 @@ async def test_r2_r5_r14_a_late_node_waits_announced_a_spare_is_not_and_is_taken
         assert_one_round(await meeting.meet(a, b))
         late = await meeting.join(c)
         await told(a, NodesWaiting(1))
-        assert await b.num_nodes_waiting() == 1
+        await eventually(b.num_nodes_waiting, lambda count: count == 1)
         spare = await meeting.join(d)
-        assert (await a.status()).spares == ("d",)
+        await eventually(a.status, lambda status: status.spares == ("d",))
         await a.leave()
         await told(b, NodesLeft(1, ("a",)))
         assert not late.done(), "b is still in the round"
@@ -122,7 +126,7 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
             await joiner
         with pytest.raises((rdzv.RendezvousGracefulExitError, rdzv.RendezvousClosedError), match="trained"):
             await spare
-        assert await a.is_closed()
+        await eventually(a.is_closed, bool)
         with pytest.raises(rdzv.RendezvousClosedError, match="trained"):
             await b.next_rendezvous()
 
@@ -134,7 +138,7 @@ async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_aga
         joining = [await meeting.join(node) for node in (a, b, c)]
         infos = [await task for task in joining]
         assert_one_round(infos)
-        assert (await b.status()).coordinator == "a"
+        await eventually(b.status, lambda status: status.coordinator == "a")
         await meeting.cut_off("a")
         await told(b, NodesLost(1, ("a",)))
         regrouped = await meeting.meet(b, c)
@@ -219,7 +223,7 @@ async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str
         parked = await meeting.join(a)
         with pytest.raises(rdzv.RendezvousStateError, match="one call at a time"):
             await a.next_rendezvous()
-        await reason_of(b, "1 of at least 2 nodes")
+        await eventually(b.status, lambda status: status.reason == "1 of at least 2 nodes")
         statuses = await asyncio.gather(*(b.status() for _ in range(8)), *(a.is_closed() for _ in range(8)))
         assert {status.reason for status in statuses[:8]} == {"1 of at least 2 nodes"}
         assert statuses[8:] == [False] * 8
