@@ -355,6 +355,8 @@ async def test_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
                 break
         assert case.told in told
         assert "\n" not in told
+        if case.error is ConnectionLost:
+            proxy.cut()  # asyncio may leave a connection open that was given up in mid-handshake
         await proxy.until(lambda: proxy.open_connections == 0)
         attempts = proxy.connections
         assert server.figures()["revision"] == 0
@@ -367,7 +369,8 @@ async def test_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
     if case.error is not ConnectionLost:
         assert len(as_told) == attempts
     # Whoever gives up in the middle of an attempt has hung up, or said nothing at all.
-    assert all("hung up in mid-handshake" in line for line in said if line not in as_told), said
+    gave_up = ("hung up in mid-handshake", "no hello within", "no handshake within", "it says nothing")
+    assert all(any(what in line for what in gave_up) for line in said if line not in as_told), said
     assert TOKEN not in caplog.text
 
 
