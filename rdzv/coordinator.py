@@ -27,6 +27,8 @@ import anyio
 
 from rdzv.barrier import Barrier
 from rdzv.decision import TRY_AGAIN_AFTER, Complete, Rules, Wait, decide, explain, hindered, report_due
+from rdzv.errors import RendezvousStateError
+from rdzv.history import Chapter, Chronicle, slot_of
 from rdzv.state import (
     BUCKET_SIZE,
     Member,
@@ -183,6 +185,7 @@ class _Term:
         self._said = ""
         self._failed_with: str | None = None
         self._run_lease: Lease | None = None
+        self._chronicle = Chronicle()
 
     async def lead(self) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed."""
@@ -212,6 +215,7 @@ class _Term:
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
+        await self._take_over_history(round)
         await self._clear_away(round)
         self._run_lease = await self._hold_run(round)
         settings = await self._store.get(self._keys.settings)
@@ -220,6 +224,13 @@ class _Term:
             await self._store.put(
                 self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
             )
+
+    async def _take_over_history(self, round: Round | None) -> None:
+        entry = await self._store.get(self._keys.history(slot_of(round.number))) if round is not None else None
+        chapter = None
+        with contextlib.suppress(RendezvousStateError):  # what is no chapter of ours is written over some day
+            chapter = Chapter.unpack(entry.value) if entry is not None else None
+        self._chronicle.took_over(chapter, began=self._follower.round_at)
 
     async def _hold_run(self, round: Round | None) -> Lease:
         """The run's own lease, on which everything of it is but its nodes (promise R19).
@@ -291,7 +302,16 @@ class _Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        await self._store.put(self._keys.progress, progress.pack(), lease=self._run_lease, when=self._in_office)
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        writes = [Put(self._keys.progress, progress.pack(), lease=self._run_lease.id)]
+        chapter = self._chronicle.continued(progress, self._follower.head.closed, now=now)
+        if chapter is not None:
+            writes.append(self._as_history(chapter))
+        result = await self._store.transact(when=self._in_office, then=writes)
+        if not result.succeeded:
+            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+        if chapter is not None:
+            self._chronicle.written(chapter, now=now)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
@@ -304,6 +324,10 @@ class _Term:
             await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
             await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
             await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+
+    def _as_history(self, chapter: Chapter) -> Put:
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        return Put(self._keys.history(slot_of(chapter.number)), chapter.pack(), lease=self._run_lease.id)
 
     def _report_error(self, error: Exception | None) -> None:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
@@ -342,7 +366,12 @@ class _Term:
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
         arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
         conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
-        writes: list[Put | Delete] = [Put(self._keys.round, round.pack(), lease=self._run_lease.id)]
+        now, names = self._store.time(), [member.node_id for member in members]
+        chapter = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
+        writes: list[Put | Delete] = [
+            Put(self._keys.round, round.pack(), lease=self._run_lease.id),
+            self._as_history(chapter),
+        ]
         stand = True
         if len(conditions) > self._store.operations_max:
             del conditions[self._store.operations_max :]
@@ -366,7 +395,9 @@ class _Term:
             round.host,
             round.port,
         )
-        self._view.completed(committed, members, now=self._store.time())
+        now = self._store.time()
+        self._view.completed(committed, members, now=now)
+        self._chronicle.written(chapter, now=now)
         self._follower.take_round(committed)
         if last is not None:
             await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)

@@ -59,13 +59,14 @@ from rdzv.state import (
     unpack_roster,
     unpack_settings,
 )
-from rdzv.status import find_member, read_status
+from rdzv.status import find_member, read_history, read_status
 from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, StoreReplaced, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
+    from rdzv.history import Chapter
     from rdzv.settings import Settings
     from store import BlockingStore, Store
     from store.interface import Watch
@@ -880,6 +881,14 @@ class Handler(RendezvousHandler):
         link = await self._connect()
         try:
             return await read_status(link.store, self._keys, link.follower.head)
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def history(self) -> list[Chapter]:
+        """What happened in the run, as far as it is remembered: its rounds, the oldest first; see `rdzv.history`."""
+        link = await self._connect()
+        try:
+            return await read_history(link.store, self._keys)
         except StoreError as error:
             raise self._connection_error(error) from error
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from rdzv import handler as async_handler
+    from rdzv.history import Chapter
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.state import Change, Participant, RunStatus
     from store import BlockingStore
@@ -146,6 +147,12 @@ class Handler(RendezvousHandler):
     def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
         return self._call(self._inner.status)
+
+    def history(self) -> list[Chapter]:
+        """What happened in the run, as far as it is remembered; see the async twin."""
+        if not isinstance(self._inner, AsyncHandler):
+            raise RendezvousStateError(f"the backend of run {self.run_id} keeps no history")
+        return self._call(self._inner.history)
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""

@@ -98,11 +98,8 @@ class ServerConnection:
         body = None if self._hello is None else self._reader.only_frame(data)
         if body is None:
             return None
-        item = wire.decode_request(body)
-        if isinstance(item, Bye):
-            return None
-        self._check_id(item[0])
-        return item
+        item = self._request_in(body)
+        return None if isinstance(item, Bye) else item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]]]:
         """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
@@ -119,15 +116,16 @@ class ServerConnection:
                 self._reader.bytes_max = self._limits.frame_bytes_max
                 yield hello
                 continue
-            item = wire.decode_request(body, elements_max=self._elements_max)
-            if not isinstance(item, Bye):
-                self._check_id(item[0])
-            yield item
+            yield self._request_in(body)
 
-    def _check_id(self, request_id: int) -> None:
-        if request_id <= self._last_id:
-            raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
-        self._last_id = request_id
+    def _request_in(self, body: memoryview) -> tuple[int, int, Request[Any]] | Bye:
+        """The request in a frame, under the limits that hold for all of them, however they came."""
+        item = wire.decode_request(body, elements_max=self._elements_max)
+        if not isinstance(item, Bye):
+            if item[0] <= self._last_id:
+                raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
+            self._last_id = item[0]
+        return item
 
     def welcome(self, *, session: int, address: str, revision: int) -> bytes:
         """The answer to a hello; `session` is the number of the client's session."""

@@ -5,6 +5,9 @@ it here. An array that only claims to be long costs too, since msgpack makes roo
 of them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few hundred
 small fields, and refuses it if it claims more than any message may hold.
 
+Empty arrays and maps are counted by themselves: they are what makes the most of a byte, and no message has more than a
+few, where there are no conditions, no operations, or no keys.
+
 Counting looks at the first byte of each element and steps over its contents: a large value is one step, and a
 transaction of thousands of operations takes a third of the time that decoding it will.
 
@@ -41,26 +44,35 @@ _LENGTH = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 
 _COUNT = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays, maps
 _EXTENSIONS = (0xC7, 0xC8, 0xC9)  # they have one byte more, for their type
 _MAPS = (0xDE, 0xDF)
+_EMPTY = (0x80, 0x90)
+EMPTY_MAX = 8  # a guarded transaction without conditions and operations would have four
 
 
-def claimed(body: memoryview | bytes, most: int) -> int | None:
+def claimed(body: memoryview | bytes, most: int) -> int:
     """How many elements a body claims to hold, itself and all that is inside it included.
 
-    Counting ends as soon as there are more than `most`. None if it claims more than it has bytes for, or ends in the
-    middle: that is no msgpack, and must not be decoded, since room would be made for what was claimed.
+    Counting ends as soon as there are more than `most`.
+
+    Raises:
+        ValueError: It claims more than it has bytes for, or ends in the middle, or is full of empty arrays. It must not
+            be decoded, since room would be made for what was claimed.
     """
     at, size = 0, len(body)
-    count, met = 1, 0
+    count, met, empty = 1, 0, 0
     while met < count:
         if count > most:
             return count
         if count > size or at >= size:
-            return None
+            raise ValueError("it claims to hold more than it has bytes for")
         met += 1
         first = body[at]
         if _SIZE[first]:
             at += _SIZE[first]
             count += _INSIDE[first]
+            if first in _EMPTY:
+                empty += 1
+                if empty > EMPTY_MAX:
+                    raise ValueError("it is full of empty arrays")
         elif first in _COUNT:
             width = _COUNT[first]
             inside = int.from_bytes(body[at + 1 : at + 1 + width], "big")
@@ -69,4 +81,6 @@ def claimed(body: memoryview | bytes, most: int) -> int | None:
         else:
             width = _LENGTH[first]
             at += 1 + width + int.from_bytes(body[at + 1 : at + 1 + width], "big") + (first in _EXTENSIONS)
-    return count if at <= size else None
+    if at > size:
+        raise ValueError("it claims to hold more than it has bytes for")
+    return count

@@ -408,7 +408,8 @@ class Gateway:
             )
         except Failure as failure:
             if failure.trouble is not Trouble.NO_AUTHENTICATION:
-                raise Failure(str(failure), Trouble.UNDONE) from failure  # what was to be asked has not been sent
+                # What was to be asked has not been sent.
+                raise Failure(str(failure), Trouble.UNDONE, silent=failure.silent) from failure
             log.warning("%s does not ask who we are: the user %r is not needed there", self.name, self._user)
             return ""
         except StoreUsageError as error:

@@ -402,13 +402,15 @@ def recovery(write: Write, found: Entry, *, hidden: str) -> Json:
     branch = _branch(write, found.value)
     requests = []
     for place, operation in enumerate(branch.operations):
+        # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
+        written = any(isinstance(it, Put) and it.key == _key_of(operation) for it in branch.operations[:place])
+        revision = str(found.mod_revision if written else found.mod_revision - 1)
         for request in _requests(operation, hidden):
-            read = request.get("request_range") or request.get("request_delete_range")
-            if read is not None:
-                # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
-                written = any(isinstance(it, Put) and it.key == _key_of(operation) for it in branch.operations[:place])
-                at = found.mod_revision if written else found.mod_revision - 1
-                requests.append({"request_range": {**read, "revision": str(at)}})
+            if "request_range" in request:
+                requests.append({"request_range": {**request["request_range"], "revision": revision}})
+            elif "request_delete_range" in request:
+                counted = {**request["request_delete_range"], "revision": revision, "count_only": True}
+                requests.append({"request_range": counted})
     return {"success": requests}
 
 

@@ -16,6 +16,7 @@ On a durable store (S3) whatever a step led to is handed to the journal before a
 frame, answers to reads included, waits in its outbox until the journal reports that step durable. If the journal cannot
 write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
 (their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
+If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
 """
 
 from __future__ import annotations
@@ -163,14 +164,10 @@ class Server:
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
-        if self._leaving or len(self._peers) >= self._connections_max:
+        refusal = self._refusal()
+        if refusal is not None:
             self._refused += 1
-            reason = (
-                "the server is leaving"
-                if self._leaving
-                else f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
-            )
-            peer.refuse(Sorry("limit", reason))
+            peer.refuse(Sorry("limit", refusal))
             return
         self._peers[peer.id] = peer
         self._nobody_left.clear()
@@ -181,6 +178,16 @@ class Server:
             ),
             asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
         )
+
+    def _refusal(self) -> str | None:
+        """Why nobody is taken in now, if so; it may be otherwise soon."""
+        if self._leaving:
+            return "the server is leaving"
+        if self._journal is not None and self._journal.in_doubt:
+            return f"nobody can be told anything now: {self._engine.read_only}, and what is on it is in doubt"
+        if len(self._peers) >= self._connections_max:
+            return f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
+        return None
 
     def received(self, peer: Peer, data: memoryview) -> None:
         """Bytes have come. No await here: a change and its announcements are one step."""
@@ -378,7 +385,9 @@ class Server:
     def _cannot_write(self, reason: str) -> None:
         """Go back to what is on disk: of what was done since, nobody has been told anything."""
         assert self._journal is not None
-        log.error("store %s cannot write: %s; it refuses writes until it can", self.store_id, reason)
+        # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
+        what = "takes in nobody, since what is on disk is in doubt," if self._journal.in_doubt else "refuses writes"
+        log.error("store %s cannot write: %s; it %s until it can", self.store_id, reason, what)
         self.abort()
         if self._leaving:
             return

@@ -292,9 +292,10 @@ def _decode(body: memoryview | bytes) -> list[Any]:
 def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
     """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
     if len(body) > UNCOUNTED_BYTES:
-        count = claimed(body, most)
-        if count is None:
-            raise ProtocolError("a frame is not msgpack: it claims to hold more than it has bytes for")
+        try:
+            count = claimed(body, most)
+        except ValueError as error:
+            raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
         if count > most:
             return None
     return _decode(body)

@@ -11,6 +11,7 @@ import datetime
 import re
 import ssl
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -19,12 +20,11 @@ import store
 from store import server as server_room
 from store.connection import ServerConnection
 from store.errors import AuthenticationError, ConnectionLost, StoreUsageError
-from tests.support.processes import require, start_python
+from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
-    from pathlib import Path
 
     from store.server import Server
     from store.wire import Hello
@@ -159,6 +159,36 @@ async def test_a_recorded_hello_is_worth_nothing_in_another_conversation(imposto
         assert b"not the server's" in await reader.read()
         writer.close()
         await writer.wait_closed()
+
+
+def listed(*processes: Child) -> str:
+    """What a list of processes shows of these, where the system lets us read it."""
+    lines = [Path(f"/proc/{process.pid}/cmdline") for process in processes]
+    return "\n".join(line.read_text() for line in lines if line.exists())
+
+
+async def test_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> None:
+    """ "the token never crosses the wire or appears in a process list or log": neither the server's nor a client's."""
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "wrong").write_text("wrong horse")
+    options = ("serve", "--port", "0", "-v", "--token-file", str(tmp_path / "token"))
+    async with start_python("-m", "rdzv.cli", *options) as server:
+        line = await server.says("listens on")
+        url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
+        async with (
+            start_python("-m", "rdzv.cli", "ping", f"{url}/run?token_file={tmp_path / 'token'}") as friend,
+            start_python("-m", "rdzv.cli", "ping", f"{url}/run?token_file={tmp_path / 'wrong'}") as stranger,
+        ):
+            shown = listed(server, friend, stranger)
+            assert TOKEN not in shown
+            assert "wrong horse" not in shown
+            assert await friend.wait() == 0
+            assert await stranger.wait() != 0
+        server.terminate()
+        assert await server.wait() == 0
+        for process in (server, friend, stranger):
+            assert not any(secret in "\n".join(process.output) for secret in (TOKEN, "wrong horse"))
+        assert any("the client's token is not the server's" in line for line in server.output)
 
 
 # ------------------------------------------------------------------------------------------------ mutual TLS

@@ -160,16 +160,21 @@ async def test_r8_a_leader_that_is_cut_off_from_the_others_does_not_keep_its_cli
         leader = await asyncio.to_thread(cluster.leader)
         followers = [member for member in cluster.members if member is not leader]
         urls = ",".join(f"127.0.0.1:{member.client_port}" for member in (leader, *followers))
-        with_leader = Client(Cluster.parse(f"etcd://{urls}"), rng=AlwaysFirst())
-        with_others = Client(Cluster.parse(f"etcd://127.0.0.1:{followers[0].client_port}"))
-        async with with_leader as inside, with_others as outside, inside.watch("key", snapshot=True) as watch:
+        everywhere = Cluster.parse(f"etcd://{urls}")
+        with_others = Cluster.parse(f"etcd://127.0.0.1:{followers[0].client_port}")
+        async with (
+            Client(everywhere, rng=AlwaysFirst()) as inside,
+            Client(everywhere, rng=AlwaysFirst()) as watcher,  # which only watches
+            Client(with_others) as outside,
+            watcher.watch("key", snapshot=True) as watch,
+        ):
             waiting = asyncio.create_task(inside.wait(["key"]))
             await inside.put("before", b"")
             network.cut_off(cluster, leader)
             async with asyncio.timeout(FAIL_OVER + SLOW):
                 await inside.put("written", b"")
+            await outside.put("key", b"1")
             async with asyncio.timeout(FAIL_OVER + SLOW):
-                await outside.put("key", b"1")
                 async for event in watch:
                     if event.key:
                         assert event.value == b"1"

@@ -37,10 +37,10 @@ class PeerNetwork:
     def __init__(self, members: int) -> None:
         self.ports = [free_port() for _ in range(members)]
         self._targets: list[int] = []
-        self._ids: dict[bytes, int] = {}  # members' numbers by their etcd ids
-        self._cut: set[int] = set()
+        self._ids: list[bytes] = []  # by the members' numbers
+        self._cut: set[int | bytes] = set()  # numbers and ids
         self._servers: list[asyncio.Server] = []
-        self._open: dict[asyncio.Task[None], set[int]] = {}  # and which members each connects
+        self._open: dict[asyncio.Task[None], set[int | bytes]] = {}  # and whom it leads to, and who called
 
     async def __aenter__(self) -> Self:
         for number, port in enumerate(self.ports):
@@ -62,16 +62,15 @@ class PeerNetwork:
 
     def find(self, etcd: Etcd) -> None:
         """Learn the members' ids."""
-        for number, member in enumerate(etcd.members):
-            member_id = int(member.ask("maintenance/status")["header"]["member_id"])
-            self._ids[b"%x" % member_id] = number
+        statuses = [member.ask("maintenance/status") for member in etcd.members]
+        self._ids = [b"%x" % int(status["header"]["member_id"]) for status in statuses]
 
     def cut_off(self, etcd: Etcd, member: Member) -> None:
         """Let nothing through to a member, or from it, from now on."""
         number = etcd.members.index(member)
-        self._cut.add(number)
+        self._cut |= {number, self._ids[number]}
         for task, ends in self._open.items():
-            if number in ends:
+            if ends & self._cut:
                 task.cancel()
 
     def heal(self) -> None:
@@ -90,8 +89,8 @@ class PeerNetwork:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             caller = FROM.search(head)
-            if caller is not None and caller[1] in self._ids:
-                self._open[task].add(self._ids[caller[1]])
+            if caller is not None:
+                self._open[task].add(caller[1])
             if not self._targets or self._open[task] & self._cut:
                 return
             answers, target = await asyncio.open_connection("127.0.0.1", self._targets[to])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from rdzv.state import Change, Participant
     from store.server import Server
+    from tests.support.etcd import Etcd
 
 TWINS = ("awaited", "blocking")
 STORES = ("memory", "durable", "etcd")
@@ -102,7 +103,7 @@ class Backing:
 
     def restart(self) -> None:
         """End it, and start it again on what it has kept."""
-        raise NotImplementedError("this one keeps nothing, or is shared")
+        raise NotImplementedError("this one keeps nothing")
 
     @property
     def restarts(self) -> bool:
@@ -142,7 +143,7 @@ def open_store(name: str) -> Iterator[Backing]:
     """A store by name; skips the test, visibly, if it is not to be had here."""
     if name == "etcd":
         with serve_etcd() as served:
-            yield Backing("etcd", served.members[0].client_port)
+            yield RealEtcd(served)
         return
     with contextlib.ExitStack() as stack:
         data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
@@ -150,6 +151,21 @@ def open_store(name: str) -> Iterator[Backing]:
         backing.start()
         stack.callback(backing.stop)
         yield backing
+
+
+class RealEtcd(Backing):
+    """A real etcd of one member."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__("etcd", etcd.members[0].client_port)
+        self._etcd = etcd
+
+    def restart(self) -> None:
+        """Kill it, and start it again on what it has kept."""
+        (member,) = self._etcd.members
+        member.kill()
+        member.start()
+        self._etcd.wait_until_ready()
 
 
 # -------------------------------------------------------------------------------------------------------- nodes
