@@ -103,7 +103,7 @@ class Backing:
 
     def restart(self) -> None:
         """End it, and start it again on what it has kept."""
-        raise NotImplementedError("this one keeps nothing")
+        raise NotImplementedError("this one keeps nothing, or is shared")
 
     @property
     def restarts(self) -> bool:
@@ -138,21 +138,6 @@ class Durable(Embedded):
         self.start()
 
 
-@contextlib.contextmanager
-def open_store(name: str) -> Iterator[Backing]:
-    """A store by name; skips the test, visibly, if it is not to be had here."""
-    if name == "etcd":
-        with serve_etcd() as served:
-            yield RealEtcd(served)
-        return
-    with contextlib.ExitStack() as stack:
-        data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
-        backing = Embedded() if data_dir is None else Durable(data_dir)
-        backing.start()
-        stack.callback(backing.stop)
-        yield backing
-
-
 class RealEtcd(Backing):
     """A real etcd of one member."""
 
@@ -166,6 +151,21 @@ class RealEtcd(Backing):
         member.kill()
         member.start()
         self._etcd.wait_until_ready()
+
+
+@contextlib.contextmanager
+def open_store(name: str) -> Iterator[Backing]:
+    """A store by name; skips the test, visibly, if it is not to be had here."""
+    if name == "etcd":
+        with serve_etcd() as served:
+            yield RealEtcd(served)
+        return
+    with contextlib.ExitStack() as stack:
+        data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
+        backing = Embedded() if data_dir is None else Durable(data_dir)
+        backing.start()
+        stack.callback(backing.stop)
+        yield backing
 
 
 # -------------------------------------------------------------------------------------------------------- nodes
