@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.barrier import Barrier
-from rdzv.decision import Complete, Rules, Wait, decide, explain, report_due
+from rdzv.decision import TRY_AGAIN_AFTER, Complete, Rules, Wait, decide, explain, hindered, report_due
 from rdzv.errors import RendezvousStateError
 from rdzv.history import Chapter, Chronicle, pack_chapters, unpack_chapters
 from rdzv.state import (
@@ -48,6 +48,7 @@ from store import (
     Delete,
     Lease,
     LeaseNotFound,
+    LimitExceeded,
     Put,
     StoreError,
     StoreTimeoutError,
@@ -109,6 +110,7 @@ class Candidacy:
         self._follower = follower
         self._rng = rng
         self._barrier = Barrier()
+        self._failed_with: str | None = None
 
     async def run(self) -> None:
         """Take the role whenever nobody has it, for as long as this node takes part."""
@@ -127,8 +129,10 @@ class Candidacy:
             await self._take_role()
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
-        except Exception:  # a limit of the store, or a `rank_order` of the user's that raises
-            log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
+            if repr(error) != self._failed_with:
+                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+            self._failed_with = repr(error)
         else:
             return
         await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
@@ -276,7 +280,7 @@ class _Term:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._barrier.sleep_until(wake_at)
                 case Complete():
-                    await self._commit(decision)
+                    await self._commit_if_there_is_room(decision)
 
     async def _take_in_until(self, revision: int) -> None:
         """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
@@ -311,6 +315,16 @@ class _Term:
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
+    async def _commit_if_there_is_room(self, decision: Complete) -> None:
+        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
+        try:
+            await self._commit(decision)
+        except LimitExceeded as error:
+            self._report_error(error)
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
+            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
+            await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+
     def _as_history(self, chapters: Sequence[Chapter]) -> Put:
         assert self._run_lease is not None, "a term begins with taking the lease over"
         return Put(self._keys.history, pack_chapters(chapters), lease=self._run_lease.id)
@@ -319,7 +333,7 @@ class _Term:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
-            log.error("run %s: rank_order fails, and is asked again", self._keys.run_id, exc_info=error)
+            log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
     def _say(self, reason: str) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rdzv.transitions import View
 
 __all__ = [
+    "TRY_AGAIN_AFTER",
     "Candidate",
     "Complete",
     "Decision",
@@ -57,6 +58,7 @@ __all__ = [
     "decide",
     "explain",
     "follow",
+    "hindered",
     "report_due",
 ]
 
@@ -112,7 +114,7 @@ class Complete:
 
 Decision = Wait | Complete
 
-TRY_AGAIN_AFTER = 1.0  # seconds; an order that failed is asked again at the next event, or after this
+TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
 PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
 
 
@@ -144,10 +146,14 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         try:
             return _complete(view, rules, progress)
         except Exception as error:  # noqa: BLE001  the order may be the user's own, and raise anything
-            problem = f"rank_order fails with {type(error).__name__}: {error}"[:PROBLEM_MOST]
-            progress = replace(progress, problem=problem, last_call_left=None)
-            return Wait(until=now + TRY_AGAIN_AFTER, progress=progress, error=error)
+            stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
     return Wait(until=ends, progress=progress)
+
+
+def hindered(progress: Progress, problem: str) -> Progress:
+    """The same, with what keeps the round from being completed though everything is there for it."""
+    return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress:

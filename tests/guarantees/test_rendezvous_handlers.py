@@ -13,6 +13,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
+from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time
@@ -407,3 +408,15 @@ async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> No
         await asyncio.sleep(600)
         assert not alone.done(), "a spare's join timeout stands still"
         assert (await first[0].status()).spares == ("a1",)
+
+
+async def test_r16_a_store_that_is_too_full_for_a_round_is_what_everybody_waits_for() -> None:
+    """They waited for ever, in a last call with nothing left of it, and only the coordinator's log said why."""
+    limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, and no round
+    async with VirtualRun(min_nodes=2, join_timeout=30, limits=limits) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = [await run.join(a), await run.join(b)]
+        await asyncio.sleep(5)
+        assert "it cannot be completed: the store does not take it: " in (await b.status()).reason
+        with pytest.raises(RendezvousTimeoutError, match="keys_max"):
+            await joining[0]
