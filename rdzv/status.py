@@ -113,5 +113,5 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
 
 
 def _is_news(head: Head) -> bool:
-    """Whether the progress does not tell of the last round yet: the coordinator commits first, and then reports."""
+    """Whether the progress does not tell of the last round yet: the coordinator reports after it commits."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)

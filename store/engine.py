@@ -73,6 +73,7 @@ from store.messages import (
 )
 from store.quick import maker
 from store.sessions import Session, Sessions, _Forgotten
+from store.waits import Parked, Waits, wait_bytes
 from store.watches import History, Watcher, Watches, event_bytes
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Applied", "Delivery", "Engine"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
-WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
 ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
 SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
 
@@ -118,16 +118,6 @@ class Applied:
 _make_entry, _make_event, _make_applied = maker(Entry), maker(Event), maker(Applied)
 _make_found, _make_written, _make_added = maker(Found), maker(Written), maker(Added)
 _make_compared, _make_listing = maker(CompareAndSetResult), maker(Listing)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Parked:
-    """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
-
-    keys: tuple[str, ...]
-    names: frozenset[str]  # the same, to look things up in
-    missing: set[str]
-    when: tuple[Condition, ...]
 
 
 _FAILURES = {
@@ -164,9 +154,7 @@ class Engine:
         self._history = History(self.limits.history_bytes_max)
         self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
         self._session_of: dict[int, Session] = {}
-        self._parked: dict[Watcher, _Parked] = {}
-        self._parked_on: dict[str, dict[Watcher, None]] = {}
-        self._parked_by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
+        self._waits = Waits()
         self._events: list[Event] = []  # of the change being made
         self._deliveries: list[Delivery | Answer] = []
         self._requests = 0
@@ -222,8 +210,7 @@ class Engine:
         self._leases.advance(now)
         self._leases.peer_closed(peer)
         self._watches.peer_closed(peer)
-        for request_id in list(self._parked_by.get(peer, ())):
-            self._unpark((peer, request_id))
+        self._waits.peer_closed(peer)
         session = self._session_of.pop(peer, None)
         if session is not None:
             if for_good:
@@ -332,7 +319,7 @@ class Engine:
             "leases": len(self._leases),
             "leases_lapsed": self._lapsed,
             "watches": len(self._watches),
-            "waits": len(self._parked),
+            "waits": len(self._waits),
             "sessions": len(self._sessions),
             "replies_bytes": self._sessions.held_bytes,
             "requests": self._requests,
@@ -353,8 +340,8 @@ class Engine:
         if type(request) is Watch:
             return self._watch(request, peer, request_id)
         if type(request) is Cancel:
-            if not self._watches.remove(peer, request.target) and (peer, request.target) in self._parked:
-                self._unpark((peer, request.target))
+            if not self._watches.remove(peer, request.target) and (peer, request.target) in self._waits:
+                self._waits.remove((peer, request.target))
             return Done()
         if type(request) is Grant:
             return self._grant(request, peer)
@@ -594,42 +581,13 @@ class Engine:
         names = frozenset(request.keys)
         missing = {key for key in names if key not in self._entries}
         self._check_open(peer)
-        cost = sum(map(_key_cost, request.keys)) + sum(map(_condition_cost, when))
+        cost = wait_bytes(request.keys, when)
         self._check_waits(peer, cost)
-        watcher = (peer, request_id)
-        self._parked[watcher] = _Parked(keys=request.keys, names=names, missing=missing, when=when)
-        self._parked_by.setdefault(peer, {})[request_id] = cost
-        # Also the keys that are there already: they may go before the others come.
-        for key in names.union(condition.key for condition in when):
-            self._parked_on.setdefault(key, {})[watcher] = None
+        parked = Parked(keys=request.keys, names=names, missing=missing, when=when)
+        self._waits.add((peer, request_id), parked, cost=cost)
         return None
 
-    def _unpark(self, watcher: Watcher) -> None:
-        parked = self._parked.pop(watcher)
-        peer, request_id = watcher
-        del self._parked_by[peer][request_id]
-        if not self._parked_by[peer]:
-            del self._parked_by[peer]
-        for key in parked.names.union(condition.key for condition in parked.when):
-            waiting = self._parked_on[key]
-            del waiting[watcher]
-            if not waiting:
-                del self._parked_on[key]
-
-    def _stir(self, events: tuple[Event, ...]) -> None:
-        """Look again at the waits that the changes of one revision bear on, once all of these are noted."""
-        stirred: dict[Watcher, _Parked] = {}
-        for event in events:
-            for watcher in self._parked_on.get(event.key, ()):
-                parked = stirred[watcher] = self._parked[watcher]
-                if event.kind == "put":
-                    parked.missing.discard(event.key)
-                elif event.key in parked.names:
-                    parked.missing.add(event.key)
-        for watcher, parked in stirred.items():
-            self._answer_parked(watcher, parked)
-
-    def _answer_parked(self, watcher: Watcher, parked: _Parked) -> None:
+    def _answer_parked(self, watcher: Watcher, parked: Parked) -> None:
         """Answer a wait that has come to its end, either way."""
         peer, request_id = watcher
         response: Response
@@ -642,7 +600,7 @@ class Engine:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
         else:
             return
-        self._unpark(watcher)
+        self._waits.remove(watcher)
         self._deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
 
     # -------------------------------------------------------------------------------------- making a change
@@ -707,8 +665,9 @@ class Engine:
             self._facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._deliveries.append(Delivery(watchers=watchers, events=about))
-        if self._parked_on:
-            self._stir(events)
+        if self._waits:
+            for watcher, parked in self._waits.stirred(events).items():
+                self._answer_parked(watcher, parked)
 
     # -------------------------------------------------------------------------------------- conditions and limits
 
@@ -895,14 +854,14 @@ class Engine:
             )
 
     def _check_open(self, peer: int) -> None:
-        count = self._watches.of(peer) + len(self._parked_by.get(peer, ()))
+        count = self._watches.of(peer) + self._waits.of(peer)
         if count >= self.limits.watches_max:
             raise LimitExceeded(
                 f"this connection has {count} watches and waits; watches_max is {self.limits.watches_max}: end some"
             )
 
     def _check_waits(self, peer: int, cost: int) -> None:
-        size = sum(self._parked_by.get(peer, {}).values()) + cost
+        size = self._waits.bytes_of(peer) + cost
         if size > self.limits.waits_bytes_max:
             raise LimitExceeded(
                 f"the waits of this connection would take {size} bytes; waits_bytes_max is "
@@ -931,17 +890,6 @@ def _put_event(entry: Entry) -> Event:
 def _entry_bytes(entry: Entry | None) -> int:
     """About how many bytes an entry takes in an answer."""
     return 1 if entry is None else len(entry.key) + len(entry.value) + 40
-
-
-def _key_cost(key: str) -> int:
-    """About how many bytes it takes to wait for a key."""
-    return WAIT_OVERHEAD + len(key)
-
-
-def _condition_cost(condition: Condition) -> int:
-    """About how many bytes it takes to wait under a condition."""
-    expected = condition.expected
-    return _key_cost(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
 
 
 def _shown(value: object) -> str:

@@ -139,7 +139,9 @@ class Peer(asyncio.BufferedProtocol):
         """Put a frame into the outbox, unless nothing more will be sent."""
         if not self.gone:
             self._out.append(frame)
-            self._count_queued(weight(len(frame)))
+            more = weight(len(frame))
+            self.queued_bytes += more  # `_count_queued`, of which this is the hot path
+            self._server.outboxes_bytes += more
 
     def hold(self, frame: bytes, number: int) -> None:
         """Put a frame into the outbox, to be let go once the journal has made this number durable."""
@@ -210,14 +212,19 @@ class Peer(asyncio.BufferedProtocol):
 
     def _take_piece(self) -> bytes:
         """The next frames of the outbox, as one piece."""
-        frames = [self._out.popleft()]
-        taken = weight(len(frames[0]))
+        first = self._out.popleft()
+        taken = weight(len(first))
+        if not self._out:
+            self.queued_bytes -= taken
+            self._server.outboxes_bytes -= taken
+            return first
+        frames = [first]
         while self._out and taken < PIECE_BYTES:
             frame = self._out.popleft()
             taken += weight(len(frame))
             frames.append(frame)
         self._count_queued(-taken)
-        return frames[0] if len(frames) == 1 else b"".join(frames)
+        return first if len(frames) == 1 else b"".join(frames)
 
     def _empty(self) -> None:
         self._out.clear()

@@ -8,16 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 import rdzv
 import rdzv.sync
 from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
-from tests.support.twins import STORES, TWINS, BlockingNode, Meeting, told
+from tests.support.twins import STORES, TWINS, Backing, BlockingNode, Meeting, open_store, told
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.parametrize("twin", TWINS), pytest.mark.parametrize("store_name", STORES)]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Backing]:
+    """One for all tests, because it takes a second to start; each test has a run of its own."""
+    with open_store("etcd") as opened:
+        yield opened
+
+
+@pytest.fixture
+def backing(store_name: str, request: pytest.FixtureRequest) -> Iterator[Backing]:
+    """Where the nodes of a test meet."""
+    if store_name == "etcd":
+        yield request.getfixturevalue("etcd")
+    else:
+        with open_store(store_name) as opened:
+            yield opened
 
 
 def assert_one_round(infos: list[Any]) -> None:
@@ -26,10 +48,20 @@ def assert_one_round(infos: list[Any]) -> None:
     assert sorted(info.rank for info in infos) == list(range(infos[0].world_size))
 
 
+async def eventually(look: Callable[[], Awaitable[T]], is_wanted: Callable[[T], bool]) -> T:
+    """What a node answers, once it is this: what is so is known to each a moment later."""
+    async with asyncio.timeout(10):
+        while True:
+            seen = await look()
+            if is_wanted(seen):
+                return seen
+            await asyncio.sleep(0.01)
+
+
 async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_store(
-    twin: str, store_name: str
+    twin: str, backing: Backing
 ) -> None:
-    async with Meeting(twin, store_name, min_nodes=2, max_nodes=3, rank_order="name") as meeting:
+    async with Meeting(twin, backing, min_nodes=2, max_nodes=3, rank_order="name") as meeting:
         nodes = [await meeting.node(name, payload={"gpus": 8, "of": name}, address=name) for name in "cab"]
         infos = await meeting.meet(*nodes)
         assert_one_round(infos)
@@ -48,8 +80,8 @@ async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_
             await infos[0].store.set("key", "late")
 
 
-async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call(twin: str, store_name: str) -> None:
-    async with Meeting(twin, store_name, min_nodes=2, max_nodes=4, join_timeout=0.4) as meeting:
+async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call(twin: str, backing: Backing) -> None:
+    async with Meeting(twin, backing, min_nodes=2, max_nodes=4, join_timeout=0.4) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         began = time.monotonic()
         with pytest.raises(rdzv.RendezvousTimeoutError, match=r"join_timeout=0.4 s at .*: 1 of at least 2 nodes"):
@@ -57,21 +89,21 @@ async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call
         assert 0.4 <= time.monotonic() - began < 5
         assert (await b.status()).reason == "nobody is here"
         assert_one_round(await meeting.meet(a, b))
-        status = await b.status()
-        assert (status.phase, status.reason) == (Phase.COMPLETE, "round 0 stands with 2 nodes")
+        status = await eventually(b.status, lambda status: status.reason == "round 0 stands with 2 nodes")
+        assert status.phase is Phase.COMPLETE
 
 
 async def test_r2_r5_r14_a_late_node_waits_announced_a_spare_is_not_and_is_taken_in_when_there_is_room(
-    twin: str, store_name: str
+    twin: str, backing: Backing
 ) -> None:
-    async with Meeting(twin, store_name, min_nodes=1, max_nodes=3) as meeting:
+    async with Meeting(twin, backing, min_nodes=1, max_nodes=3) as meeting:
         a, b, c, d = [await meeting.node(name) for name in "abcd"]
         assert_one_round(await meeting.meet(a, b))
         late = await meeting.join(c)
         await told(a, NodesWaiting(1))
-        assert await b.num_nodes_waiting() == 1
+        await eventually(b.num_nodes_waiting, lambda count: count == 1)
         spare = await meeting.join(d)
-        assert (await a.status()).spares == ("d",)
+        await eventually(a.status, lambda status: status.spares == ("d",))
         await a.leave()
         await told(b, NodesLeft(1, ("a",)))
         assert not late.done(), "b is still in the round"
@@ -80,8 +112,8 @@ async def test_r2_r5_r14_a_late_node_waits_announced_a_spare_is_not_and_is_taken
         assert infos[0].round == 1, "and there was room for the spare, since a has left"
 
 
-async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reason(twin: str, store_name: str) -> None:
-    async with Meeting(twin, store_name, min_nodes=1, max_nodes=2) as meeting:
+async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reason(twin: str, backing: Backing) -> None:
+    async with Meeting(twin, backing, min_nodes=1, max_nodes=2) as meeting:
         a, b, c = [await meeting.node(name) for name in "abc"]
         await meeting.meet(a, b)
         spare = await meeting.join(c)
@@ -94,19 +126,19 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
             await joiner
         with pytest.raises((rdzv.RendezvousGracefulExitError, rdzv.RendezvousClosedError), match="trained"):
             await spare
-        assert await a.is_closed()
+        await eventually(a.is_closed, bool)
         with pytest.raises(rdzv.RendezvousClosedError, match="trained"):
             await b.next_rendezvous()
 
 
-async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_again(twin: str, store_name: str) -> None:
+async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_again(twin: str, backing: Backing) -> None:
     """It is the coordinator, too."""
-    async with Meeting(twin, store_name, min_nodes=1, max_nodes=3, ttl=1.5) as meeting:
+    async with Meeting(twin, backing, min_nodes=1, max_nodes=3, ttl=1.5) as meeting:
         a, b, c = [await meeting.node(name) for name in "abc"]
         joining = [await meeting.join(node) for node in (a, b, c)]
         infos = [await task for task in joining]
         assert_one_round(infos)
-        assert (await b.status()).coordinator == "a"
+        await eventually(b.status, lambda status: status.coordinator == "a")
         await meeting.cut_off("a")
         await told(b, NodesLost(1, ("a",)))
         regrouped = await meeting.meet(b, c)
@@ -122,9 +154,9 @@ async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_aga
 
 
 async def test_r8_a_connection_that_breaks_and_a_store_that_restarts_cost_delay_and_nothing_else(
-    twin: str, store_name: str
+    twin: str, backing: Backing
 ) -> None:
-    async with Meeting(twin, store_name, min_nodes=2, ttl=10) as meeting:
+    async with Meeting(twin, backing, min_nodes=2, ttl=10) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         first = await meeting.join(a)
         if meeting.backing.restarts:
@@ -144,10 +176,10 @@ async def test_r8_a_connection_that_breaks_and_a_store_that_restarts_cost_delay_
 
 
 async def test_r11_r13_a_re_rendezvous_ends_its_last_call_early_and_sizes_are_whole_units(
-    twin: str, store_name: str
+    twin: str, backing: Backing
 ) -> None:
     async with Meeting(
-        twin, store_name, min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=600, join_timeout=20
+        twin, backing, min_nodes=2, max_nodes=4, node_unit=2, last_call_timeout=600, join_timeout=20
     ) as meeting:
         nodes = [await meeting.node(name) for name in "abcd"]
         infos = await meeting.meet(*nodes)
@@ -163,8 +195,8 @@ async def test_r11_r13_a_re_rendezvous_ends_its_last_call_early_and_sizes_are_wh
         assert not left_out.done()
 
 
-async def test_r17_r18_unfit_banned_and_differing_nodes_are_kept_out_saying_why(twin: str, store_name: str) -> None:
-    async with Meeting(twin, store_name, min_nodes=1, max_nodes=3) as meeting:
+async def test_r17_r18_unfit_banned_and_differing_nodes_are_kept_out_saying_why(twin: str, backing: Backing) -> None:
+    async with Meeting(twin, backing, min_nodes=1, max_nodes=3) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         sick = await meeting.node("sick", health_check=lambda: "GPU 3 is gone")
         other = await meeting.node("other", max_nodes=2)
@@ -184,16 +216,14 @@ async def test_r17_r18_unfit_banned_and_differing_nodes_are_kept_out_saying_why(
         assert_one_round([await a.next_rendezvous(), await back])
 
 
-async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str, store_name: str) -> None:
+async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str, backing: Backing) -> None:
     """From several threads, or from several tasks: also while one of them is parked, and only one may be."""
-    async with Meeting(twin, store_name, min_nodes=2) as meeting:
+    async with Meeting(twin, backing, min_nodes=2) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         parked = await meeting.join(a)
         with pytest.raises(rdzv.RendezvousStateError, match="one call at a time"):
             await a.next_rendezvous()
-        async with asyncio.timeout(10):
-            while not (await b.status()).reason.startswith("1 of"):  # its record is there a moment before it is counted
-                pass
+        await eventually(b.status, lambda status: status.reason == "1 of at least 2 nodes")
         statuses = await asyncio.gather(*(b.status() for _ in range(8)), *(a.is_closed() for _ in range(8)))
         assert {status.reason for status in statuses[:8]} == {"1 of at least 2 nodes"}
         assert statuses[8:] == [False] * 8
@@ -204,10 +234,10 @@ async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str
 
 
 async def test_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls_stays_a_member(
-    twin: str, store_name: str
+    twin: str, backing: Backing
 ) -> None:
     """A training step that blocks the loop, or the script, does not look like a death."""
-    async with Meeting(twin, store_name, min_nodes=1) as meeting:
+    async with Meeting(twin, backing, min_nodes=1) as meeting:
         a = await meeting.node("a")
         # Not through a proxy, which lives in the loop that is about to be blocked.
         url = f"{meeting.backing.scheme}://{meeting.backing.host}:{meeting.backing.port}/blocked-{time.time_ns()}"

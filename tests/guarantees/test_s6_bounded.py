@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from store import when, wire
 from store.connection import ClientConnection, ServerConnection
-from store.engine import ENTRY_OVERHEAD, WAIT_OVERHEAD
+from store.engine import ENTRY_OVERHEAD
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
 from store.messages import (
@@ -37,6 +37,7 @@ from store.messages import (
     Wait,
     Watch,
 )
+from store.waits import WAIT_OVERHEAD
 from store.watches import EVENT_OVERHEAD
 from store.wire import VERSION, FrameReader, Greeting, Hello, Welcome
 from tests.support.by_hand import Desk
@@ -321,7 +322,7 @@ def test_s6_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[A
         assert figures["leases"] <= 5
         assert all(len(each.key.encode()) <= 32 for each in desk.engine._entries.values())
         assert all(len(each.value) <= 300 for each in desk.engine._entries.values())
-        assert sum(cost for waits in desk.engine._parked_by.values() for cost in waits.values()) <= 1500
+        assert desk.engine._waits.bytes_of(1) <= 1500
         assert all(session.replies <= 20 for session in desk.engine._sessions._sessions.values())
 
 

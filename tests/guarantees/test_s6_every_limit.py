@@ -44,6 +44,7 @@ class Scene:
         """One without manners."""
         loop = asyncio.get_running_loop()
         _, peer = await loop.create_connection(lambda: Peer(**options), "127.0.0.1", self.server.port)
+        self._stack.push_async_callback(peer.lost.wait)
         self._stack.callback(peer.transport.abort)
         await peer.until(lambda: peer.connection.welcomed)
         return peer
@@ -252,6 +253,8 @@ async def hung_up_on(scene: Scene, said: bytes) -> str:
     writer.write(said)
     told = (await asyncio.wait_for(reader.read(), 5.0)).decode(errors="replace")
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
     assert len(scene.log.records) == 1
     logged = scene.log.records[0].getMessage()
     scene.log.clear()

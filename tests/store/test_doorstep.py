@@ -86,6 +86,8 @@ async def test_who_comes_and_goes_again_has_said_nothing_wrong(
         for _ in range(50):
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
         async with store.connect(server.url, tls=client_tls) as client:
             assert await client.put("a", b"") == 1
     assert caplog.records == []

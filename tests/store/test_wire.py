@@ -1,4 +1,4 @@
-"""Every message comes out of its bytes as it went in, and nothing that is not a message comes out at all."""
+"""Every message comes out of its bytes as it went in, by its layout, and nothing that is none comes out at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import messages, when, wire
+from store import layouts, messages, when, wire
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -191,7 +191,7 @@ def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> Non
 
 def test_there_is_a_strategy_above_for_every_message() -> None:
     """So that the round trips cannot forget one that is added later."""
-    known = set(wire._LAYOUT_OF)
+    known = set(layouts.LAYOUT_OF)
     base = {Request, Response, Excessive}  # what is excessive stands for a request, and is never sent
     assert known == {
         kind
@@ -518,7 +518,7 @@ def test_what_becomes_the_right_type_on_the_way_may_be_given(given_: Any, arrive
 @settings(deadline=None)
 @given(REQUESTS)
 def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) -> None:
-    layout = wire._LAYOUT_OF[type(request)]
+    layout = layouts.LAYOUT_OF[type(request)]
     layout.verify(request)
     assert layout.build(msgpack.unpackb(msgpack.packb(layout.fields(request)), use_list=True)) == request
 

@@ -5,18 +5,17 @@
 
 The same for nodes, over a store that is chosen by name and lives in no loop of the test's:
 
-    async with Meeting("blocking", "durable", min_nodes=2) as meeting:
-        a, b = await meeting.node("a"), await meeting.node("b")
-        first, second = await meeting.meet(a, b)
-        await told(a, NodesLost)
+    with open_store("durable") as backing:
+        async with Meeting("blocking", backing, min_nodes=2) as meeting:
+            a, b = await meeting.node("a"), await meeting.node("b")
+            first, second = await meeting.meet(a, b)
+            await told(a, NodesLost)
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import functools
 import tempfile
 import threading
 import time
@@ -29,7 +28,7 @@ import store
 import store.sync
 from rdzv.shared_store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
-from tests.support.etcd import require_etcd, serve_etcd
+from tests.support.etcd import serve_etcd
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -91,21 +90,20 @@ async def until_waits(client: store.Client, count: int) -> None:
 class Backing:
     """A store for nodes to meet at.
 
-    Attributes:
-        host: Where it listens.
-        port: The same.
+    Args:
         scheme: Of its URLs.
-        notices_disconnects: Whether a lease may ask to lapse sooner once its keeper's connection has closed.
+        port: Where on this machine it listens.
     """
 
-    scheme = "tcp"
-    notices_disconnects = True
     host = "127.0.0.1"
-    port = 0
+
+    def __init__(self, scheme: str = "tcp", port: int = 0) -> None:
+        self.scheme = scheme
+        self.port = port
 
     def restart(self) -> None:
         """End it, and start it again on what it has kept."""
-        raise NotImplementedError("this one keeps nothing")
+        raise NotImplementedError("this one keeps nothing, or is shared")
 
     @property
     def restarts(self) -> bool:
@@ -117,6 +115,7 @@ class Embedded(Backing):
     """Our own store, in a thread of its own; in memory, or on disk."""
 
     def __init__(self, data_dir: str | None = None) -> None:
+        super().__init__()
         self._data_dir = data_dir
         self._serving = contextlib.ExitStack()
 
@@ -139,30 +138,12 @@ class Durable(Embedded):
         self.start()
 
 
-@contextlib.contextmanager
-def open_store(name: str) -> Iterator[Backing]:
-    """A store by name; skips the test, visibly, if it is not to be had here."""
-    with contextlib.ExitStack() as stack:
-        if name == "etcd":
-            require_etcd()
-            yield _etcd()
-            return
-        data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
-        backing = Embedded() if data_dir is None else Durable(data_dir)
-        backing.start()
-        stack.callback(backing.stop)
-        yield backing
-
-
 class RealEtcd(Backing):
-    """A real etcd of one member, which all tests of this process share."""
-
-    scheme = "etcd"
-    notices_disconnects = False
+    """A real etcd of one member."""
 
     def __init__(self, etcd: Etcd) -> None:
+        super().__init__("etcd", etcd.members[0].client_port)
         self._etcd = etcd
-        self.port = etcd.members[0].client_port
 
     def restart(self) -> None:
         """Kill it, and start it again on what it has kept."""
@@ -172,11 +153,19 @@ class RealEtcd(Backing):
         self._etcd.wait_until_ready()
 
 
-@functools.cache
-def _etcd() -> RealEtcd:
-    serving = serve_etcd()
-    atexit.register(serving.__exit__, None, None, None)
-    return RealEtcd(serving.__enter__())
+@contextlib.contextmanager
+def open_store(name: str) -> Iterator[Backing]:
+    """A store by name; skips the test, visibly, if it is not to be had here."""
+    if name == "etcd":
+        with serve_etcd() as served:
+            yield RealEtcd(served)
+        return
+    with contextlib.ExitStack() as stack:
+        data_dir = stack.enter_context(tempfile.TemporaryDirectory()) if name == "durable" else None
+        backing = Embedded() if data_dir is None else Durable(data_dir)
+        backing.start()
+        stack.callback(backing.stop)
+        yield backing
 
 
 # -------------------------------------------------------------------------------------------------------- nodes
@@ -187,26 +176,22 @@ class Meeting:
 
     Args:
         twin: Which of `TWINS` the nodes are.
-        store_name: Which of `STORES` they meet at.
+        backing: Where they meet.
         parameters: Settings of every node that has no others of its own.
     """
 
-    def __init__(self, twin: str, store_name: str, **parameters: Any) -> None:
+    def __init__(self, twin: str, backing: Backing, **parameters: Any) -> None:
         self._twin = twin
-        self._store_name = store_name
+        self.backing = backing
         self._parameters = {"is_host": False, "ttl": 3.0, "disconnect_ttl": 0.3, "last_call_timeout": 0.2, **parameters}
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, contextlib.AsyncExitStack] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._run_id = f"twins-{time.time_ns()}"
         self.proxies: dict[str, Proxy] = {}
-        self.backing: Backing
 
     async def __aenter__(self) -> Self:
         self._pool = self._stack.enter_context(ThreadPoolExecutor(THREADS))
-        opened = contextlib.ExitStack()
-        self._stack.push_async_callback(asyncio.to_thread, opened.close)
-        self.backing = await asyncio.to_thread(opened.enter_context, open_store(self._store_name))
         return self
 
     async def __aexit__(
