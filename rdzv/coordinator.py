@@ -28,7 +28,7 @@ import anyio
 from rdzv.barrier import Barrier
 from rdzv.decision import Complete, Rules, Wait, decide, explain, report_due
 from rdzv.errors import RendezvousStateError
-from rdzv.history import Chapter, Chronicle, slot_of
+from rdzv.history import Chapter, Chronicle, pack_chapters, unpack_chapters
 from rdzv.state import (
     BUCKET_SIZE,
     Member,
@@ -56,7 +56,7 @@ from store import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rdzv.follower import Follower
     from rdzv.state import Keys
@@ -213,7 +213,7 @@ class _Term:
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
-        await self._take_over_history(round)
+        await self._take_over_history()
         await self._clear_away(round)
         self._run_lease = await self._hold_run(round)
         settings = await self._store.get(self._keys.settings)
@@ -223,12 +223,12 @@ class _Term:
                 self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
             )
 
-    async def _take_over_history(self, round: Round | None) -> None:
-        entry = await self._store.get(self._keys.history(slot_of(round.number))) if round is not None else None
-        chapter = None
-        with contextlib.suppress(RendezvousStateError):  # what is no chapter of ours is written over some day
-            chapter = Chapter.unpack(entry.value) if entry is not None else None
-        self._chronicle.took_over(chapter, began=self._follower.round_at)
+    async def _take_over_history(self) -> None:
+        entry = await self._store.get(self._keys.history)
+        chapters: tuple[Chapter, ...] = ()
+        with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
+            chapters = unpack_chapters(entry.value) if entry is not None else ()
+        self._chronicle.took_over(chapters, began=self._follower.round_at)
 
     async def _hold_run(self, round: Round | None) -> Lease:
         """The run's own lease, on which everything of it is but its nodes (promise R19).
@@ -302,20 +302,20 @@ class _Term:
         self._say(explain(progress))
         assert self._run_lease is not None, "a term begins with taking the lease over"
         writes = [Put(self._keys.progress, progress.pack(), lease=self._run_lease.id)]
-        chapter = self._chronicle.continued(progress, self._follower.head.closed, now=now)
-        if chapter is not None:
-            writes.append(self._as_history(chapter))
+        chapters = self._chronicle.continued(progress, self._follower.head.closed, now=now)
+        if chapters is not None:
+            writes.append(self._as_history(chapters))
         result = await self._store.transact(when=self._in_office, then=writes)
         if not result.succeeded:
             raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
-        if chapter is not None:
-            self._chronicle.written(chapter, now=now)
+        if chapters is not None:
+            self._chronicle.written(chapters, now=now)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
-    def _as_history(self, chapter: Chapter) -> Put:
+    def _as_history(self, chapters: Sequence[Chapter]) -> Put:
         assert self._run_lease is not None, "a term begins with taking the lease over"
-        return Put(self._keys.history(slot_of(chapter.number)), chapter.pack(), lease=self._run_lease.id)
+        return Put(self._keys.history, pack_chapters(chapters), lease=self._run_lease.id)
 
     def _report_error(self, error: Exception | None) -> None:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
@@ -355,10 +355,10 @@ class _Term:
         arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
         conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
         now, names = self._store.time(), [member.node_id for member in members]
-        chapter = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
+        chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
         writes: list[Put | Delete] = [
             Put(self._keys.round, round.pack(), lease=self._run_lease.id),
-            self._as_history(chapter),
+            self._as_history(chapters),
         ]
         stand = True
         if len(conditions) > self._store.operations_max:
@@ -385,7 +385,7 @@ class _Term:
         )
         now = self._store.time()
         self._view.completed(committed, members, now=now)
-        self._chronicle.written(chapter, now=now)
+        self._chronicle.written(chapters, now=now)
         self._follower.take_round(committed)
         if last is not None:
             await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)

@@ -1,9 +1,9 @@
 """Pure: what happened in a run, round by round: kept by its coordinators, told in words and as a timeline.
 
-Each round has a chapter, a key of its own, which its coordinator writes in the transactions that it makes anyway: with
-the commit, and with a progress that tells of members that have gone or of the closing. The keys are a ring of
-`CHAPTERS_MOST`, on the run's own lease, and name at most `NAMED_MOST` nodes at a time: a run that goes on for months
-takes no more room than that.
+Each round is a chapter, and the last chapters are one key, which the coordinator writes in the transactions that it
+makes anyway: with the commit, and with a progress that tells of members that have gone or of the closing. There are at
+most `CHAPTERS_MOST` in `BYTES_MOST` bytes, the oldest being forgotten first, and each names at most `NAMED_MOST` nodes
+at a time: a run that goes on for months takes no more room than that.
 
 Times are durations, since no two hosts agree on the hour: how long after its predecessor a round completed, and how far
 into a round something happened, each on the clock of one coordinator that knew of both moments. A coordinator that
@@ -25,10 +25,23 @@ if TYPE_CHECKING:
 
     from rdzv.state import Closed, Progress
 
-__all__ = ["CHAPTERS_MOST", "Chapter", "Chronicle", "Incident", "in_words", "slot_of", "timeline"]
+__all__ = [
+    "BYTES_MOST",
+    "CHAPTERS_MOST",
+    "Chapter",
+    "Chronicle",
+    "Incident",
+    "in_words",
+    "pack_chapters",
+    "timeline",
+    "unpack_chapters",
+]
 
 CHAPTERS_MOST: Final = 128
-"""Rounds that are remembered: a megabyte at the most, and some tens of kilobytes where there are a dozen nodes."""
+"""Rounds that are remembered."""
+
+BYTES_MOST: Final = 64 * 1024
+"""What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less."""
 
 INCIDENTS_MOST: Final = 64
 """Incidents of one round that are remembered, the first ones: losses that come together are one."""
@@ -78,51 +91,64 @@ class Chapter:
     after: float | None = None
     incidents: tuple[Incident, ...] = ()
 
-    def pack(self) -> bytes:
-        """To bytes."""
-        incidents = [
-            [one.kind, one.after, one.count, list(one.node_ids), one.reason] for one in self.incidents[:INCIDENTS_MOST]
-        ]
-        plain = {
-            "number": self.number,
-            "size": self.size,
-            "nodes": list(self.node_ids),
-            "joined": self.joined,
-            "joined_ids": list(self.joined_ids),
-            "after": self.after,
-            "incidents": incidents,
-        }
-        packed: bytes = msgpack.packb(plain, use_bin_type=True)
-        return packed
 
-    @classmethod
-    def unpack(cls, value: bytes) -> Chapter:
-        """From what a key of the history holds."""
-        try:
-            plain: Mapping[str, Any] = msgpack.unpackb(value, raw=False)
-            return cls(
-                number=int(plain["number"]),
-                size=int(plain["size"]),
-                node_ids=tuple(map(str, plain["nodes"])),
-                joined=int(plain["joined"]),
-                joined_ids=tuple(map(str, plain["joined_ids"])),
-                after=_seconds(plain["after"]),
-                incidents=tuple(
-                    Incident(
-                        kind=str(kind),
-                        after=_seconds(after),
-                        count=int(count),
-                        node_ids=tuple(map(str, node_ids)),
-                        reason=str(reason),
-                    )
-                    for kind, after, count, node_ids, reason in plain["incidents"]
-                ),
+def pack_chapters(chapters: Sequence[Chapter]) -> bytes:
+    """To bytes; the oldest are left out until it is few enough of them."""
+    packed = [_packed(chapter) for chapter in chapters[-CHAPTERS_MOST:]]
+    size = sum(map(len, packed))
+    while len(packed) > 1 and size > BYTES_MOST:
+        size -= len(packed.pop(0))
+    return bytes(msgpack.Packer().pack_array_header(len(packed))) + b"".join(packed)
+
+
+def unpack_chapters(value: bytes) -> tuple[Chapter, ...]:
+    """From what the key holds.
+
+    Raises:
+        RendezvousStateError: It is no history of ours.
+    """
+    try:
+        return tuple(map(_unpacked, msgpack.unpackb(value, raw=False)))
+    except Exception as error:  # msgpack and the constructors raise many unrelated classes for foreign data
+        raise RendezvousStateError(
+            f"the history cannot be read ({type(error).__name__}: {error}): something else writes under this prefix, "
+            f"or another release of rdzv"
+        ) from error
+
+
+def _packed(chapter: Chapter) -> bytes:
+    plain = {
+        "number": chapter.number,
+        "size": chapter.size,
+        "nodes": list(chapter.node_ids),
+        "joined": chapter.joined,
+        "joined_ids": list(chapter.joined_ids),
+        "after": chapter.after,
+        "incidents": [[one.kind, one.after, one.count, list(one.node_ids), one.reason] for one in chapter.incidents],
+    }
+    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    return packed
+
+
+def _unpacked(plain: Mapping[str, Any]) -> Chapter:
+    return Chapter(
+        number=int(plain["number"]),
+        size=int(plain["size"]),
+        node_ids=tuple(map(str, plain["nodes"])),
+        joined=int(plain["joined"]),
+        joined_ids=tuple(map(str, plain["joined_ids"])),
+        after=_seconds(plain["after"]),
+        incidents=tuple(
+            Incident(
+                kind=str(kind),
+                after=_seconds(after),
+                count=int(count),
+                node_ids=tuple(map(str, node_ids)),
+                reason=str(reason),
             )
-        except Exception as error:  # msgpack and the constructors raise many unrelated classes for foreign data
-            raise RendezvousStateError(
-                f"a chapter of the history cannot be read ({type(error).__name__}: {error}): something else writes "
-                f"under this prefix, or another release of rdzv"
-            ) from error
+            for kind, after, count, node_ids, reason in plain["incidents"]
+        ),
+    )
 
 
 def _seconds(value: object) -> float | None:
@@ -131,30 +157,27 @@ def _seconds(value: object) -> float | None:
     return None if value is None else float(value)  # type: ignore[arg-type]  # checked above
 
 
-def slot_of(number: int) -> int:
-    """Which of the keys a round's chapter is kept in."""
-    return number % CHAPTERS_MOST
-
-
 class Chronicle:
-    """What a coordinator remembers in order to write the history: the chapter of the round that stands.
+    """What a coordinator remembers in order to write the history: the chapters, of which the last is of today.
 
     Nothing it hands out counts before `written` says that it stands in the store.
     """
 
     def __init__(self) -> None:
-        self._chapter: Chapter | None = None
-        self._began: float | None = None  # when the round completed, on this coordinator's clock; None: unknown
+        self._chapters: tuple[Chapter, ...] = ()
+        self._began: float | None = None  # when the last round completed, on this coordinator's clock; None: unknown
 
-    def took_over(self, chapter: Chapter | None, *, began: float | None) -> None:
+    def took_over(self, chapters: Sequence[Chapter], *, began: float | None) -> None:
         """Go on where the last coordinator was; `began` is when this node heard of the round, if it was there."""
-        self._chapter, self._began = chapter, began
+        self._chapters, self._began = tuple(chapters), began
 
-    def completed(self, number: int, node_ids: Sequence[str], *, known: Iterable[str], now: float) -> Chapter:
-        """The chapter of a round that is about to be committed; `known` were in the one before."""
+    def completed(
+        self, number: int, node_ids: Sequence[str], *, known: Iterable[str], now: float
+    ) -> tuple[Chapter, ...]:
+        """The history with a round that is about to be committed; `known` were in the one before."""
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
-        return Chapter(
+        chapter = Chapter(
             number=number,
             size=len(node_ids),
             node_ids=tuple(node_ids[:NAMED_MOST]),
@@ -162,10 +185,11 @@ class Chronicle:
             joined_ids=tuple(joined[:NAMED_MOST]),
             after=self._since(now),
         )
+        return (*self._chapters[1 - CHAPTERS_MOST :], chapter)
 
-    def continued(self, progress: Progress, closed: Closed | None, *, now: float) -> Chapter | None:
-        """The chapter of the round that stands, if this progress has news for it; else None."""
-        chapter = self._chapter
+    def continued(self, progress: Progress, closed: Closed | None, *, now: float) -> tuple[Chapter, ...] | None:
+        """The history with this progress's news of the round that stands; None if it has none."""
+        chapter = self._chapters[-1] if self._chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
         told = chapter.incidents
@@ -185,13 +209,15 @@ class Chronicle:
             by = f"by {closed.by}" if closed.by else ""
             reason = ": ".join(filter(None, (by, closed.reason)))
             news.append(Incident(kind="closed", after=after, reason=reason))
-        return replace(chapter, incidents=(*told, *news)) if news else None
+        if not news:
+            return None
+        return (*self._chapters[:-1], replace(chapter, incidents=(*told, *news)[:INCIDENTS_MOST]))
 
-    def written(self, chapter: Chapter, *, now: float) -> None:
-        """This chapter stands in the store now."""
-        if self._chapter is None or self._chapter.number != chapter.number:
+    def written(self, chapters: Sequence[Chapter], *, now: float) -> None:
+        """This stands in the store now."""
+        if not self._chapters or self._chapters[-1].number != chapters[-1].number:
             self._began = now
-        self._chapter = chapter
+        self._chapters = tuple(chapters)
 
     def _since(self, now: float) -> float | None:
         return None if self._began is None else max(now - self._began, 0.0)

@@ -14,7 +14,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     rounds/<n>/<term>/store/        what the members of the round share
-    history/<slot>                  what happened in a round
+    history                         what happened in its last rounds
 
 Everything is msgpack of plain data, maps by name where room allows, so that a later release can add to it. What cannot
 be read is `RendezvousStateError`: the store holds something that is not ours.
@@ -142,13 +142,9 @@ class Keys:
         return f"{self.root}rounds/"
 
     @property
-    def histories(self) -> str:
-        """The prefix of what happened."""
-        return f"{self.root}history/"
-
-    def history(self, slot: int) -> str:
-        """What happened in one round."""
-        return f"{self.histories}{slot}"
+    def history(self) -> str:
+        """What happened in the last rounds."""
+        return f"{self.root}history"
 
     def node(self, node_id: str) -> str:
         """One node's record."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.decision import explain
 from rdzv.errors import RendezvousStateError
-from rdzv.history import Chapter
+from rdzv.history import Chapter, unpack_chapters
 from rdzv.state import Head, Keys, Member, NodeRecord, Participant, Phase, Round, RunStatus, bucket_of, unpack_members
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
 
 async def read_history(store: Store, keys: Keys) -> list[Chapter]:
     """What happened in a run, as far as it is remembered: its rounds, the oldest first."""
-    chapters = [Chapter.unpack(entry.value) for entry in await store.list(keys.histories)]
-    return sorted(chapters, key=lambda chapter: chapter.number)
+    entry = await store.get(keys.history)
+    return list(unpack_chapters(entry.value)) if entry is not None else []
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from rdzv.errors import RendezvousStateError
-from rdzv.history import CHAPTERS_MOST, INCIDENTS_MOST, Chapter, Chronicle, Incident, in_words, slot_of, timeline
+from rdzv.history import (
+    BYTES_MOST,
+    CHAPTERS_MOST,
+    INCIDENTS_MOST,
+    Chapter,
+    Chronicle,
+    Incident,
+    in_words,
+    pack_chapters,
+    timeline,
+    unpack_chapters,
+)
 from rdzv.state import NAMED_MOST, Closed, Phase, Progress
 from tests.support.runs import VirtualRun
 
@@ -26,18 +37,18 @@ def begun(*node_ids: str, now: float = 100.0) -> Chronicle:
 
 def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed | None = None) -> tuple[Incident, ...]:
     """The incidents once this progress is written; none if it brought no news."""
-    chapter = chronicle.continued(progress, closed, now=now)
-    if chapter is None:
+    chapters = chronicle.continued(progress, closed, now=now)
+    if chapters is None:
         return ()
-    chronicle.written(chapter, now=now)
-    return chapter.incidents
+    chronicle.written(chapters, now=now)
+    return chapters[-1].incidents
 
 
 # -------------------------------------------------------------------------------------------------------- remembering
 
 
 def test_a_chapter_says_who_is_new_and_how_long_after_the_last_round_it_was() -> None:
-    chapter = begun("a", "b").completed(1, ["a", "c"], known=["a", "b"], now=112.5)
+    _, chapter = begun("a", "b").completed(1, ["a", "c"], known=["a", "b"], now=112.5)
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
@@ -69,14 +80,13 @@ def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see(
     chronicle = begun("a", "b")
     lost = replace(STANDS, lost=1, lost_ids=("b",))
     (incident,) = told(chronicle, lost, now=101)
-    chapter = chronicle.continued(replace(lost, departed=1, departed_ids=("a",)), None, now=102)
-    assert chapter is not None
     successor = Chronicle()
-    successor.took_over(replace(chapter, incidents=(incident,)), began=None)
+    successor.took_over(chronicle._chapters, began=None)
+    assert chronicle._chapters[-1].incidents == (incident,)
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, replace(lost, departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
-    assert successor.completed(1, ["c"], known=["a", "b"], now=9).after is None
+    assert successor.completed(1, ["c"], known=["a", "b"], now=9)[-1].after is None
 
 
 def test_what_was_refused_was_never_there() -> None:
@@ -94,18 +104,29 @@ def test_names_and_incidents_are_bounded_and_counts_go_on() -> None:
     chronicle = begun(*names)
     for count in range(1, 150):
         told(chronicle, replace(STANDS, lost=count, lost_ids=tuple(names[: min(count, NAMED_MOST)])), now=100 + count)
-    chapter = chronicle._chapter
-    assert chapter is not None
+    (chapter,) = chronicle._chapters
     assert (len(chapter.node_ids), len(chapter.joined_ids)) == (NAMED_MOST, NAMED_MOST)
     assert (chapter.size, chapter.joined, len(chapter.incidents)) == (200, 200, INCIDENTS_MOST)
-    assert Chapter.unpack(chapter.pack()) == chapter
-    assert {slot_of(number) for number in range(1000)} == set(range(CHAPTERS_MOST))
+    assert unpack_chapters(pack_chapters([chapter])) == (chapter,)
 
 
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"\x01"])
-def test_what_is_no_chapter_is_refused(value: bytes) -> None:
+def test_the_oldest_rounds_are_forgotten_first_by_number_and_by_size() -> None:
+    chronicle = begun("a")
+    for number in range(1, 3 * CHAPTERS_MOST):
+        chronicle.written(chronicle.completed(number, ["a"], known=["a"], now=number), now=number)
+    kept = unpack_chapters(pack_chapters(chronicle._chapters))
+    assert [chapter.number for chapter in kept] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
+    names = [f"a-node-with-a-long-name-{number}" for number in range(NAMED_MOST)]
+    large = [replace(kept[0], number=number, node_ids=tuple(names)) for number in range(100)]
+    packed = pack_chapters(large)
+    assert BYTES_MOST * 0.9 < len(packed) <= BYTES_MOST
+    assert list(unpack_chapters(packed)) == large[-len(unpack_chapters(packed)) :]
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x91\x80", pack_chapters(begun("a")._chapters)[:-1]])
+def test_what_is_no_history_is_refused(value: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="cannot be read"):
-        Chapter.unpack(value)
+        unpack_chapters(value)
 
 
 # ------------------------------------------------------------------------------------------------------------ telling
