@@ -12,7 +12,7 @@ import pytest
 
 import store
 import store.sync
-from store import etcd_sync
+from store import etcd, etcd_sync
 from store.errors import ConnectionLost, UsedAfterFork
 from store.etcd_messages import Cluster
 from tests.support.etcd import serve_etcd
@@ -81,6 +81,8 @@ async def test_a_client_that_nobody_closed_ends_with_its_process_and_says_nothin
         assert await child.wait(timeout=15) == 0
         noise = [line for line in child.output if "nclosed" in line or "Error" in line or "error" in line]
         assert noise == []
+    with etcd_sync.Client(Cluster.parse(url), receipts="others/") as client:
+        assert client.count(etcd.RECEIPTS) == 0, "it has hung up, and taken its receipts back"
 
 
 def test_a_client_that_was_never_used_starts_nothing_and_one_that_is_closed_can_be_closed_again() -> None:
