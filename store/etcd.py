@@ -34,6 +34,7 @@ from store.errors import (
     ConnectionLost,
     LeaseNotFound,
     StoreError,
+    StoreReplaced,
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
@@ -194,7 +195,7 @@ class Client(interface.Store):
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
         if self._pid != os.getpid():
             return  # it is the parent's
-        useful = self._failed is None
+        useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with anyio.CancelScope(shield=True):
             if useful:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.parametrize("twin", TWINS), pytest.mark.parametrize("store_name", STORES)]
+pytestmark = pytest.mark.parametrize(("twin", "store_name"), KINDS)
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 
 TWINS = ("awaited", "blocking")
 STORES = ("memory", "durable", "etcd")
+EVERY_KIND = os.environ.get("RDZV_TEST_EVERY_KIND") == "1"
+KINDS = [
+    (twin, store_name)
+    for store_name in STORES
+    for twin in TWINS
+    if EVERY_KIND or (twin, store_name) != ("blocking", "etcd")  # which takes twelve seconds, and a thread for each node
+]
+"""Which twins meet at which stores."""
+
 THREADS = 32  # more than any test has waiting at once
 
 
