@@ -15,7 +15,7 @@ import pytest
 import rdzv
 import rdzv.sync
 from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
-from tests.support.twins import STORES, TWINS, Backing, BlockingNode, Meeting, open_store, told
+from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

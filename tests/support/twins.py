@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -46,7 +47,7 @@ KINDS = [
     (twin, store_name)
     for store_name in STORES
     for twin in TWINS
-    if EVERY_KIND or (twin, store_name) != ("blocking", "etcd")  # which takes twelve seconds, and a thread for each node
+    if EVERY_KIND or (twin, store_name) != ("blocking", "etcd")  # which would take twelve seconds more
 ]
 """Which twins meet at which stores."""
 
