@@ -15,14 +15,14 @@ import pytest
 import rdzv
 import rdzv.sync
 from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
-from tests.support.twins import STORES, TWINS, Backing, BlockingNode, Meeting, open_store, told
+from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.parametrize("twin", TWINS), pytest.mark.parametrize("store_name", STORES)]
+pytestmark = pytest.mark.parametrize(("twin", "store_name"), KINDS)
 
 
 @pytest.fixture(scope="module")
