@@ -104,7 +104,7 @@ class Timeline:
 
     def _bury(self) -> None:
         while self.corpses:
-            host = self.corpses.pop()
+            host = self.corpses.pop(0)  # in this order: a process's main loop before its other threads
             if host in self.runnable:
                 self.runnable.remove(host)
             self.hosts.remove(host)
