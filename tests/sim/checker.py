@@ -64,11 +64,14 @@ class Checker:
         world: Where the run takes place.
         keys: Its keys.
         rules: Its settings.
+        promptly: Seconds for what is done at once.
         grain: How much longer or shorter a last call may be for the coordinator's clock than it is.
     """
 
-    def __init__(self, world: Scene, keys: Keys, rules: Rules, *, grain: float = 0.0) -> None:
-        self.world, self.keys, self.rules, self.grain = world, keys, rules, grain
+    def __init__(
+        self, world: Scene, keys: Keys, rules: Rules, *, grain: float = 0.0, promptly: float = PROMPTLY
+    ) -> None:
+        self.world, self.keys, self.rules, self.grain, self.promptly = world, keys, rules, grain, promptly
         self.records: dict[str, NodeRecord] = {}
         self.rounds: dict[int, Committed] = {}
         self.last: Committed | None = None
@@ -137,7 +140,7 @@ class Checker:
         began = max(self.enough_at, self.in_office_since)
         if self.world.disturbed_until >= min(began, self.clear_at):
             return  # the promise of the end of a simulation holds instead
-        due = max(began + self.rules.last_call, self.clear_at) + PROMPTLY + self.grain
+        due = max(began + self.rules.last_call, self.clear_at) + self.promptly + self.grain
         self.require(
             self.world.now <= due,
             f"no round yet, though {len(self.waiting())} nodes have been enough for {self.world.now - began:.1f} s, "

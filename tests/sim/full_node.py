@@ -114,9 +114,11 @@ class Node:
         self.heard: list[Change] = []
         self.heard_for: Membership | None = None
         self.fuse: Fuse | None = None
+        self.stays = False  # whatever it hears
         self.went_on_at = 0.0  # when it last stood still, in true time
         self.keeper_host = story.cosmos.timeline.host(f"{process.source} keeper", rate=process.host.rate)
         self.keeper_client: HeardClient | None = None
+        self.client: HeardClient | None = None
         self.handler = self._new_handler(settings)
         process.host.start(self._live())
 
@@ -124,9 +126,9 @@ class Node:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
-            client = self.process.client(connect_timeout=parsed.join_timeout)
-            client.hook = self._before_and_after
-            return client
+            self.client = self.process.client(connect_timeout=parsed.join_timeout)
+            self.client.hook = self._before_and_after
+            return self.client
 
         def open_keeper_client() -> HeardClient:
             self.keeper_client = self.process.client()
@@ -150,6 +152,11 @@ class Node:
     def awake(self) -> bool:
         """Whether it is alive, and its main loop goes on."""
         return self.alive and not self.process.host.paused
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store is in its reach."""
+        return all(client is not None and client.connected for client in (self.client, self.keeper_client))
 
     def die(self, *, silently: bool) -> None:
         """The process is killed."""
@@ -206,10 +213,10 @@ class Node:
             fate = rng.choice(("stay", "stay", "stay", "leave", "go", "close"))
             patience = rng.uniform(0.5, 6.0) if fate != "stay" and not self.story.calm else None
             await asyncio.wait([work[1]], timeout=patience)
-            if work[1].done():
-                await work[1]
-            elif not self.story.calm:
+            if not work[1].done() and not self.story.calm:
                 await self._turn_away(fate)
+            else:
+                await work[1]
         finally:
             for task in work:
                 task.cancel()
@@ -235,7 +242,9 @@ class Node:
         """Listen until the others are to be met again; what was ignored in bad times is minded once it is quiet."""
         hearing = self.process.host.start(self._hear())
         try:
-            while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed()):
+            while not hearing.done() and not (
+                self.story.calm and self.handler.num_nodes_changed() and not self.stays
+            ):
                 await asyncio.wait([hearing], timeout=0.5)
         finally:
             hearing.cancel()
@@ -250,7 +259,8 @@ class Node:
                     self.heard_for, self.heard = self.handler._membership, []
                 self.heard.append(change)
                 self.story.truth.say(f"{self.name} hears {change}")
-                if isinstance(change, Dropped | Closed) or self.rng.random() < 0.8 or self.story.calm:
+                minds = self.rng.random() < 0.8 or self.story.calm
+                if isinstance(change, Dropped | Closed) or (minds and not self.stays):
                     return
 
     async def _train(self, info: RendezvousInfo) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["FullOutcome", "FullStory", "tell_full_story"]
 
 KEYS = Keys(prefix="/rdzv", run_id="job")
+HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition")
 TTL = 3.0
 DISCONNECT_TTL = 0.6
 LOOK_EVERY = 0.25  # seconds between two looks at the nodes
@@ -43,6 +44,7 @@ CLOCKS_APART = 1.04  # by how much one clock may be faster than another, and a l
 OWN_CLOCK_GRAIN = 0.05
 PUSHED_WITHIN = 2.5  # seconds for a loss to be seen, reported and pushed, when all is well; a look and an election
 PATIENCE = 1e5
+TRIPS = 20  # messages one after the other in an election, a take-over and a commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class FullStory:
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
         self.rules = Rules(
             needed=needed,
-            capacity=needed + rng.randint(0, 2),
-            last_call=rng.choice((0.3, 1.0, 2.0)),
+            capacity=needed + rng.randint(0, 3),
+            last_call=rng.choice((0.3, 1.0, 3.0)),
             early_last_call=rng.random() < 0.7,
             order=order_named(order),
         )
@@ -115,7 +117,8 @@ class FullStory:
         }
         self.patience = rng.choice((PATIENCE, PATIENCE, 6.0))
         grain = (CLOCKS_APART - 1) * self.rules.last_call + 0.05
-        self.checker = Checker(self, KEYS, self.rules, grain=grain)
+        self.promptly = PROMPTLY + TRIPS * self.cosmos.latency_most
+        self.checker = Checker(self, KEYS, self.rules, grain=grain, promptly=self.promptly)
         self.nodes: dict[str, Node] = {}
         self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
         self.director = self.cosmos.timeline.host("the director")
@@ -216,20 +219,29 @@ class FullStory:
     def _strike_node(self) -> None:
         node = self._somebody()
         if node is not None:
-            self._strike(node, self.rng.choice(("kill", "power", "stop", "block", "reset", "cut", "partition")))
+            self._strike(node, self.rng.choice(HOW), self._draw_seconds())
 
     def _light_fuse(self) -> None:
         """Something befalls a node before or after one of its next requests."""
         node = self._somebody()
         if node is not None:
-            how = self.rng.choice(("kill", "power", "stop", "block", "block", "reset"))
+            how = self.rng.choice(("kill", "power", "stop", "block", "reset", "partition", "partition"))
             at_a_commit = self.rng.random() < 0.6
             count = self.rng.randrange(2 if at_a_commit else 12)
-            node.fuse = Fuse(count, at_a_commit, lambda: None if self.calm else self._strike(node, how))
+            # What was about to be written comes just when others have taken over, if they have.
+            seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1) if at_a_commit else self._draw_seconds()
+            node.fuse = Fuse(count, at_a_commit, lambda: None if self.calm else self._strike(node, how, seconds))
 
-    def _strike(self, node: Node, how: str) -> None:
-        source, seconds = node.process.source, self._draw_seconds()
-        self.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+    def _strike(self, node: Node, how: str, seconds: float) -> None:
+        source = node.process.source
+        felt = {
+            "kill": DISCONNECT_TTL,
+            "power": TTL,
+            "stop": seconds + TTL,
+            "block": seconds + 1.0,
+            "partition": seconds + TTL + NOTICED_WITHIN,
+        }
+        self.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=felt.get(how, 2.0) + 1.5)
         match how:
             case "kill" | "power":
                 node.die(silently=how == "power")
@@ -368,13 +380,14 @@ class FullStory:
         timeline, began = self.cosmos.timeline, self.now
         # Dead connections are noticed; who died lapses, and then whoever waits for a name; somebody takes the role; and
         # two last calls, since those who came late make the others meet again.
-        promised = NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + PROMPTLY) * CLOCKS_APART + 4.0
+        promised = NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
         while self.now < began + promised:
             timeline.run(self.now + 0.25)
             if self._settled():
                 timeline.run(self.now + 1.0)  # and it stays so; what is left of older rounds is cleared away
                 if self._settled():
                     self._check_what_is_left()
+                    self._lose_one()
                     return
         self.truth.fail(
             f"still not settled {promised:.1f} s after the last trouble: "
@@ -405,6 +418,31 @@ class FullStory:
         kept = KEYS.attempt(round.number, round.term)
         left = [key for key in self.cosmos.store.books.now_under(KEYS.rounds) if not key.startswith(kept)]
         self.truth.require(not left, f"round {round.number} stands, and of older ones there is {left} (R10)")
+
+    def _lose_one(self) -> None:
+        """One member dies, and the others are told within a second of the time that it is given to come back (R5)."""
+        last = self.checker.last
+        if self.checker.closed or last is None or last.round.size < 2:
+            return
+        timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
+        while not all(node.connected for node in self._alive()) and self.now < deadline:
+            timeline.run(self.now + 0.25)
+        timeline.run(self.now + LEADER_TTL * CLOCKS_APART + self.promptly)  # and somebody coordinates
+        members = [node for node in self._alive() if self._is_in(node, last.round.revision)]
+        if self.checker.last is not last or len(members) < last.round.size:
+            return  # who was cut off meanwhile has been dropped
+        lost, *others = self.rng.sample(members, len(members))
+        lost.die(silently=False)
+        for node in others:
+            node.stays = True
+        began = self.now
+        timeline.run(began + DISCONNECT_TTL * CLOCKS_APART + self.promptly)
+        for node in others:
+            told = [change for change in node.heard if isinstance(change, NodesLost) and lost.name in change.node_ids]
+            self.truth.require(
+                bool(told) and node.heard_for is not None and node.heard_for.round == last.round,
+                f"{lost.name} died {self.now - began:.2f} s ago, and {node.name} has heard {node.heard} (R5)",
+            )
 
     def _state_of(self, node: Node) -> str:
         if node.refused is not None:

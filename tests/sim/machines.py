@@ -72,8 +72,9 @@ class Cosmos:
         self.rng = random.Random(f"cosmos {seed}")
         self.timeline = Timeline(seed)
         self.network_host = self.timeline.host("the network")
+        self.latency_most = self.rng.choice((0.001, 0.005, 0.02, 0.05))
         self.network = MemoryNetwork(
-            latency=(0.0002, self.rng.choice((0.001, 0.005, 0.02))),
+            latency=(0.0002, self.latency_most),
             rng=random.Random(f"network {seed}"),
             shred=self.rng.random() < 0.2,
             loop=self.network_host,
