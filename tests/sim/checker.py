@@ -170,9 +170,7 @@ class Checker:
     def require(self, holds: bool, otherwise: str) -> None:
         """Stop the simulation if a promise does not hold."""
         if not holds:
-            raise Violation(
-                f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: {self.world.replay})"
-            )
+            raise Violation(f"{otherwise} (at {self.world.now - 1000:.3f} s; replay with: {self.world.replay})")
 
     def _count(self) -> None:
         now = self.world.now

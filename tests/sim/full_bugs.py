@@ -11,6 +11,7 @@ from rdzv import coordinator
 from rdzv.shared_store import SharedStore
 from rdzv.transitions import View
 from store.messages import Guarded, Put, Transact, TransactionResult
+from tests.sim.full_node import commits
 from tests.sim.machines import Seams
 from tests.sim.store_bugs import HastyServer
 from tests.sim.test_mutations import ForgetfulView, RestartingView, StaleView
@@ -36,10 +37,9 @@ class UnfencedCommits(HeardClient):
     """Commits a round whoever is coordinator by now."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
-        if _commits(request):
-            request = replace(
-                request, when=tuple(one for one in request.when if not one.key.endswith("/head/coordinator"))
-            )
+        if isinstance(request, Transact) and commits(request):
+            left = tuple(one for one in request.when if not one.key.endswith("/head/coordinator"))
+            request = replace(request, when=left)
         return await super().call(request, timeout=timeout)
 
 
@@ -47,7 +47,7 @@ class CarelessCommits(HeardClient):
     """Commits a round whatever has become of its members."""
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
-        if _commits(request):
+        if isinstance(request, Transact) and commits(request):
             request = replace(request, when=tuple(one for one in request.when if "/nodes/" not in one.key))
         return await super().call(request, timeout=timeout)
 
@@ -62,7 +62,7 @@ class LateRanks(HeardClient):
             self.held = request
             return TransactionResult(succeeded=True, results=(0,) * len(request.then), revision=0)
         response = await super().call(request, timeout=timeout)
-        if _commits(request) and self.held is not None:
+        if commits(request) and self.held is not None:
             await super().call(self.held, timeout=timeout)
         return response
 
@@ -74,12 +74,6 @@ class UnfencedWrites(HeardClient):
         if isinstance(request, Guarded) and isinstance(request.request, Put) and "/store/" in request.request.key:
             request = request.request
         return await super().call(request, timeout=timeout)
-
-
-def _commits(request: Request[Any]) -> bool:
-    return isinstance(request, Transact) and any(
-        isinstance(one, Put) and one.key.endswith("/head/round") for one in request.then
-    )
 
 
 def _planted(owner: Any, name: str, bug: Any, **others: Any) -> Seams:
@@ -98,9 +92,7 @@ FULL_BUGS = {
     "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),
     "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
-    "a zombie's write that is not fenced": _planted(
-        SharedStore, "supersede", _not_superseded, client=UnfencedWrites
-    ),
+    "a zombie's write that is not fenced": _planted(SharedStore, "supersede", _not_superseded, client=UnfencedWrites),
     "an acknowledgement before the commit": Seams(server=HastyServer),
 }
 """Each bug by name, as it is planted."""

@@ -1,4 +1,4 @@
-"""A node of a run as a process of its own: the real handler, its keeper in a second thread, and what a training job does.
+"""A node of a run as a process of its own: the real handler, its keeper in a second thread, and what a job does.
 
 It joins, and once it is in a round it writes to the shared store, reads what the others wrote, listens to the changes,
 and joins again when somebody has gone or waits; now and then it leaves, or closes the run. What it was told is kept for
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from tests.sim.truth import HeardClient
     from tests.support.hosts import Host
 
-__all__ = ["Node"]
+__all__ = ["Fuse", "Node", "commits"]
+
+KEEPER = " keeper"
 
 
 class _SimulatedThread(_KeeperThread):
@@ -77,24 +79,24 @@ class _Handler(Handler):
 
 @dataclass(slots=True)
 class Fuse:
-    """Burns at a node's requests, before each is sent and after it was answered; at the end of it, something happens.
+    """Burns at requests, before each is sent and after it was answered; at the end of it, something happens.
 
     Attributes:
         left: How many more of them it takes.
-        at_commits: Whether only the commits of rounds count.
-        then: What happens.
+        burns_at: Which requests count.
+        then: What happens to the node whose request it was.
     """
 
     left: int
-    at_commits: bool
-    then: Callable[[], object]
+    burns_at: Callable[[Request[Any]], bool]
+    then: Callable[[Node], object]
 
-    def burns_at(self, request: Request[Any]) -> bool:
-        """Whether this request counts."""
-        return not self.at_commits or (
-            isinstance(request, Transact)
-            and any(isinstance(one, Put) and one.key.endswith("/head/round") for one in request.then)
-        )
+
+def commits(request: Request[Any]) -> bool:
+    """Whether this request commits a round."""
+    return isinstance(request, Transact) and any(
+        isinstance(one, Put) and one.key.endswith("/head/round") for one in request.then
+    )
 
 
 class Node:
@@ -116,11 +118,12 @@ class Node:
         self.fuse: Fuse | None = None
         self.stays = False  # whatever it hears
         self.went_on_at = 0.0  # when it last stood still, in true time
-        self.keeper_host = story.cosmos.timeline.host(f"{process.source} keeper", rate=process.host.rate)
+        self.keeper_host = story.cosmos.timeline.host(process.source + KEEPER, rate=process.host.rate)
         self.keeper_client: HeardClient | None = None
+        process.threads.append(process.source + KEEPER)
         self.client: HeardClient | None = None
         self.handler = self._new_handler(settings)
-        process.host.start(self._live())
+        self._life = process.host.start(self._live())
 
     def _new_handler(self, settings: dict[str, Any]) -> _Handler:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
@@ -131,7 +134,7 @@ class Node:
             return self.client
 
         def open_keeper_client() -> HeardClient:
-            self.keeper_client = self.process.client()
+            self.keeper_client = self.process.client(thread=KEEPER)
             return self.keeper_client
 
         return _Handler(
@@ -169,6 +172,11 @@ class Node:
         if keeper:
             self.keeper_host.pause()
 
+    def quit(self) -> None:
+        """It is told to end, and leaves as it should."""
+        if self.awake:
+            self.process.host.call_soon(self._life.cancel)
+
     def resume(self) -> None:
         """Go on."""
         self.process.host.resume()
@@ -176,17 +184,19 @@ class Node:
         self.went_on_at = self.story.cosmos.now
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
-        fuse = self.fuse
-        if fuse is None or not fuse.burns_at(request):
-            return
-        fuse.left -= 1
-        if fuse.left < 0:
-            self.fuse = None
-            self.story.truth.say(f"{at} {type(request).__name__}:")
-            fuse.then()
-            if not self.alive:
-                await asyncio.get_running_loop().create_future()  # it is dead, and does nothing more
-            await asyncio.sleep(0)  # where it stands still, if it does
+        """Let fuses burn: this node's own, and that of the story."""
+        for owner in (self, self.story):
+            fuse = owner.fuse
+            if fuse is None or not fuse.burns_at(request):
+                continue
+            fuse.left -= 1
+            if fuse.left < 0:
+                owner.fuse = None
+                self.story.truth.say(f"{at} {type(request).__name__}:")
+                fuse.then(self)
+                if not self.alive:
+                    await asyncio.get_running_loop().create_future()  # it is dead, and does nothing more
+                await asyncio.sleep(0)  # where it stands still, if it does
 
     # ------------------------------------------------------------------------------------------ its life
 
@@ -242,9 +252,7 @@ class Node:
         """Listen until the others are to be met again; what was ignored in bad times is minded once it is quiet."""
         hearing = self.process.host.start(self._hear())
         try:
-            while not hearing.done() and not (
-                self.story.calm and self.handler.num_nodes_changed() and not self.stays
-            ):
+            while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed() and not self.stays):
                 await asyncio.wait([hearing], timeout=0.5)
         finally:
             hearing.cancel()
@@ -277,7 +285,9 @@ class Node:
                     other = rng.randrange(info.world_size)
                     await info.store.wait([f"{other}/{step % 3}"], 0.5)
                     _, _, number = msgpack.unpackb(await info.store.get(f"{other}/{step % 3}"))
-                    self.story.truth.require(number == info.round, f"{self.name} read of round {number} in {info} (R10)")
+                    self.story.truth.require(
+                        number == info.round, f"{self.name} read of round {number} in {info} (R10)"
+                    )
                 step += 1
                 await asyncio.sleep(rng.uniform(0.1, 0.6))
         except (RoundSupersededError, RendezvousConnectionError):
@@ -294,4 +304,3 @@ class Node:
             pass
         else:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=False)
-

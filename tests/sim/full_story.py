@@ -1,4 +1,4 @@
-"""One seed, one history of everything: handlers, clients, sessions, server and journal, in one process and no real time.
+"""One seed, one history of everything: handlers, clients, sessions, server and journal, on virtual time.
 
 Nodes come, join, write, leave, and die; processes stand still, or only their main loops; connections are cut, held up,
 and half open; the store is killed, stalls, comes back with what its disk has; clocks run at different rates. Then it
@@ -22,7 +22,7 @@ from rdzv.decision import Rules
 from rdzv.ranks import order_named
 from rdzv.state import Keys, NodesLeft, NodesLost
 from tests.sim.checker import PROMPTLY, Checker
-from tests.sim.full_node import Fuse, Node
+from tests.sim.full_node import Fuse, Node, commits
 from tests.sim.machines import Cosmos, Seams, quiet_logs
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["FullOutcome", "FullStory", "tell_full_story"]
 
 KEYS = Keys(prefix="/rdzv", run_id="job")
-HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition")
+HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit")
 TTL = 3.0
 DISCONNECT_TTL = 0.6
 LOOK_EVERY = 0.25  # seconds between two looks at the nodes
@@ -97,6 +97,8 @@ class FullStory:
         self.calm = False
         self.faults = 0
         self.disturbed_until = 0.0
+        self.fuse: Fuse | None = None  # of whichever node it is
+        self.held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
         needed = rng.randint(1, 3)
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
         self.rules = Rules(
@@ -152,6 +154,8 @@ class FullStory:
         director.call_later(LOOK_EVERY, self._look)
         trouble = rng.choice((0.0, 4.0, 8.0, 12.0))
         if trouble:
+            if rng.random() < 0.3:
+                self._light_fuse_at_commit()
             for _ in range(rng.randint(1, 8)):
                 director.call_later(rng.uniform(0.1, trouble), self._something_happens)
         timeline.run(began + max(trouble, spread))
@@ -202,7 +206,8 @@ class FullStory:
         if self.calm:
             return
         self.faults += 1
-        faults = [self._strike_node] * 4 + [self._light_fuse] * 4 + [self._start_another] * 2
+        faults = [self._strike_node] * 4 + [self._light_fuse] * 2 + [self._light_fuse_at_commit] * 2
+        faults += [self._start_another] * 2
         faults += [self._stop_store, self._cut_store, self._partition_store]
         if self.durable:
             faults += [self._kill_store, self._kill_store, self._stall_disk]
@@ -225,14 +230,20 @@ class FullStory:
         """Something befalls a node before or after one of its next requests."""
         node = self._somebody()
         if node is not None:
-            how = self.rng.choice(("kill", "power", "stop", "block", "reset", "partition", "partition"))
-            at_a_commit = self.rng.random() < 0.6
-            count = self.rng.randrange(2 if at_a_commit else 12)
-            # What was about to be written comes just when others have taken over, if they have.
-            seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1) if at_a_commit else self._draw_seconds()
-            node.fuse = Fuse(count, at_a_commit, lambda: None if self.calm else self._strike(node, how, seconds))
+            how, seconds = self.rng.choice(HOW), self._draw_seconds()
+            node.fuse = Fuse(self.rng.randrange(12), lambda _: True, lambda who: self._strike(who, how, seconds))
+
+    def _light_fuse_at_commit(self) -> None:
+        """Something befalls whoever commits the next round, before it does, or just after."""
+        how = self.rng.choice(("hold", "hold", "hold", "block", "kill"))
+        # What was about to be written comes just when others have taken over, if they have.
+        seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1)
+        left = int(self.rng.random() < 0.25)
+        self.fuse = Fuse(left, commits, lambda who: self._strike(who, how, seconds))
 
     def _strike(self, node: Node, how: str, seconds: float) -> None:
+        if self.calm:
+            return
         source = node.process.source
         felt = {
             "kill": DISCONNECT_TTL,
@@ -240,6 +251,7 @@ class FullStory:
             "stop": seconds + TTL,
             "block": seconds + 1.0,
             "partition": seconds + TTL + NOTICED_WITHIN,
+            "hold": 2 * seconds + TTL + NOTICED_WITHIN,
         }
         self.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=felt.get(how, 2.0) + 1.5)
         match how:
@@ -254,8 +266,31 @@ class FullStory:
             case "cut":
                 self.cosmos.network.cut(source)
             case "partition":
-                self.cosmos.network.partition(source)
-                self._later(seconds, lambda: self.cosmos.network.heal(source))
+                self._hold(seconds, source, *node.process.threads)
+            case "quit":
+                node.quit()
+                self.director.call_later(max(seconds, 1.0), self._start_again, node)
+            case "hold":
+                self._hold_until_something_happens(node, seconds * 2)
+
+    def _hold(self, seconds: float, *sources: str) -> None:
+        for source in sources:
+            self.cosmos.network.partition(source)
+            self._later(seconds, lambda source=source: self.cosmos.network.heal(source))  # type: ignore[misc]
+
+    def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
+        """What a node is sending reaches the store just after another coordinates, or some record has changed."""
+        self._hold(at_most, node.process.source)
+        key = self.rng.choice((KEYS.coordinator, KEYS.nodes))
+        self.held = node.process.source, key
+        others = [other for other in self._alive() if other is not node and other.refused is None]
+        if key == KEYS.nodes and others:
+            self._later(self.rng.uniform(0.0, 0.3), lambda: self._strike(self.rng.choice(others), "quit", 0.1))
+
+    def _let_go(self) -> None:
+        assert self.held is not None
+        source, self.held = self.held[0], None
+        self._later(self.rng.uniform(0.0, 10 * self.cosmos.latency_most), lambda: self.cosmos.network.heal(source))
 
     def _start_another(self) -> None:
         self.disturbed("somebody comes", lasting=1.0)
@@ -296,6 +331,8 @@ class FullStory:
 
     def _revision(self, events: tuple[Event, ...]) -> None:
         """Something has become true."""
+        if self.held is not None and any(event.key.startswith(self.held[1]) for event in events if self._tells(event)):
+            self._let_go()
         for event in events:
             if event.kind == "delete" and event.key.startswith(KEYS.nodes):
                 name = event.key.removeprefix(KEYS.nodes)
@@ -305,6 +342,10 @@ class FullStory:
         if last is not None and last.round.revision == events[0].revision:
             # A member that came again for this round is at another arrival by now, and not gone.
             self.gone_at = {who: at for who, at in self.gone_at.items() if last.arrivals.get(who[0]) == who[1]}
+
+    def _tells(self, event: Event) -> bool:
+        """Whether this is what a held connection is held for: that there is no coordinator now is not yet."""
+        return event.kind == "put" or event.key.startswith(KEYS.nodes)
 
     def joined(self, node: Node, info: RendezvousInfo) -> None:
         """A node believes that it is in a round (R3)."""
@@ -352,7 +393,7 @@ class FullStory:
             told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or handler._joining
             if last.arrivals.get(name) == arrival and max(at, self.disturbed_until) < self.now - PUSHED_WITHIN:
                 self.truth.require(
-                    told and node.heard_for is membership or handler.num_nodes_changed() > 0 or handler._joining,
+                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or handler._joining,
                     f"{name} has been gone for {self.now - at:.2f} s, and {node.name} has not been told (R5)",
                 )
 
@@ -380,7 +421,9 @@ class FullStory:
         timeline, began = self.cosmos.timeline, self.now
         # Dead connections are noticed; who died lapses, and then whoever waits for a name; somebody takes the role; and
         # two last calls, since those who came late make the others meet again.
-        promised = NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
+        promised = (
+            NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
+        )
         while self.now < began + promised:
             timeline.run(self.now + 0.25)
             if self._settled():
