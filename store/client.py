@@ -13,6 +13,7 @@ with `WatchCompacted`.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import os
@@ -83,6 +84,9 @@ class Dial(Protocol):
 def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
     """A way to connect to an address over TCP, with TLS if it asks for it."""
     context = (tls or ssl.create_default_context()) if address.secure else None
+    # For a name with a dead IPv6 address and a live IPv4 one. Not for a single address: asyncio's race between
+    # addresses forgets the socket that has won, unclosed, if it is cancelled just then.
+    delay = None if _is_literal(address.host) else 0.25
 
     async def dial_tcp(
         protocol_factory: Callable[[], asyncio.Protocol],
@@ -99,12 +103,21 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
                 address.host,
                 address.port,
                 ssl=context,
-                happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
+                happy_eyeballs_delay=delay,
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
 
     return dial_tcp
+
+
+def _is_literal(host: str) -> bool:
+    """Whether it is an IP address, and not a name that may have several."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _connected_socket(address: Address) -> socket.socket:
