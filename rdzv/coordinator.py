@@ -146,7 +146,9 @@ class Candidacy:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
         lost = anyio.CancelScope()
         lease = await self._keeper.hold(
-            ttl=LEADER_TTL, disconnect_ttl=LEADER_DISCONNECT_TTL, on_lapse=lambda _: lost.cancel()
+            ttl=LEADER_TTL + self._store.fail_over,  # a store that was away for so long must not cost the role as well
+            disconnect_ttl=LEADER_DISCONNECT_TTL,
+            on_lapse=lambda _: lost.cancel(),
         )
         try:
             taken = await self._store.compare_and_set(

@@ -167,12 +167,14 @@ class _Wire(asyncio.Protocol):
         self._client = client
         self._early: list[bytes] | None = []  # what came before the client took this connection up
         self._heard = False
+        self._secure = False
         self.transport: asyncio.Transport | None = None
         self.farewell = ""  # why it is to end, as far as that was said
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._secure = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         if sock is not None:
             prepare(sock)
@@ -203,8 +205,7 @@ class _Wire(asyncio.Protocol):
     def reason(self) -> str:
         """Why it ended."""
         error: Exception = (self.closed.result() if self.closed.done() else None) or ConnectionResetError()
-        assert self.transport is not None
-        if not self._heard and self.transport.get_extra_info("sslcontext") and isinstance(error, ConnectionResetError):
+        if not self._heard and self._secure and isinstance(error, ConnectionResetError):
             error = HungUp()
         return self.farewell or in_words(error)
 

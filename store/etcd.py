@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -33,6 +34,7 @@ from store.errors import (
     ConnectionLost,
     LeaseNotFound,
     StoreError,
+    StoreReplaced,
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
@@ -52,7 +54,7 @@ from store.etcd_messages import (
     watch_request,
 )
 from store.etcd_receipts import HANG_UP_WITHIN, Receipts, granted
-from store.etcd_watch import IDLE, Watch
+from store.etcd_watch import Watch
 from store.etcd_writes import (
     Receipt,
     Write,
@@ -137,6 +139,7 @@ class Client(interface.Store):
     """
 
     operations_max = OPERATIONS_MAX
+    fail_over = 2.0  # etcd's members wait 1 to 2 s for a leader that has gone, unless --election-timeout says otherwise
 
     def __init__(
         self,
@@ -154,7 +157,14 @@ class Client(interface.Store):
         self.timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self.hidden = receipts
-        self.gateway = Gateway(cluster, tls=tls, user=user, password=password, rng=rng or random.Random())
+        self.gateway = Gateway(
+            cluster,
+            probe=range_of(receipts, count_only=True),
+            tls=tls,
+            user=user,
+            password=password,
+            rng=rng or random.Random(),
+        )
         self.gateway.failed = self.fail
         self._receipts = Receipts(self.gateway, receipts)
         self._failed: StoreError | None = None
@@ -185,7 +195,7 @@ class Client(interface.Store):
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
         if self._pid != os.getpid():
             return  # it is the parent's
-        useful = self._failed is None
+        useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with anyio.CancelScope(shield=True):
             if useful:
@@ -295,7 +305,7 @@ class Client(interface.Store):
             case Wait(keys=keys):
                 return await self._wait(keys, guard, deadline)
             case Ping():
-                return Pong(revision=await self.current_revision(deadline))
+                return Pong(revision=await self.gateway.current_revision(deadline))
             case Stats():
                 return await self._stats(deadline)
             case Grant() | KeepAlive() | Revoke() | TimeToLive():
@@ -375,14 +385,8 @@ class Client(interface.Store):
                 more = replies[0].get("more") and entries
                 after = entries[-1].key.encode(errors="surrogateescape") + b"\0" if more else None
 
-    async def current_revision(self, deadline: float) -> int:
-        """The revision the store is at, as the consensus knows it."""
-        asked = range_of(self.hidden, count_only=True)
-        reply = await self.gateway.ask("kv/range", asked, deadline=deadline, what="a question")
-        return int(reply["header"]["revision"])
-
     async def _stats(self, deadline: float) -> Figures:
-        revision = await self.current_revision(deadline)
+        revision = await self.gateway.current_revision(deadline)
         status = await self.gateway.ask("maintenance/status", {}, deadline=deadline, what="stats")
         return Figures(
             figures={
@@ -577,14 +581,13 @@ class Client(interface.Store):
         except Failure:  # compacted: look again
             return
         try:
-            with anyio.move_on_after(IDLE):
-                while missing:
-                    for message in await stream.read():
-                        for event in (event for batch in events_of(message, self.hidden) for event in batch):
-                            if event.key in others:
-                                return
-                            if event.kind == "put":
-                                missing.discard(event.key)
+            while missing and (told := await stream.read()) is not None:
+                batches = [batch for message in told for batch in events_of(message, self.hidden)]
+                for event in itertools.chain.from_iterable(batches):
+                    if event.key in others:
+                        return
+                    if event.kind == "put":
+                        missing.discard(event.key)
         except Failure as failure:
             await stream.failed(failure)
         finally:

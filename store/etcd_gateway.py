@@ -41,6 +41,8 @@ try:
 except ImportError as error:
     raise ImportError(f"etcd needs aiohttp ({error}); pip install 'rdzv[etcd]'") from error
 
+from store.sockets import prepare
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
@@ -53,9 +55,12 @@ log = logging.getLogger(__name__)
 
 ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member to ask; each further one has twice ...
 ATTEMPT_MOST = 8.0  # ... the time, up to this: etcd itself gives up after 7
-ATTEMPT_ALONE = 5.0  # seconds for an attempt where there is only one member
+ATTEMPT_ALONE = 2.0  # seconds for the first attempt, where there is only one member
 PAUSE_FIRST = 0.02  # seconds; the pauses between attempts are up to so long, each up to twice as long as the last ...
 PAUSE_MOST = 0.5  # ... up to this
+AT_ONCE = 64  # requests under way, those about leases aside; each has a connection of its own meanwhile
+IDLE = 5.0  # seconds of silence of a stream after which its member is asked whether it is still there ...
+REOPEN = 60.0  # ... and after which the stream is opened again, whatever the member says
 TOKENS_MOST = 3  # logins for one request; more of them would not help
 BODY_AT_ONCE = 256 * 1024  # bytes of a request that are sent in one go
 LINE_BYTES_MAX = 256 * 1024 * 1024  # one message of a watch; etcd's own are below 1.5 MiB per change
@@ -88,6 +93,7 @@ class Gateway:
     Args:
         cluster: Where they are.
         tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        probe: A read that is allowed, and goes through the consensus: to ask whether a member is still there.
         user: Whom to log in as, if anybody.
         password: The user's.
         rng: For the member to begin with, and for the jitter of pauses.
@@ -97,6 +103,7 @@ class Gateway:
         self,
         cluster: Cluster,
         *,
+        probe: Json,
         tls: ssl.SSLContext | None = None,
         user: str | None = None,
         password: str | None = None,
@@ -107,6 +114,7 @@ class Gateway:
         self.revision = 0  # the latest one that was heard of
         self.failed: Callable[[StoreError], None] = lambda _: None  # whom to tell that the cluster was replaced
         self._cluster = cluster
+        self._probe = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
         self._user, self._password = user, password
         self._rng = rng or random.Random()
@@ -115,6 +123,7 @@ class Gateway:
         self._problem = "it has never answered"
         self._token: str | None = None
         self._logging_in = anyio.Lock()
+        self._room = asyncio.Semaphore(AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._streams: set[Stream] = set()  # those that are open
 
@@ -209,15 +218,18 @@ class Gateway:
     async def _attempt(self, here: int, path: str, body: Json, failures: int, left: float) -> Json:
         limit = min(self.attempt_limit(failures), left)
         token = await self._logged_in(here, limit)
-        reply = await self._post(here, path, body, token, limit)
+        if path.startswith("lease/"):  # what must be renewed in time does not stand in line
+            reply = await self._post(here, path, body, token, limit)
+        else:
+            async with self._room:
+                reply = await self._post(here, path, body, token, limit)
         # Renewing a lease is a stream in gRPC, of which this is the one message.
         return self._message(reply) if "result" in reply or "header" not in reply else reply
 
     def attempt_limit(self, failures: int) -> float:
         """Seconds for the next attempt, after so many that failed."""
-        if len(self._cluster.urls) == 1:
-            return ATTEMPT_ALONE
-        return min(ATTEMPT_FIRST * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
+        first = ATTEMPT_FIRST if len(self._cluster.urls) > 1 else ATTEMPT_ALONE
+        return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def _post(self, here: int, path: str, body: Json, token: str | None, limit: float) -> Json:
         """One request to one member, and its answer."""
@@ -298,6 +310,22 @@ class Gateway:
             self._refuse(line)
         result: Json = line["result"]
         return result
+
+    async def current_revision(self, deadline: float) -> int:
+        """The revision the store is at, as the consensus knows it."""
+        reply = await self.ask("kv/range", self._probe, deadline=deadline, what="a question")
+        return int(reply["header"]["revision"])
+
+    async def look(self, here: int) -> None:
+        """Ask one member whether it is still there, and still one of the cluster.
+
+        Raises:
+            Failure: It is not.
+        """
+        floor = self.revision
+        reply = await self._attempt(here, "kv/range", self._probe, 0, math.inf)
+        self._answered(here)
+        self.met(reply["header"], floor=floor)
 
     # ------------------------------------------------------------------------------------------ streams
 
@@ -445,6 +473,11 @@ class Stream:
                 if self._response.status != 200:
                     content = await self._response.read()
                     gateway._understood(self._here, self._response.status, content)
+                connection = self._response.connection
+                transport = connection.transport if connection is not None else None
+                sock = transport.get_extra_info("socket") if transport is not None else None
+                if sock is not None:
+                    prepare(sock)
                 opened = 0
                 while opened < len(requests):
                     for message in await self._read():
@@ -456,8 +489,10 @@ class Stream:
             raise gateway._explained(error, limit) from error
         return self
 
-    async def read(self) -> list[Json]:
-        """The next messages; none if there were only half ones.
+    async def read(self) -> list[Json] | None:
+        """The next messages, none if there were only half ones; None if it is time to open it anew.
+
+        A peer that has gone without a word is noticed: if nothing comes for a while, its member is asked.
 
         Raises:
             Failure: It is over; with `COMPACTED`, because what was asked for is no longer kept.
@@ -465,10 +500,17 @@ class Stream:
         if self._early:
             early, self._early = self._early, []
             return early
-        try:
-            return await self._read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise Failure(in_words(error), Trouble.UNDONE) from error
+        silence = 0.0
+        while silence < REOPEN:
+            try:
+                async with asyncio.timeout(IDLE):
+                    return await self._read()
+            except TimeoutError:
+                silence += IDLE
+            except (aiohttp.ClientError, OSError) as error:
+                raise Failure(in_words(error), Trouble.UNDONE) from error
+            await self._gateway.look(self._here)
+        return None
 
     async def _read(self) -> list[Json]:
         if self._response is None:

@@ -1,16 +1,14 @@
 """Shell: watches on an etcd cluster.
 
-A watch is a stream, read by whoever reads the watch, so that a slow reader slows its own stream and nothing else. One
-that was silent for a while is opened again from the next revision on: a peer that is silently gone is noticed thus, and
-nothing is missed.
+A watch is a stream, read by whoever reads the watch, so that a slow reader slows its own stream and nothing else. When
+it ends, by whatever cause, it is opened again from the next revision on, and nothing is missed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
@@ -27,10 +25,7 @@ if TYPE_CHECKING:
     from store.etcd import Client
     from store.etcd_gateway import Stream
 
-__all__ = ["IDLE", "Watch"]
-
-IDLE: Final = 5.0
-"""In seconds; a watch that was silent for so long is opened again."""
+__all__ = ["Watch"]
 
 
 class Watch(interface.Watch):
@@ -81,16 +76,15 @@ class Watch(interface.Watch):
             await self._open(math.inf)
             return
         try:
-            async with asyncio.timeout(IDLE):
-                messages = await self._stream.read()
-        except TimeoutError:
-            self._release()  # nothing is wrong, perhaps
-            return
+            messages = await self._stream.read()
         except Failure as failure:
             if failure.trouble is Trouble.COMPACTED:
                 self._compacted()
             else:
                 await self._stream.failed(failure)
+            self._release()
+            return
+        if messages is None:
             self._release()
             return
         for message in messages:
@@ -122,7 +116,7 @@ class Watch(interface.Watch):
         start = request.start_revision
         if start is not None:
             if first and start > client.gateway.revision + 1:
-                now = await client.current_revision(deadline)
+                now = await client.gateway.current_revision(deadline)
                 if start > now + 1:
                     raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {now}")
         elif request.snapshot:
@@ -132,7 +126,7 @@ class Watch(interface.Watch):
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1
         else:
-            revision = await client.current_revision(deadline)
+            revision = await client.gateway.current_revision(deadline)
             start = revision + 1
         asked = watch_request([span_of(self._prefix)], start_revision=start)  # what is hidden is left out when it comes
         self._stream = await client.gateway.stream(asked, deadline=deadline, what="Watch")

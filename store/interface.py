@@ -151,9 +151,11 @@ class Store(ABC):
 
     Attributes:
         operations_max: Operations, or conditions, that one transaction may have.
+        fail_over: Seconds for which the store may be away while one of its own servers replaces another.
     """
 
     operations_max: int = 10_000
+    fail_over: float = 0.0
 
     @property
     def connected(self) -> bool:

@@ -192,7 +192,7 @@ class ThreadKeeper(Keeper):
         """Grant a lease and keep it; see `Keeper.hold`."""
         self._check_not_forked()
         if self._thread is None:
-            self._thread = _join_thread()
+            self._thread = self._join()
         here = asyncio.get_running_loop()
 
         def lapsed(reason: str) -> None:
@@ -222,7 +222,14 @@ class ThreadKeeper(Keeper):
                 with anyio.CancelScope(shield=True):
                     await thread.run(self._close())
             finally:
-                _leave_thread(thread)
+                self._leave(thread)
+
+    def _join(self) -> _KeeperThread:
+        """The thread; a simulation, which has none, has another loop of its process in its place."""
+        return _join_thread()
+
+    def _leave(self, thread: _KeeperThread) -> None:
+        _leave_thread(thread)
 
     def _check_not_forked(self) -> None:
         if self._pid != os.getpid():

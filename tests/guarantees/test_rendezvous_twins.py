@@ -15,14 +15,14 @@ import pytest
 import rdzv
 import rdzv.sync
 from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
-from tests.support.twins import STORES, TWINS, Backing, BlockingNode, Meeting, open_store, told
+from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.parametrize("twin", TWINS), pytest.mark.parametrize("store_name", STORES)]
+pytestmark = pytest.mark.parametrize(("twin", "store_name"), KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_
 
 
 async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call(twin: str, backing: Backing) -> None:
-    async with Meeting(twin, backing, min_nodes=2, max_nodes=4, join_timeout=0.4) as meeting:
+    async with Meeting(twin, backing, min_nodes=2, max_nodes=4, join_timeout=1.0) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         began = time.monotonic()
-        with pytest.raises(rdzv.RendezvousTimeoutError, match=r"join_timeout=0.4 s at .*: 1 of at least 2 nodes"):
+        with pytest.raises(rdzv.RendezvousTimeoutError, match=r"join_timeout=1 s at .*: 1 of at least 2 nodes"):
             await a.next_rendezvous()
-        assert 0.4 <= time.monotonic() - began < 5
+        assert 1.0 <= time.monotonic() - began < 8
         assert (await b.status()).reason == "nobody is here"
         assert_one_round(await meeting.meet(a, b))
         status = await eventually(b.status, lambda status: status.reason == "round 0 stands with 2 nodes")

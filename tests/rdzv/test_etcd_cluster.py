@@ -12,7 +12,7 @@ import pytest
 
 import rdzv
 from rdzv.state import Closed
-from store import etcd_watch
+from store import StoreError, etcd_gateway
 from store.etcd import Client
 from store.etcd_messages import Cluster
 from tests.store.test_etcd import AlwaysFirst
@@ -126,7 +126,7 @@ async def _until_closed(changes: AsyncIterator[Change]) -> AsyncIterator[Change]
 async def test_r8_a_member_that_hangs_costs_a_delay_and_nothing_else(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_watch, "IDLE", 1.0)
+    monkeypatch.setattr(etcd_gateway, "IDLE", 1.0)
     async with run_of(etcd, 4) as nodes:
         joining = [asyncio.create_task(node.next_rendezvous()) for node in nodes[:3]]
         await until_waiting(nodes[3], 3)
@@ -140,6 +140,20 @@ async def test_r8_a_member_that_hangs_costs_a_delay_and_nothing_else(
             member.resume()
         assert_one_round(infos)
         assert infos[0].round == 0
+
+
+async def test_without_most_of_its_members_it_is_said_what_is_wrong_and_nothing_is_lost(etcd: Etcd) -> None:
+    async with Client(Cluster.parse(etcd.url)) as client:
+        await client.put("kept", b"1")
+        for member in etcd.followers():
+            member.kill()
+        with pytest.raises(StoreError, match=r"writing at etcd://.* was not answered in time: "):
+            await client.put("kept", b"2", timeout=1.0)
+        revive(etcd)
+        entry = await client.get("kept")
+        assert entry is not None
+        assert entry.value in (b"1", b"2")  # `maybe_applied`, it said
+        await client.put("kept", b"3")
 
 
 @asynccontextmanager

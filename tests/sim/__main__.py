@@ -4,6 +4,8 @@
     python -m tests.sim store --hours 8           the store: real server, journal and clients in trouble
     python -m tests.sim store --seed 17           one story, told
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
+    python -m tests.sim full --seed 17            one history, told
+    python -m tests.sim bugs                      plants every bug in turn, and looks for the seed that finds it
 
 A failure prints the command that plays it again, and ends the run with status 1.
 """
@@ -17,11 +19,16 @@ import time
 from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
+from tests.sim.full_bugs import FULL_BUGS
+from tests.sim.full_story import tell_full_story
 from tests.sim.simulation import simulate
+from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import tell_store_story
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.sim.machines import Seams
 
 FRESH = 10**9
 
@@ -29,7 +36,7 @@ FRESH = 10**9
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 if a promise was broken."""
     given = sys.argv[1:] if arguments is None else arguments
-    runs: dict[str, Callable[[list[str]], None]] = {"store": _store}
+    runs: dict[str, Callable[[list[str]], None]] = {"store": _store, "full": _full, "bugs": _bugs}
     run = runs.get(given[0], _rounds) if given else _rounds
     try:
         run(given[1:] if run is not _rounds else given)
@@ -78,6 +85,47 @@ def _store(arguments: list[str]) -> None:
         f"{stories} stories, {seconds / 3600:.1f} simulated hours, {operations} answers and events, {faults} faults, "
         f"{starts} starts of the store in {time.perf_counter() - began:.1f} s; no promise was broken"
     )
+
+
+def _full(arguments: list[str]) -> None:
+    chosen = _seeds(arguments, "python -m tests.sim full")
+    if chosen.seed is not None:
+        print(tell_full_story(chosen.seed, trace=print))
+        return
+    began, rounds, faults, answers, seconds = time.perf_counter(), 0, 0, 0, 0.0
+    for seed in _range(chosen.seeds):
+        outcome = tell_full_story(seed)
+        rounds += outcome.rounds
+        faults += outcome.faults
+        answers += outcome.answers_checked
+        seconds += outcome.seconds
+    print(
+        f"{rounds} rounds, {faults} faults, {answers} answers and events, {seconds / 3600:.1f} simulated hours in "
+        f"{time.perf_counter() - began:.1f} s; no promise was broken"
+    )
+
+
+def _bugs(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim bugs", description="Plants every bug in turn.")
+    parser.add_argument("--within", type=int, default=1000, help="how many seeds are tried for each (1000)")
+    parser.add_argument("--only", default="", help="only bugs whose names have this in them")
+    chosen = parser.parse_args(arguments)
+    planted: list[tuple[str, Seams, Callable[..., object]]] = [
+        *((bug, seams, tell_store_story) for bug, seams in STORE_BUGS.items()),
+        *((bug, seams, tell_full_story) for bug, seams in FULL_BUGS.items()),
+    ]
+    for bug, seams, tell in planted:
+        if chosen.only in bug:
+            print(f"{bug}: {_hunt(seams, tell, chosen.within)}", flush=True)
+
+
+def _hunt(seams: Seams, tell: Callable[..., object], within: int) -> str:
+    for seed in range(within):
+        try:
+            tell(seed, seams=seams)
+        except Violation as violation:
+            return f"{violation}"
+    raise Violation(f"not found within {within} seeds")
 
 
 def _seeds(arguments: list[str], program: str) -> argparse.Namespace:

@@ -72,8 +72,9 @@ class Cosmos:
         self.rng = random.Random(f"cosmos {seed}")
         self.timeline = Timeline(seed)
         self.network_host = self.timeline.host("the network")
+        self.latency_most = self.rng.choice((0.001, 0.005, 0.02, 0.05))
         self.network = MemoryNetwork(
-            latency=(0.0002, self.rng.choice((0.001, 0.005, 0.02))),
+            latency=(0.0002, self.latency_most),
             rng=random.Random(f"network {seed}"),
             shred=self.rng.random() < 0.2,
             loop=self.network_host,
@@ -115,6 +116,7 @@ class Process:
     def __init__(self, cosmos: Cosmos, name: str, source: str) -> None:
         self.cosmos = cosmos
         self.name, self.source = name, source
+        self.threads: list[str] = []  # the names of connections that other threads of it have
         self.rng = random.Random(f"{source} {cosmos.rng.random()}")
         self.host: Host = cosmos.timeline.host(source, rate=cosmos.draw_rate())
 
@@ -123,19 +125,19 @@ class Process:
         """Whether it has not been killed."""
         return not self.host.dead
 
-    def client(self, **options: Any) -> HeardClient:
-        """A client of the store, to be entered in this process."""
-        cosmos = self.cosmos
+    def client(self, *, thread: str = "", **options: Any) -> HeardClient:
+        """A client of the store, to be entered in this process; that of another thread has connections of its own."""
+        cosmos, source = self.cosmos, self.source + thread
 
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
-            return await cosmos.network.dial("store", factory, source=self.source)
+            return await cosmos.network.dial("store", factory, source=source)
 
         return cosmos.seams.client(
             dial,
             name="store",
             rng=random.Random(self.rng.random()),
             truth=cosmos.truth,
-            who=self.source,
+            who=source,
             **options,
         )
 
@@ -144,7 +146,8 @@ class Process:
         if self.alive:
             self.cosmos.truth.say(f"{self.source} is killed{', and its machine with it' if silently else ''}")
             self.host.die()
-            self.cosmos.network.died(self.source, silently=silently)
+            for source in (self.source, *self.threads):
+                self.cosmos.network.died(source, silently=silently)
 
 
 class StoreMachine:

@@ -54,6 +54,7 @@ class World:
 
     def __init__(self, seed: int, *, trace: Callable[[str], None] | None = None) -> None:
         self.seed = seed
+        self.replay = f"python -m tests.sim --seed {seed}"
         self.rng = Random(seed)
         self.now = 1000.0
         self.engine = Engine(store_id="simulated")

@@ -15,7 +15,7 @@ import trustme
 import rdzv
 import store
 from rdzv.errors import RendezvousError
-from store import etcd_gateway, etcd_watch, when
+from store import etcd_gateway, when
 from store.errors import (
     AuthenticationError,
     ConditionFailed,
@@ -260,7 +260,7 @@ async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_s
 async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
     etcd: Etcd, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_watch, "IDLE", 0.3)
+    monkeypatch.setattr(etcd_gateway, "IDLE", 0.3)
     async with Proxy("127.0.0.1", etcd.members[0].client_port) as proxy, client_of(etcd.url) as writer:
         url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.members[0].client_port}"
         async with client_of(url, rng=AlwaysFirst()) as client, client.watch(at, snapshot=True) as watch:
@@ -387,8 +387,8 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
             (url + who + "/wrong", "refused the user or the password"),
             (url, "wants a user, and none was given"),
             (url.replace("ca.pem", "other-ca.pem") + who + "/password", "no certificate that we trust"),
-            (url.replace("etcds:", "etcd:").partition("&ca=")[0] + "&join_timeout=1", "TLS.*etcds://"),
-            (f"{served.url}/job?min_nodes=1&ca={ca}&join_timeout=1" + who + "/password", "TLS failed|certificate"),
+            (url.replace("etcds:", "etcd:").partition("&ca=")[0] + "&join_timeout=0.7", "TLS.*etcds://"),
+            (f"{served.url}/job?min_nodes=1&ca={ca}&join_timeout=0.7" + who + "/password", "TLS failed|certificate"),
         ):
             with pytest.raises(RendezvousError, match=sentence):
                 async with rdzv.connect(wrong):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -41,6 +42,15 @@ if TYPE_CHECKING:
 
 TWINS = ("awaited", "blocking")
 STORES = ("memory", "durable", "etcd")
+EVERY_KIND = os.environ.get("RDZV_TEST_EVERY_KIND") == "1"
+KINDS = [
+    (twin, store_name)
+    for store_name in STORES
+    for twin in TWINS
+    if EVERY_KIND or (twin, store_name) != ("blocking", "etcd")  # which would take twelve seconds more
+]
+"""Which twins meet at which stores."""
+
 THREADS = 32  # more than any test has waiting at once
 
 

@@ -1,0 +1,98 @@
+"""Bugs for the full histories, each of which caught a real system: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rdzv import coordinator
+from rdzv.shared_store import SharedStore
+from rdzv.transitions import View
+from store.messages import Guarded, Put, Transact, TransactionResult
+from tests.sim.full_node import commits
+from tests.sim.machines import Seams
+from tests.sim.store_bugs import HastyServer
+from tests.sim.test_mutations import ForgetfulView, RestartingView, StaleView
+from tests.sim.truth import HeardClient
+
+if TYPE_CHECKING:
+    from store.messages import Request
+
+__all__ = ["FULL_BUGS"]
+
+
+class SilentView(View):
+    """Says nothing of nodes that are lost."""
+
+    def _note(self, node_id: str, *, left: bool) -> None:
+        if left:
+            super()._note(node_id, left=left)
+        else:
+            self._gone_members.add(node_id)
+
+
+class UnfencedCommits(HeardClient):
+    """Commits a round whoever is coordinator by now."""
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Transact) and commits(request):
+            left = tuple(one for one in request.when if not one.key.endswith("/head/coordinator"))
+            request = replace(request, when=left)
+        return await super().call(request, timeout=timeout)
+
+
+class CarelessCommits(HeardClient):
+    """Commits a round whatever has become of its members."""
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Transact) and commits(request):
+            request = replace(request, when=tuple(one for one in request.when if "/nodes/" not in one.key))
+        return await super().call(request, timeout=timeout)
+
+
+class LateRanks(HeardClient):
+    """Writes who has which rank after it has said that the round is complete."""
+
+    held: Transact | None = None
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Transact) and any("/ranks/" in one.key for one in request.then):
+            self.held = request
+            return TransactionResult(succeeded=True, results=(0,) * len(request.then), revision=0)
+        response = await super().call(request, timeout=timeout)
+        if commits(request) and self.held is not None:
+            await super().call(self.held, timeout=timeout)
+        return response
+
+
+class UnfencedWrites(HeardClient):
+    """Writes to a round's store whether or not the node is still in it."""
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Guarded) and isinstance(request.request, Put) and "/store/" in request.request.key:
+            request = request.request
+        return await super().call(request, timeout=timeout)
+
+
+def _planted(owner: Any, name: str, bug: Any, **others: Any) -> Seams:
+    return Seams(plant=partial(patch.object, owner, name, bug), **others)
+
+
+def _not_superseded(*_: object) -> None:
+    """Do not end what is under way."""
+
+
+FULL_BUGS = {
+    "a commit without the coordinator's condition": Seams(client=UnfencedCommits),
+    "a commit without its members' conditions": Seams(client=CarelessCommits),
+    "ranks that are published after the flag": Seams(client=LateRanks),
+    "a last call that each join begins anew": _planted(coordinator, "View", RestartingView),
+    "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),
+    "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
+    "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
+    "a zombie's write that is not fenced": _planted(SharedStore, "supersede", _not_superseded, client=UnfencedWrites),
+    "an acknowledgement before the commit": Seams(server=HastyServer),
+}
+"""Each bug by name, as it is planted."""

@@ -1,0 +1,306 @@
+"""A node of a run as a process of its own: the real handler, its keeper in a second thread, and what a job does.
+
+It joins, and once it is in a round it writes to the shared store, reads what the others wrote, listens to the changes,
+and joins again when somebody has gone or waits; now and then it leaves, or closes the run. What it was told is kept for
+the checks of `full_story.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
+from rdzv.handler import Handler
+from rdzv.settings import parse
+from rdzv.state import Closed, Dropped
+from store.keepalive import ThreadKeeper, _KeeperThread
+from store.messages import Put, Transact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.membership import Membership, RendezvousInfo
+    from rdzv.state import Change
+    from store.keepalive import StoreFactory
+    from store.messages import Request
+    from tests.sim.full_story import FullStory
+    from tests.sim.machines import Process
+    from tests.sim.truth import HeardClient
+    from tests.support.hosts import Host
+
+__all__ = ["Fuse", "Node", "commits"]
+
+KEEPER = " keeper"
+
+
+class _SimulatedThread(_KeeperThread):
+    """The keeper's thread: another loop of the same process, which goes on while the main one is blocked."""
+
+    def __init__(self, host: Host) -> None:
+        self._loop = host
+
+
+class _Keeper(ThreadKeeper):
+    """The real keeper, but for where it runs."""
+
+    def __init__(self, connect: StoreFactory, host: Host) -> None:
+        super().__init__(connect)
+        self._host = host
+
+    def _join(self) -> _KeeperThread:
+        return _SimulatedThread(self._host)
+
+    def _leave(self, thread: _KeeperThread) -> None:
+        """The loop lasts as long as its process."""
+
+
+class _Handler(Handler):
+    """The real handler, but for a port that is not taken from this machine."""
+
+    def _hold_port(self) -> int:
+        return 40_000
+
+    def _release_port(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Fuse:
+    """Burns at requests, before each is sent and after it was answered; at the end of it, something happens.
+
+    Attributes:
+        left: How many more of them it takes.
+        burns_at: Which requests count.
+        then: What happens to the node whose request it was.
+    """
+
+    left: int
+    burns_at: Callable[[Request[Any]], bool]
+    then: Callable[[Node], object]
+
+
+def commits(request: Request[Any]) -> bool:
+    """Whether this request commits a round."""
+    return isinstance(request, Transact) and any(
+        isinstance(one, Put) and one.key.endswith("/head/round") for one in request.then
+    )
+
+
+class Node:
+    """One process of one node.
+
+    Attributes:
+        refused: Why it joins no more: the run is closed.
+        heard: What it was told of the round that it is in.
+        fuse: What may befall it.
+    """
+
+    def __init__(self, story: FullStory, process: Process, **settings: Any) -> None:
+        self.story, self.process = story, process
+        self.name = process.name
+        self.rng = process.rng
+        self.refused: Exception | None = None
+        self.heard: list[Change] = []
+        self.heard_for: Membership | None = None
+        self.fuse: Fuse | None = None
+        self.stays = False  # whatever it hears
+        self.went_on_at = 0.0  # when it last stood still, in true time
+        self.keeper_host = story.cosmos.timeline.host(process.source + KEEPER, rate=process.host.rate)
+        self.keeper_client: HeardClient | None = None
+        process.threads.append(process.source + KEEPER)
+        self.client: HeardClient | None = None
+        self.handler = self._new_handler(settings)
+        self._life = process.host.start(self._live())
+
+    def _new_handler(self, settings: dict[str, Any]) -> _Handler:
+        parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
+
+        def open_store() -> HeardClient:
+            self.client = self.process.client(connect_timeout=parsed.join_timeout)
+            self.client.hook = self._before_and_after
+            return self.client
+
+        def open_keeper_client() -> HeardClient:
+            self.keeper_client = self.process.client(thread=KEEPER)
+            return self.keeper_client
+
+        return _Handler(
+            parsed,
+            open_store=open_store,
+            open_keeper=lambda _: _Keeper(open_keeper_client, self.keeper_host),
+            rng=random.Random(self.rng.random()),
+        )
+
+    # ------------------------------------------------------------------------------------------ what befalls it
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not been killed."""
+        return self.process.alive
+
+    @property
+    def awake(self) -> bool:
+        """Whether it is alive, and its main loop goes on."""
+        return self.alive and not self.process.host.paused
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store is in its reach."""
+        return all(client is not None and client.connected for client in (self.client, self.keeper_client))
+
+    def die(self, *, silently: bool) -> None:
+        """The process is killed."""
+        self.process.die(silently=silently)
+        self.keeper_host.die()
+
+    def pause(self, *, keeper: bool) -> None:
+        """Stand still; without the keeper, it is a training step that blocks the main loop."""
+        self.process.host.pause()
+        if keeper:
+            self.keeper_host.pause()
+
+    def quit(self) -> None:
+        """It is told to end, and leaves as it should."""
+        if self.awake:
+            self.process.host.call_soon(self._life.cancel)
+
+    def resume(self) -> None:
+        """Go on."""
+        self.process.host.resume()
+        self.keeper_host.resume()
+        self.went_on_at = self.story.cosmos.now
+
+    async def _before_and_after(self, request: Request[Any], at: str) -> None:
+        """Let fuses burn: this node's own, and that of the story."""
+        for owner in (self, self.story):
+            fuse = owner.fuse
+            if fuse is None or not fuse.burns_at(request):
+                continue
+            fuse.left -= 1
+            if fuse.left < 0:
+                owner.fuse = None
+                self.story.truth.say(f"{at} {type(request).__name__}:")
+                fuse.then(self)
+                if not self.alive:
+                    await asyncio.get_running_loop().create_future()  # it is dead, and does nothing more
+                await asyncio.sleep(0)  # where it stands still, if it does
+
+    # ------------------------------------------------------------------------------------------ its life
+
+    async def _live(self) -> None:
+        story = self.story
+        try:
+            async with self.handler:
+                while True:
+                    info = await self.handler.next_rendezvous()
+                    story.joined(self, info)
+                    await self._take_part(info)
+        except (RendezvousClosedError, RendezvousGracefulExitError) as error:
+            self.refused = error
+            story.truth.require(story.checker.closed, f"{self.name} was refused, and the run is not closed: {error}")
+        except (RendezvousTimeoutError, RendezvousConnectionError) as error:
+            story.gave_up(self, error)
+
+    async def _take_part(self, info: RendezvousInfo) -> None:
+        """Until there is a reason to meet again."""
+        host, rng = self.process.host, self.rng
+        work = [host.start(self._train(info)), host.start(self._listen())]
+        try:
+            # A story ends within a minute; who leaves before does so on its own account.
+            fate = rng.choice(("stay", "stay", "stay", "leave", "go", "close"))
+            patience = rng.uniform(0.5, 6.0) if fate != "stay" and not self.story.calm else None
+            await asyncio.wait([work[1]], timeout=patience)
+            if not work[1].done() and not self.story.calm:
+                await self._turn_away(fate)
+            else:
+                await work[1]
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.wait(work)
+        for task in work:
+            if not task.cancelled():
+                task.result()
+        await asyncio.sleep(rng.choice((0.0, 0.01, 0.3)))
+
+    async def _turn_away(self, fate: str) -> None:
+        """Do something of its own accord; then it comes again."""
+        story = self.story
+        story.disturbed(f"{self.name} decides to {fate}", lasting=1.0)
+        match fate:
+            case "leave":
+                await self.handler.leave()
+                await asyncio.sleep(self.rng.uniform(0.0, 1.0))
+            case "close" if self.rng.random() < 0.4:
+                with contextlib.suppress(RendezvousConnectionError):
+                    await self.handler.set_closed("enough")
+
+    async def _listen(self) -> None:
+        """Listen until the others are to be met again; what was ignored in bad times is minded once it is quiet."""
+        hearing = self.process.host.start(self._hear())
+        try:
+            while not hearing.done() and not (self.story.calm and self.handler.num_nodes_changed() and not self.stays):
+                await asyncio.wait([hearing], timeout=0.5)
+        finally:
+            hearing.cancel()
+            await asyncio.wait([hearing])
+        if not hearing.cancelled():
+            hearing.result()
+
+    async def _hear(self) -> None:
+        async with self.handler.changes() as changes:
+            async for change in changes:
+                if self.heard_for is not self.handler._membership:
+                    self.heard_for, self.heard = self.handler._membership, []
+                self.heard.append(change)
+                self.story.truth.say(f"{self.name} hears {change}")
+                minds = self.rng.random() < 0.8 or self.story.calm
+                if isinstance(change, Dropped | Closed) or (minds and not self.stays):
+                    return
+
+    async def _train(self, info: RendezvousInfo) -> None:
+        """Write to the shared store, and read what others wrote, for as long as it lasts."""
+        membership, rng = info._membership, self.rng
+        step = 0
+        try:
+            if rng.random() < 0.3:
+                self.story.check_roster(info, await info.participants())
+            while True:
+                ours = msgpack.packb((self.name, membership.arrival, info.round))
+                await self._written(info, f"{info.rank}/{step % 3}", ours)
+                with contextlib.suppress(SharedStoreTimeoutError):
+                    other = rng.randrange(info.world_size)
+                    await info.store.wait([f"{other}/{step % 3}"], 0.5)
+                    _, _, number = msgpack.unpackb(await info.store.get(f"{other}/{step % 3}"))
+                    self.story.truth.require(
+                        number == info.round, f"{self.name} read of round {number} in {info} (R10)"
+                    )
+                step += 1
+                await asyncio.sleep(rng.uniform(0.1, 0.6))
+        except (RoundSupersededError, RendezvousConnectionError):
+            pass
+
+    async def _written(self, info: RendezvousInfo, key: str, value: bytes) -> None:
+        membership, checker = info._membership, self.story.checker
+        try:
+            await info.store.set(key, value)
+        except RoundSupersededError:
+            checker.refused_write(self.name, membership.round, membership.arrival, refused=True)
+            raise
+        except SharedStoreTimeoutError:
+            pass
+        else:
+            checker.refused_write(self.name, membership.round, membership.arrival, refused=False)

@@ -1,0 +1,496 @@
+"""One seed, one history of everything: handlers, clients, sessions, server and journal, on virtual time.
+
+Nodes come, join, write, leave, and die; processes stand still, or only their main loops; connections are cut, held up,
+and half open; the store is killed, stalls, comes back with what its disk has; clocks run at different rates. Then it
+is quiet, and a round must come within the time that the promises add up to.
+
+Three things look on, each at its own: `truth.py` at what every client is told (S1, S3, S4, S5), `checker.py` at every
+revision that is true (R2, R3, R4, R7, R10, R11), and this at what the nodes know (R3, R5, R9).
+
+    python -m tests.sim full --seed 17            one history, told step by step
+    python -m tests.sim full --seeds 0:10000      many, told if they fail
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rdzv.coordinator import LEADER_DISCONNECT_TTL, LEADER_TTL
+from rdzv.decision import Rules
+from rdzv.ranks import order_named
+from rdzv.state import Keys, NodesLeft, NodesLost
+from tests.sim.checker import PROMPTLY, Checker
+from tests.sim.full_node import Fuse, Node, commits
+from tests.sim.machines import Cosmos, Seams, quiet_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.membership import RendezvousInfo
+    from rdzv.state import Participant
+    from store.messages import Event
+
+__all__ = ["FullOutcome", "FullStory", "tell_full_story"]
+
+KEYS = Keys(prefix="/rdzv", run_id="job")
+HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit")
+TTL = 3.0
+DISCONNECT_TTL = 0.6
+LOOK_EVERY = 0.25  # seconds between two looks at the nodes
+NOTICED_WITHIN = 16.0  # seconds until a client has noticed a dead connection, and come back
+CLOCKS_APART = 1.04  # by how much one clock may be faster than another, and a little
+OWN_CLOCK_GRAIN = 0.05
+PUSHED_WITHIN = 2.5  # seconds for a loss to be seen, reported and pushed, when all is well; a look and an election
+PATIENCE = 1e5
+TRIPS = 20  # messages one after the other in an election, a take-over and a commit
+
+
+@dataclass(frozen=True, slots=True)
+class FullOutcome:
+    """What a history came to."""
+
+    seconds: float
+    rounds: int
+    closed: bool
+    faults: int
+    fenced_writes: int
+    answers_checked: int
+    starts: int
+
+
+def tell_full_story(
+    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None
+) -> FullOutcome:
+    """Play one seed to its end.
+
+    Raises:
+        Violation: A promise was broken; the message says which, when, and how to replay it.
+    """
+    seams = seams or Seams()
+    with quiet_logs(), seams.plant():
+        story = FullStory(seed, seams, trace)
+        try:
+            return story.tell()
+        finally:
+            story.cosmos.end()
+
+
+class FullStory:
+    """One history; what is public is for its nodes, and for its checker, to which it is the world.
+
+    Attributes:
+        calm: Whether nothing goes wrong any more.
+        disturbed_until: When what went wrong last may still be felt.
+        replay: The command that plays it again.
+    """
+
+    def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
+        self.rng = rng = random.Random(f"full story {seed}")
+        self.replay = f"python -m tests.sim full --seed {seed}"
+        self.durable = rng.random() < 0.85
+        self.cosmos = Cosmos(
+            seed, replay=self.replay, durable=self.durable, seams=seams, trace=trace, on_revision=self._revision
+        )
+        self.truth = self.cosmos.truth
+        self.calm = False
+        self.faults = 0
+        self.disturbed_until = 0.0
+        self.fuse: Fuse | None = None  # of whichever node it is
+        self.held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
+        needed = rng.randint(1, 3)
+        order = rng.choice(("survivors", "survivors", "arrival", "name"))
+        self.rules = Rules(
+            needed=needed,
+            capacity=needed + rng.randint(0, 3),
+            last_call=rng.choice((0.3, 1.0, 3.0)),
+            early_last_call=rng.random() < 0.7,
+            order=order_named(order),
+        )
+        self.settings: dict[str, Any] = {
+            "min_nodes": needed,
+            "max_nodes": self.rules.capacity,
+            "last_call_timeout": self.rules.last_call,
+            "early_last_call": self.rules.early_last_call,
+            "rank_order": order,
+            "ttl": TTL,
+            "disconnect_ttl": DISCONNECT_TTL,
+        }
+        self.patience = rng.choice((PATIENCE, PATIENCE, 6.0))
+        grain = (CLOCKS_APART - 1) * self.rules.last_call + 0.05
+        self.promptly = PROMPTLY + TRIPS * self.cosmos.latency_most
+        self.checker = Checker(self, KEYS, self.rules, grain=grain, promptly=self.promptly)
+        self.nodes: dict[str, Node] = {}
+        self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
+        self.director = self.cosmos.timeline.host("the director")
+        self.say(f"seed {seed}: {'durable' if self.durable else 'memory only'}, {self.rules}")
+
+    @property
+    def now(self) -> float:
+        """True time."""
+        return self.cosmos.now
+
+    def say(self, what: str) -> None:
+        """One line of the trace."""
+        self.truth.say(what)
+
+    def disturbed(self, why: str, *, lasting: float) -> None:
+        """Something goes wrong, or its own way, and may be felt for so long."""
+        self.say(why)
+        self.disturbed_until = max(self.disturbed_until, self.now + lasting)
+
+    # ------------------------------------------------------------------------------------------ the plot
+
+    def tell(self) -> FullOutcome:
+        """Trouble first, then quiet."""
+        rng, director, timeline = self.rng, self.director, self.cosmos.timeline
+        began = timeline.now
+        self.cosmos.store.start()
+        count = self.rules.needed + rng.randint(0, 2)
+        spread = rng.choice((0.05, 1.5, 3.0))
+        for index in range(count):
+            director.call_later(rng.uniform(0, spread), self._start, f"n{index}")
+        director.call_later(LOOK_EVERY, self._look)
+        trouble = rng.choice((0.0, 4.0, 8.0, 12.0))
+        if trouble:
+            if rng.random() < 0.3:
+                self._light_fuse_at_commit()
+            for _ in range(rng.randint(1, 8)):
+                director.call_later(rng.uniform(0.1, trouble), self._something_happens)
+        timeline.run(began + max(trouble, spread))
+        self._settle(count)
+        return FullOutcome(
+            seconds=timeline.now - began,
+            rounds=len(self.checker.rounds),
+            closed=self.checker.closed,
+            faults=self.faults,
+            fenced_writes=self.checker.fenced_writes,
+            answers_checked=self.truth.checked,
+            starts=self.cosmos.store.starts,
+        )
+
+    def _start(self, name: str) -> None:
+        before = self.nodes.get(name)
+        if before is not None and before.alive:
+            return
+        self.say(f"{name} starts")
+        patience = PATIENCE if self.calm else self.patience
+        self.nodes[name] = Node(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
+
+    def _alive(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.alive]
+
+    def gave_up(self, node: Node, error: Exception) -> None:
+        """A node's process ends, because it could not join in time; it is started again."""
+        self.disturbed(f"{node.name} gives up: {error}", lasting=TTL + 1.0)
+        self.truth.require(self.patience < PATIENCE, f"{node.name} has all the time, and gave up: {error}")
+        self.director.call_later(0.5, lambda: self._start_again(node))
+
+    def _start_again(self, node: Node) -> None:
+        node.die(silently=False)
+        self._start(node.name)
+
+    # ------------------------------------------------------------------------------------------ what goes wrong
+
+    def _later(self, seconds: float, action: Callable[[], object]) -> None:
+        self.director.call_later(seconds, lambda: None if self.calm else action())
+
+    def _draw_seconds(self) -> float:
+        """How long something lasts: anything up to some seconds, or just as long as somebody's patience."""
+        if self.rng.random() < 0.4:
+            return self.rng.choice((LEADER_TTL, TTL, DISCONNECT_TTL, LEADER_DISCONNECT_TTL)) + self.rng.uniform(0, 0.25)
+        return self.rng.choice((0.1, 1.5, 5.0)) * self.rng.uniform(0.5, 1.5)
+
+    def _something_happens(self) -> None:
+        if self.calm:
+            return
+        self.faults += 1
+        faults = [self._strike_node] * 4 + [self._light_fuse] * 2 + [self._light_fuse_at_commit] * 2
+        faults += [self._start_another] * 2
+        faults += [self._stop_store, self._cut_store, self._partition_store]
+        if self.durable:
+            faults += [self._kill_store, self._kill_store, self._stall_disk]
+        self.rng.choice(faults)()
+
+    def _somebody(self) -> Node | None:
+        """Whoever coordinates, as often as not."""
+        alive = [node for node in self._alive() if node.refused is None]
+        entry = self.cosmos.store.books.at(KEYS.coordinator, self.cosmos.store.books.revision)
+        if entry is not None and self.rng.random() < 0.5:
+            alive = [node for node in alive if node.name == entry.value.decode()] or alive
+        return self.rng.choice(alive) if alive else None
+
+    def _strike_node(self) -> None:
+        node = self._somebody()
+        if node is not None:
+            self._strike(node, self.rng.choice(HOW), self._draw_seconds())
+
+    def _light_fuse(self) -> None:
+        """Something befalls a node before or after one of its next requests."""
+        node = self._somebody()
+        if node is not None:
+            how, seconds = self.rng.choice(HOW), self._draw_seconds()
+            node.fuse = Fuse(self.rng.randrange(12), lambda _: True, lambda who: self._strike(who, how, seconds))
+
+    def _light_fuse_at_commit(self) -> None:
+        """Something befalls whoever commits the next round, before it does, or just after."""
+        how = self.rng.choice(("hold", "hold", "hold", "block", "kill"))
+        # What was about to be written comes just when others have taken over, if they have.
+        seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1)
+        left = int(self.rng.random() < 0.25)
+        self.fuse = Fuse(left, commits, lambda who: self._strike(who, how, seconds))
+
+    def _strike(self, node: Node, how: str, seconds: float) -> None:
+        if self.calm:
+            return
+        source = node.process.source
+        felt = {
+            "kill": DISCONNECT_TTL,
+            "power": TTL,
+            "stop": seconds + TTL,
+            "block": seconds + 1.0,
+            "partition": seconds + TTL + NOTICED_WITHIN,
+            "hold": 2 * seconds + TTL + NOTICED_WITHIN,
+        }
+        self.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=felt.get(how, 2.0) + 1.5)
+        match how:
+            case "kill" | "power":
+                node.die(silently=how == "power")
+                self._later(seconds, lambda: self._start(node.name))
+            case "stop" | "block":
+                node.pause(keeper=how == "stop")
+                self._later(seconds, node.resume)
+            case "reset":
+                self.cosmos.network.reset(source)
+            case "cut":
+                self.cosmos.network.cut(source)
+            case "partition":
+                self._hold(seconds, source, *node.process.threads)
+            case "quit":
+                node.quit()
+                self.director.call_later(max(seconds, 1.0), self._start_again, node)
+            case "hold":
+                self._hold_until_something_happens(node, seconds * 2)
+
+    def _hold(self, seconds: float, *sources: str) -> None:
+        for source in sources:
+            self.cosmos.network.partition(source)
+            self._later(seconds, lambda source=source: self.cosmos.network.heal(source))  # type: ignore[misc]
+
+    def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
+        """What a node is sending reaches the store just after another coordinates, or some record has changed."""
+        self._hold(at_most, node.process.source)
+        key = self.rng.choice((KEYS.coordinator, KEYS.nodes))
+        self.held = node.process.source, key
+        others = [other for other in self._alive() if other is not node and other.refused is None]
+        if key == KEYS.nodes and others:
+            self._later(self.rng.uniform(0.0, 0.3), lambda: self._strike(self.rng.choice(others), "quit", 0.1))
+
+    def _let_go(self) -> None:
+        assert self.held is not None
+        source, self.held = self.held[0], None
+        self._later(self.rng.uniform(0.0, 10 * self.cosmos.latency_most), lambda: self.cosmos.network.heal(source))
+
+    def _start_another(self) -> None:
+        self.disturbed("somebody comes", lasting=1.0)
+        self._start(f"n{self.rng.randrange(self.rules.needed + 3)}")
+
+    def _cut_store(self) -> None:
+        self.disturbed("all connections are reset", lasting=TTL + 3.0)
+        self.cosmos.network.reset("store")
+
+    def _partition_store(self) -> None:
+        seconds = self._draw_seconds()
+        self.disturbed(f"the store is cut off for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+        self.cosmos.network.partition("store")
+        self._later(seconds, lambda: None if self.cosmos.store.dark else self.cosmos.network.heal("store"))
+
+    def _stop_store(self) -> None:
+        host = self.cosmos.store.host
+        if host is not None:
+            seconds = self._draw_seconds()
+            self.disturbed(f"the store stands still for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+            host.pause()
+            self._later(seconds, host.resume)
+
+    def _kill_store(self) -> None:
+        if self.cosmos.store.up:
+            seconds = self._draw_seconds()
+            self.disturbed(f"the store is away for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+            self.cosmos.store.die(silently=self.rng.random() < 0.3)
+            self._later(seconds, self.cosmos.store.start)
+
+    def _stall_disk(self) -> None:
+        assert self.cosmos.store.disk is not None
+        seconds = self._draw_seconds()
+        self.disturbed(f"the disk takes nothing for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+        self.cosmos.store.disk.stalled_until = self.now + seconds
+
+    # ------------------------------------------------------------------------------------------ what is looked at
+
+    def _revision(self, events: tuple[Event, ...]) -> None:
+        """Something has become true."""
+        if self.held is not None and any(event.key.startswith(self.held[1]) for event in events if self._tells(event)):
+            self._let_go()
+        for event in events:
+            if event.kind == "delete" and event.key.startswith(KEYS.nodes):
+                name = event.key.removeprefix(KEYS.nodes)
+                self.gone_at[name, self.checker.records[name].arrival] = self.now
+        self.checker.take(events)
+        last = self.checker.last
+        if last is not None and last.round.revision == events[0].revision:
+            # A member that came again for this round is at another arrival by now, and not gone.
+            self.gone_at = {who: at for who, at in self.gone_at.items() if last.arrivals.get(who[0]) == who[1]}
+
+    def _tells(self, event: Event) -> bool:
+        """Whether this is what a held connection is held for: that there is no coordinator now is not yet."""
+        return event.kind == "put" or event.key.startswith(KEYS.nodes)
+
+    def joined(self, node: Node, info: RendezvousInfo) -> None:
+        """A node believes that it is in a round (R3)."""
+        membership = info._membership
+        self.say(f"{node.name} is in round {info.round}, rank {info.rank} of {info.world_size}")
+        self.checker.learned(node.name, membership.round, info.rank, membership.arrival)
+        committed = self.checker.rounds[info.round]
+        self.truth.require(
+            (info.world_size, info.bootstrap_address)
+            == (len(committed.ranks), (committed.round.host, committed.round.port)),
+            f"{node.name} was given {info} of {committed} (R3)",
+        )
+
+    def check_roster(self, info: RendezvousInfo, roster: list[Participant]) -> None:
+        """A node has read who is in its round (R3)."""
+        ranks = self.checker.rounds[info.round].ranks
+        self.truth.require({one.node_id: one.rank for one in roster} == ranks, f"{roster} are not {ranks} (R3)")
+
+    def _look(self) -> None:
+        """What each node knows, against what is so."""
+        self.director.call_later(LOOK_EVERY, self._look)
+        self.checker.overdue()
+        for node in self.nodes.values():
+            if node.awake and node.went_on_at < self.now - LOOK_EVERY:
+                self._look_at(node)
+
+    def _look_at(self, node: Node) -> None:
+        handler = node.handler
+        membership, link = handler._membership, handler._link
+        if membership is None or membership.over is not None or link is None or node.keeper_host.paused:
+            return
+        if link.lease is not None and node.keeper_client is not None:
+            sent_at = node.keeper_client.keep_alives.get(link.lease.id)
+            if sent_at is not None:
+                silence = node.keeper_host.time() - sent_at
+                self.truth.require(
+                    silence <= TTL + OWN_CLOCK_GRAIN,
+                    f"{node.name} believes to be in round {membership.round.number}, though it has renewed nothing for "
+                    f"{silence:.2f} s of its own clock (R9)",
+                )
+        last = self.checker.last
+        if last is None or last.round.revision != membership.round.revision or self.checker.closed:
+            return
+        for (name, arrival), at in self.gone_at.items():
+            told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or handler._joining
+            if last.arrivals.get(name) == arrival and max(at, self.disturbed_until) < self.now - PUSHED_WITHIN:
+                self.truth.require(
+                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or handler._joining,
+                    f"{name} has been gone for {self.now - at:.2f} s, and {node.name} has not been told (R5)",
+                )
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _calm_down(self, count: int) -> None:
+        self.calm = True
+        self.disturbed("quiet from here on", lasting=NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL)
+        cosmos = self.cosmos
+        cosmos.network.heal()
+        if cosmos.store.disk is not None:
+            cosmos.store.disk.stalled_until = 0.0
+        if cosmos.store.host is not None:
+            cosmos.store.host.resume()
+        else:
+            cosmos.store.start()
+        for node in list(self.nodes.values()):
+            node.resume()
+        for index in range(count):
+            self._start(f"n{index}")
+
+    def _settle(self, count: int) -> None:
+        """No more trouble: whoever is there comes to a round, in the time promised."""
+        self._calm_down(count)
+        timeline, began = self.cosmos.timeline, self.now
+        # Dead connections are noticed; who died lapses, and then whoever waits for a name; somebody takes the role; and
+        # two last calls, since those who came late make the others meet again.
+        promised = (
+            NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
+        )
+        while self.now < began + promised:
+            timeline.run(self.now + 0.25)
+            if self._settled():
+                timeline.run(self.now + 1.0)  # and it stays so; what is left of older rounds is cleared away
+                if self._settled():
+                    self._check_what_is_left()
+                    self._lose_one()
+                    return
+        self.truth.fail(
+            f"still not settled {promised:.1f} s after the last trouble: "
+            + "; ".join(f"{node.name} {self._state_of(node)}" for node in self._alive())
+        )
+
+    def _settled(self) -> bool:
+        """Whether everybody is in the one last round, or a spare, or knows that the run is closed."""
+        alive, last = self._alive(), self.checker.last
+        if self.checker.closed:
+            return all(node.refused is not None for node in alive)
+        if last is None:
+            return False
+        members = [node for node in alive if self._is_in(node, last.round.revision)]
+        return len(members) == last.round.size and all(
+            node.handler.reason.startswith("a spare") for node in alive if node not in members
+        )
+
+    def _is_in(self, node: Node, revision: int) -> bool:
+        membership = node.handler._membership
+        return membership is not None and membership.over is None and membership.round.revision == revision
+
+    def _check_what_is_left(self) -> None:
+        """Of rounds before the last, nothing (R10)."""
+        if self.checker.closed or self.checker.last is None:
+            return
+        round = self.checker.last.round
+        kept = KEYS.attempt(round.number, round.term)
+        left = [key for key in self.cosmos.store.books.now_under(KEYS.rounds) if not key.startswith(kept)]
+        self.truth.require(not left, f"round {round.number} stands, and of older ones there is {left} (R10)")
+
+    def _lose_one(self) -> None:
+        """One member dies, and the others are told within a second of the time that it is given to come back (R5)."""
+        last = self.checker.last
+        if self.checker.closed or last is None or last.round.size < 2:
+            return
+        timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
+        while not all(node.connected for node in self._alive()) and self.now < deadline:
+            timeline.run(self.now + 0.25)
+        timeline.run(self.now + LEADER_TTL * CLOCKS_APART + self.promptly)  # and somebody coordinates
+        members = [node for node in self._alive() if self._is_in(node, last.round.revision)]
+        if self.checker.last is not last or len(members) < last.round.size:
+            return  # who was cut off meanwhile has been dropped
+        lost, *others = self.rng.sample(members, len(members))
+        lost.die(silently=False)
+        for node in others:
+            node.stays = True
+        began = self.now
+        timeline.run(began + DISCONNECT_TTL * CLOCKS_APART + self.promptly)
+        for node in others:
+            told = [change for change in node.heard if isinstance(change, NodesLost) and lost.name in change.node_ids]
+            self.truth.require(
+                bool(told) and node.heard_for is not None and node.heard_for.round == last.round,
+                f"{lost.name} died {self.now - began:.2f} s ago, and {node.name} has heard {node.heard} (R5)",
+            )
+
+    def _state_of(self, node: Node) -> str:
+        if node.refused is not None:
+            return "knows that the run is closed"
+        membership = node.handler._membership
+        if membership is not None and membership.over is None:
+            return f"is in round {membership.round.number}, as rank {membership.rank}"
+        return f"waits: {node.handler.reason}"

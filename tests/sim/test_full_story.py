@@ -1,0 +1,98 @@
+"""Hundreds of histories of everything together, and bugs that they must find; `python -m tests.sim full` has more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.sim.__main__ import main
+from tests.sim.checker import Violation
+from tests.sim.full_bugs import FULL_BUGS
+from tests.sim.full_story import FullOutcome, tell_full_story
+
+FIXED = 240
+CHUNK = 40
+FRESH = 60
+
+
+@pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
+def test_no_promise_is_broken_in_fixed_histories(first: int) -> None:
+    outcomes = [tell_full_story(seed) for seed in range(first, first + CHUNK)]
+    assert sum(outcome.rounds for outcome in outcomes) > CHUNK, "most have more than one round, or they show little"
+    assert sum(outcome.faults for outcome in outcomes) > CHUNK
+    assert sum(outcome.starts for outcome in outcomes) > CHUNK + 5, "the store was hardly ever killed"
+    assert sum(outcome.fenced_writes for outcome in outcomes) > 5 * CHUNK
+
+
+def test_no_promise_is_broken_in_fresh_histories(capsys: pytest.CaptureFixture[str]) -> None:
+    base = random.SystemRandom().randrange(10**6, 10**9)
+    with capsys.disabled():
+        print(f" [fresh histories {base}:{base + FRESH}] ", end="")
+    for seed in range(base, base + FRESH):
+        tell_full_story(seed)
+
+
+def test_a_seed_has_one_history() -> None:
+    told: list[list[str]] = []
+    outcomes: set[FullOutcome] = set()
+    for _ in range(2):
+        told.append([])
+        outcomes.add(tell_full_story(3, trace=told[-1].append))
+    assert told[0] == told[1] != []
+    assert len(outcomes) == 1
+
+
+SEEDS = {
+    "a commit without the coordinator's condition": 1,
+    "a commit without its members' conditions": 29,
+    "ranks that are published after the flag": 0,
+    "a last call that each join begins anew": 37,
+    "a stale record that is kept as alive": 33,
+    "a coordinator that forgets the last round": 1,
+    "a loss that nobody is told of": 0,
+    "a zombie's write that is not fenced": 130,
+    "an acknowledgement before the commit": 1,
+}
+"""Histories from which on each is found soon; any change of the product tells them differently."""
+
+WITHIN = 300
+"""Histories in which it must be found; `python -m tests.sim bugs` looks for where that is quickest."""
+
+
+@pytest.mark.parametrize("bug", FULL_BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    for seed in range(SEEDS[bug], SEEDS[bug] + WITHIN):
+        try:
+            tell_full_story(seed, seams=FULL_BUGS[bug])
+        except Violation as violation:
+            assert "python -m tests.sim full --seed" in str(violation)  # noqa: PT017  most histories raise nothing
+            return
+    pytest.fail(f"not found in {WITHIN} histories")
+
+
+def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["full", "--seeds", "3:6"]) == 0
+    assert "no promise was broken" in capsys.readouterr().out
+
+
+def test_one_history_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["full", "--seed", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "coordinates, term" in told
+    assert "quiet from here on" in told
+
+
+def test_a_bug_is_hunted_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bugs", "--only", "ranks that", "--within", "1"]) == 0
+    assert "was committed before its ranks" in capsys.readouterr().out
+
+
+def test_a_bug_that_is_not_found_is_a_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.sim.__main__.FULL_BUGS", {})
+    monkeypatch.setattr("tests.sim.__main__.STORE_BUGS", {"none": None})
+    monkeypatch.setattr("tests.sim.__main__.tell_store_story", lambda *_, **__: None)
+    assert main(["bugs", "--within", "2"]) == 1
+    assert "not found within 2 seeds" in capsys.readouterr().err
