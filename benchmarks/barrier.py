@@ -139,9 +139,9 @@ def measure_ours(size: int, processes: int) -> tuple[float, float]:
         before = _bytes(observer)
         calls = [(our_nodes, url, some) for some in [*names, ["the-last"]]]
         with support.workers(*calls) as all_workers:
-            last = _park(all_workers, PATIENCE)
+            last = park(all_workers, PATIENCE)
             time.sleep(random.uniform(*SETTLE))
-            seconds = _complete(all_workers, last, size, PATIENCE)
+            seconds, _ = complete(all_workers, last, size, PATIENCE)
             return seconds, (_bytes(observer) - before) / size
 
 
@@ -156,17 +156,17 @@ def measure_torch(size: int, processes: int, patience: float) -> float:
         shares = support.shares(size - 1, processes)
         calls = [(torch_nodes, port, run_id, count, size) for count in [*map(len, shares), 1]]
         with support.workers(*calls) as all_workers:
-            last = _park(all_workers, patience)
+            last = park(all_workers, patience)
             deadline = time.monotonic() + patience
             while (found := backend.get_state()) is None or len(pickle.loads(found[0]).participants) < size - 1:
                 if time.monotonic() > deadline:
                     raise TimeoutError
                 time.sleep(0.2)
             time.sleep(random.uniform(*SETTLE))
-            return _complete(all_workers, last, size, patience)
+            return complete(all_workers, last, size, patience)[0]
 
 
-def _park(all_workers: list[Worker], patience: float) -> Worker:
+def park(all_workers: list[Worker], patience: float) -> Worker:
     """Have all nodes connect, and all but the last arrive; the last one's process."""
     for worker in all_workers:
         assert worker.hear(patience) == "connected"
@@ -178,14 +178,15 @@ def _park(all_workers: list[Worker], patience: float) -> Worker:
     return last
 
 
-def _complete(all_workers: list[Worker], last: Worker, size: int, patience: float) -> float:
-    """Let the last one arrive, and check what all of them got."""
+def complete(all_workers: list[Worker], last: Worker, size: int, patience: float) -> tuple[float, float]:
+    """Let the last one arrive, and check what all of them got; seconds until all were done, and when that was."""
     assert last.ask("arrive", patience) == "parked"
     answers = [worker.hear(patience) for worker in all_workers]
     results: list[Result] = [result for _, some in answers for result in some]
     assert sorted(rank for rank, _, _ in results) == list(range(size)), "every rank once"
     assert {world_size for _, world_size, _ in results} == {size}
-    return max(at for _, _, at in results) - float(answers[-1][0])
+    done_at = max(at for _, _, at in results)
+    return done_at - float(answers[-1][0]), done_at
 
 
 def _bytes(observer: store.sync.Client) -> int:

@@ -1,12 +1,13 @@
 """One blocking call from Python: our blocking client and shared store, PyTorch's TCPStore, a bare socket echo.
 
-    python -m benchmarks.calls
+    python -m benchmarks.calls [--one-core]
 
 Every server has a process of its own, and every client one connection. The contenders take turns, a batch of calls
 each, so that a busy moment hits all of them; a figure is the median of a contender's batches, in microseconds a call.
 The echo is what any blocking round trip costs Python. On an idle machine most of that is waking up: a busy one makes
-every round trip shorter, and what is computed in it a larger part. TCPStore's `set` is not comparable: it returns
-before the server has it.
+every round trip shorter, and what is computed in it a larger part. `--one-core` has all of it on one core, which takes
+the waking up of another one out, and gives the same figures each time. TCPStore's `set` is not comparable: it returns
+before the server has it. Its `get` waits for the key first, as ours does, but takes a round trip for that.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import os
 import socket
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import rdzv
 import store
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     Operations = dict[str, Callable[[], object]]
 
 VALUE = b"x" * 100
+OURS = "rdzv.torch.TorchStore"
 TORCH = "torch TCPStore"
 
 
@@ -75,20 +78,27 @@ def of_shared_store(shared: rdzv.sync.SharedStore) -> Operations:
     }
 
 
-def of_torch(port: int) -> Operations:
-    """PyTorch's."""
-    from torch.distributed import TCPStore
-
-    tcp_store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    tcp_store.set("key", VALUE.decode())
-    tcp_store.set("swapped", "0")
+def of_torch(torch_store: Any) -> Operations:
+    """A `torch.distributed.Store`: theirs, or ours."""
+    torch_store.set("key", VALUE.decode())
+    torch_store.set("swapped", "0")
     turns = itertools.cycle([("0", "1"), ("1", "0")])
     return {
-        "get": lambda: tcp_store.get("key"),
-        "set": lambda: tcp_store.set("key", VALUE.decode()),
-        "add": lambda: tcp_store.add("counter", 1),
-        "compare_set": lambda: tcp_store.compare_set("swapped", *next(turns)),
+        "get": lambda: torch_store.get("key"),
+        "set": lambda: torch_store.set("key", VALUE.decode()),
+        "add": lambda: torch_store.add("counter", 1),
+        "compare_set": lambda: torch_store.compare_set("swapped", *next(turns)),
     }
+
+
+def torch_stores(url: str, port: int) -> dict[str, Operations]:
+    """Ours and theirs, through the same interface."""
+    from torch.distributed import TCPStore
+
+    from rdzv.torch import TorchStore
+
+    theirs = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    return {OURS: of_torch(TorchStore(f"{url}/calls-of-torch")), TORCH: of_torch(theirs)}
 
 
 def of_echo(port: int) -> Operations:
@@ -115,7 +125,7 @@ def contenders() -> Iterator[dict[str, Operations]]:
         yield {
             "store.sync.Client": of_client(client),
             "rdzv.sync.SharedStore": of_shared_store(handler.next_rendezvous().store),
-            **({TORCH: of_torch(torch[0].hear(60))} if torch else {}),
+            **(torch_stores(url, torch[0].hear(60)) if torch else {}),
             "socket echo": of_echo(echo.hear(60)),
         }
 
@@ -124,9 +134,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.calls", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--calls", type=int, default=100, help="in a batch")
+    parser.add_argument("--one-core", action="store_true", help="keep everything on one core (Linux)")
     options = parser.parse_args()
 
-    print(support.describe_machine())
+    if options.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(support.describe_machine() + (", of which one is used" if options.one_core else ""))
     batches: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contenders() as all_contenders:
         operations = list(all_contenders["socket echo"])

@@ -1,6 +1,7 @@
 """From SIGKILL to each survivor's being told, and to the next round; real processes, one per node.
 
     python -m benchmarks.regroup
+    python -m benchmarks.regroup --nodes 64 --killed 20      twenty at once, the coordinator among them
 
 The store's `disconnect_ttl` passes before a killed process counts as dead, lest a reconnect be taken for a death; the
 tables show what comes on top of it. The victim is a plain member, or the node that coordinates. No peer stands beside
@@ -41,24 +42,28 @@ def node(pipe: Connection, url: str, name: str) -> None:
     support.run(main())
 
 
-def measure(size: int, disconnect_ttl: float, *, kill_coordinator: bool) -> tuple[list[float], list[float]]:
+def measure(
+    size: int, disconnect_ttl: float, *, killed: int, kill_coordinator: bool
+) -> tuple[list[float], list[float]]:
     """For each survivor: seconds from the kill until it was told, and until it had its next round, less the wait."""
     names = [f"node-{number}" for number in range(size)]
     with support.serving() as server:
-        url = f"{server}/regroup?min_nodes={size - 1}&max_nodes={size}&disconnect_ttl={disconnect_ttl}"
+        url = f"{server}/regroup?min_nodes={size - killed}&max_nodes={size}&disconnect_ttl={disconnect_ttl}"
         with support.workers(*((node, url, name) for name in names)) as nodes:
             coordinator = [worker.hear(PATIENCE) for worker in nodes][-1]
             time.sleep(0.5)
-            choice = (name for name in names if (name == coordinator) is kill_coordinator)
-            victim = nodes.pop(names.index(next(choice)))
-            victim.process.kill()
-            killed = time.monotonic()
-            answers = [worker.hear(PATIENCE) for worker in nodes]
-    assert sorted(rank for _, _, rank, _ in answers) == list(range(size - 1))
-    assert {world_size for *_, world_size in answers} == {size - 1}
+            plain = [name for name in names if name != coordinator]
+            victims = [coordinator, *plain[: killed - 1]] if kill_coordinator else plain[:killed]
+            for name in victims:
+                nodes[names.index(name)].process.kill()
+            survivors = [worker for name, worker in zip(names, nodes, strict=True) if name not in victims]
+            last_killed = time.monotonic()
+            answers = [worker.hear(PATIENCE) for worker in survivors]
+    assert sorted(rank for _, _, rank, _ in answers) == list(range(size - killed)), "one new round, of all who are left"
+    assert {world_size for *_, world_size in answers} == {size - killed}
     return (
-        [told - killed - disconnect_ttl for told, *_ in answers],
-        [done - killed - disconnect_ttl for _, done, *_ in answers],
+        [told - last_killed - disconnect_ttl for told, *_ in answers],
+        [done - last_killed - disconnect_ttl for _, done, *_ in answers],
     )
 
 
@@ -68,6 +73,7 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--killed", type=int, default=1, help="how many at once")
     parser.add_argument("--disconnect-ttl", type=float, default=1.0)
     options = parser.parse_args()
 
@@ -78,7 +84,9 @@ def main() -> None:
             told: list[float] = []
             done: list[float] = []
             for _ in range(options.runs):
-                some_told, some_done = measure(size, options.disconnect_ttl, kill_coordinator=kill_coordinator)
+                some_told, some_done = measure(
+                    size, options.disconnect_ttl, killed=options.killed, kill_coordinator=kill_coordinator
+                )
                 told += some_told
                 done += some_done
             victim = "coordinator" if kill_coordinator else "member"

@@ -1,4 +1,4 @@
-"""Shell: `connect`, and the backend that is built in: a TCP store, which a node may host itself.
+"""Shell: `connect`, and the backends that are built in: a TCP store, which a node may host itself, and an etcd cluster.
 
 Files and the environment are read here, sockets are made here; everything else gets what it needs handed in.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler
     from store import Store
 
-__all__ = ["Credentials", "connect", "create_tcp"]
+__all__ = ["Credentials", "connect", "create_etcd", "create_tcp"]
 
 CALL_TIMEOUT = 30.0  # seconds for one request; a wait for nodes is not a request
 
@@ -100,6 +100,32 @@ def tcp_handler(settings: Settings) -> Handler:
     return handler
 
 
+def create_etcd(parameters: RendezvousParameters) -> Handler:
+    """A handler over an etcd cluster."""
+    settings = parse(parameters.url, parameters.overrides, os.environ)
+    try:
+        from store import etcd, etcd_sync
+        from store.etcd_messages import Cluster
+    except ImportError as error:
+        raise RendezvousSettingsError(f"{settings.endpoint.scheme} cannot be used: {error}") from error
+    credentials = Credentials.of(settings)
+    cluster = Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls)
+    options: dict[str, Any] = {
+        "tls": credentials.client_tls(),
+        "user": settings.user,
+        "password": credentials.password,
+        "timeout": CALL_TIMEOUT,
+        # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
+        "receipts": f"{settings.prefix}//receipts/",
+    }
+    return Handler(
+        settings,
+        open_store=lambda: etcd.Client(cluster, connect_timeout=settings.join_timeout, **options),
+        open_keeper=lambda _: ThreadKeeper(lambda: etcd.Client(cluster, **options)),
+        open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
+    )
+
+
 async def _end_host(starting: asyncio.Task[Host | None]) -> None:
     """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
     await asyncio.wait([starting])
@@ -108,11 +134,12 @@ async def _end_host(starting: asyncio.Task[Host | None]) -> None:
 
 
 class Credentials:
-    """What a run's settings say about who may take part: a token, and certificates."""
+    """What a run's settings say about who may take part: a token or a password, and certificates."""
 
-    def __init__(self, settings: Settings, token: bytes | None) -> None:
+    def __init__(self, settings: Settings, token: bytes | None, password: str | None) -> None:
         self._settings = settings
         self.token = token
+        self.password = password
 
     @classmethod
     def of(cls, settings: Settings) -> Credentials:
@@ -121,14 +148,12 @@ class Credentials:
         Raises:
             RendezvousSettingsError: One of them cannot be read, or holds nothing.
         """
-        token = settings.token
+        token, password = settings.token, None
         if settings.token_file is not None:
-            token = _read("token_file", settings.token_file).strip()
-            if not token:
-                raise RendezvousSettingsError(
-                    f"token_file={settings.token_file!r} is empty; write the shared secret into it"
-                )
-        return cls(settings, token.encode() if isinstance(token, str) else token)
+            token = _read_secret("token_file", settings.token_file, "the shared secret")
+        if settings.password_file is not None:
+            password = _read_secret("password_file", settings.password_file, "the password").decode()
+        return cls(settings, token.encode() if isinstance(token, str) else token, password)
 
     def client_tls(self) -> ssl.SSLContext | None:
         """How to reach the store over TLS; None: as the system does, or without."""
@@ -170,6 +195,13 @@ def _read(name: str, path: str) -> bytes:
         raise RendezvousSettingsError(f"{name}={path!r} cannot be read: {error.strerror or error}") from error
 
 
+def _read_secret(name: str, path: str, what: str) -> bytes:
+    secret = _read(name, path).strip()
+    if not secret:
+        raise RendezvousSettingsError(f"{name}={path!r} is empty; write {what} into it")
+    return secret
+
+
 def _bad_certificates(settings: Settings, error: OSError) -> RendezvousSettingsError:
     return RendezvousSettingsError(
         f"ca={settings.ca!r}, cert={settings.cert!r}, key={settings.key!r} cannot be used: {error}; "
@@ -177,5 +209,5 @@ def _bad_certificates(settings: Settings, error: OSError) -> RendezvousSettingsE
     )
 
 
-for _scheme in ("tcp", "tcps"):
-    rendezvous_handler_registry.register(_scheme, create_tcp)
+for _scheme, _creator in (("tcp", create_tcp), ("tcps", create_tcp), ("etcd", create_etcd), ("etcds", create_etcd)):
+    rendezvous_handler_registry.register(_scheme, _creator)

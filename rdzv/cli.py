@@ -22,6 +22,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 import store
 from rdzv import demo, launcher, serving
 from rdzv.backends import Credentials, connect
@@ -33,6 +35,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.handler import Handler
+from rdzv.history import in_words, timeline
 from rdzv.settings import parse
 from rdzv.state import Participant, RunStatus
 from store.address import host_and_port
@@ -40,6 +43,8 @@ from store.loops import loop_factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
+
+    from rdzv.history import Chapter
 
 __all__ = ["main"]
 
@@ -67,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except (RendezvousError, store.StoreError, OSError, ValueError) as error:
+    except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             raise
         sys.stderr.write(f"rdzv {options.command}: {error}\n")
@@ -151,6 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     sub = _looking_at_a_run(command("status", _status, "show how a run stands, and what it waits for"))
     sub.add_argument("--json", action="store_true", help="as one JSON object")
     sub.add_argument("--watch", action="store_true", help="again at every change, until the run is closed")
+
+    _looking_at_a_run(command("history", _history, "tell what happened in a run, round by round"))
+
+    sub = _looking_at_a_run(command("timeline", _timeline, "write what happened in a run as a Chrome trace"))
+    sub.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="where to; - is standard output. ui.perfetto.dev opens it"
+    )
 
     sub = _looking_at_a_run(command("close", _close, "close a run for all its nodes"))
     sub.add_argument("--reason", default="", help="why; every node is told")
@@ -272,6 +284,29 @@ def _in_words(status: RunStatus) -> str:
     return "\n".join(lines)
 
 
+async def _history(options: argparse.Namespace) -> int:
+    run_id, chapters = await _chapters(options)
+    print("\n".join(in_words(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]))
+    return DONE
+
+
+async def _timeline(options: argparse.Namespace) -> int:
+    run_id, chapters = await _chapters(options)
+    text = json.dumps(timeline(run_id, chapters))
+    if options.output == "-":
+        print(text)
+    else:
+        await anyio.Path(options.output).write_text(text + "\n", encoding="utf-8")
+    return DONE
+
+
+async def _chapters(options: argparse.Namespace) -> tuple[str, list[Chapter]]:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        if not isinstance(handler, Handler):
+            raise RendezvousSettingsError(f"the backend of {handler.run_id} keeps no history")
+        return handler.run_id, await handler.history()
+
+
 async def _close(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.set_closed(options.reason)
@@ -298,7 +333,12 @@ async def _ping(options: argparse.Namespace) -> int:
     settings = parse(url, {}, os.environ)
     credentials = Credentials.of(settings)
     connecting = store.connect(
-        settings.endpoint.url, token=credentials.token, tls=credentials.client_tls(), timeout=options.timeout
+        settings.endpoint.url,
+        token=credentials.token,
+        tls=credentials.client_tls(),
+        user=settings.user,
+        password=credentials.password,
+        timeout=options.timeout,
     )
     async with connecting as client:
         times = [await client.ping() for _ in range(max(options.count, 1))]

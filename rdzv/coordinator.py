@@ -9,6 +9,10 @@ one that was paused and wakes up writes nothing, and whatever a dead one left li
 A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
 not closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of
 the watch brings a new decision.
+
+Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
+nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
+what happens during the one round trip of the commit itself can slip in: a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.barrier import Barrier
-from rdzv.decision import Complete, Rules, Wait, decide, explain, report_due
+from rdzv.decision import TRY_AGAIN_AFTER, Complete, Rules, Wait, decide, explain, hindered, report_due
+from rdzv.errors import RendezvousStateError
+from rdzv.history import Chapter, Chronicle, pack_chapters, unpack_chapters
 from rdzv.state import (
     BUCKET_SIZE,
     Member,
+    NodeRecord,
     Participant,
     Progress,
     Round,
@@ -35,14 +42,27 @@ from rdzv.state import (
     unpack_members,
 )
 from rdzv.transitions import View
-from store import ConditionFailed, ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
+from store import (
+    ConditionFailed,
+    ConnectionLost,
+    Delete,
+    Lease,
+    LeaseNotFound,
+    LimitExceeded,
+    Put,
+    StoreError,
+    StoreTimeoutError,
+    when,
+)
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterator, Sequence
 
     from rdzv.follower import Follower
-    from rdzv.state import Keys, NodeRecord
+    from rdzv.state import Keys
     from store import Condition, Event, Store
+    from store.interface import LeaseLike
     from store.keepalive import Keeper
 
 __all__ = ["Candidacy"]
@@ -55,6 +75,7 @@ ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few
 ELECTION_MOST = 1.0  # ... and at most so long
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two coordinators
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
 class Candidacy:
@@ -89,6 +110,7 @@ class Candidacy:
         self._follower = follower
         self._rng = rng
         self._barrier = Barrier()
+        self._failed_with: str | None = None
 
     async def run(self) -> None:
         """Take the role whenever nobody has it, for as long as this node takes part."""
@@ -107,8 +129,10 @@ class Candidacy:
             await self._take_role()
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
-        except Exception:  # a limit of the store, or a `rank_order` of the user's that raises
-            log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
+            if repr(error) != self._failed_with:
+                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+            self._failed_with = repr(error)
         else:
             return
         await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
@@ -122,7 +146,9 @@ class Candidacy:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
         lost = anyio.CancelScope()
         lease = await self._keeper.hold(
-            ttl=LEADER_TTL, disconnect_ttl=LEADER_DISCONNECT_TTL, on_lapse=lambda _: lost.cancel()
+            ttl=LEADER_TTL + self._store.fail_over,  # a store that was away for so long must not cost the role as well
+            disconnect_ttl=LEADER_DISCONNECT_TTL,
+            on_lapse=lambda _: lost.cancel(),
         )
         try:
             taken = await self._store.compare_and_set(
@@ -132,7 +158,7 @@ class Candidacy:
                 assert taken.entry is not None
                 log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
                 with lost, contextlib.suppress(ConditionFailed):
-                    await _Term(self, taken.entry.create_revision).lead()
+                    await _Term(self, taken.entry.create_revision, lease).lead()
             elif self._follower.head.coordinator is None:
                 await self._barrier.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
         finally:
@@ -143,13 +169,14 @@ class Candidacy:
 class _Term:
     """One term of one coordinator."""
 
-    def __init__(self, candidacy: Candidacy, term: int) -> None:
+    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike) -> None:
         self._store = candidacy._store
         self._keys = candidacy._keys
         self._rules = candidacy._rules
         self._follower = candidacy._follower
         self._node_id = candidacy._node_id
         self._term = term
+        self._lease = lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
         self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed)
         self._events: deque[Event] = deque()
@@ -158,7 +185,9 @@ class _Term:
         self._reported: Progress | None = None
         self._reported_at = 0.0
         self._said = ""
+        self._failed_with: str | None = None
         self._run_lease: Lease | None = None
+        self._chronicle = Chronicle()
 
     async def lead(self) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed."""
@@ -188,6 +217,7 @@ class _Term:
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
+        await self._take_over_history()
         await self._clear_away(round)
         self._run_lease = await self._hold_run(round)
         settings = await self._store.get(self._keys.settings)
@@ -196,6 +226,13 @@ class _Term:
             await self._store.put(
                 self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
             )
+
+    async def _take_over_history(self) -> None:
+        entry = await self._store.get(self._keys.history)
+        chapters: tuple[Chapter, ...] = ()
+        with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
+            chapters = unpack_chapters(entry.value) if entry is not None else ()
+        self._chronicle.took_over(chapters, began=self._follower.round_at)
 
     async def _hold_run(self, round: Round | None) -> Lease:
         """The run's own lease, on which everything of it is but its nodes (promise R19).
@@ -232,17 +269,12 @@ class _Term:
 
     async def _decide_until_closed(self) -> None:
         while True:
+            await self._take_in_until(0)
             now = self._store.time()
-            while self._events:
-                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
-            if self._watch_failed is not None:
-                raise self._watch_failed
-            if not self._view.synced:
-                await self._barrier.sleep_until(None)
-                continue
             decision = decide(self._view, self._rules, closed=self._follower.head.closed is not None, now=now)
             match decision:
-                case Wait(until=until):
+                case Wait(until=until, error=error):
+                    self._report_error(error)
                     wake_at = await self._report(decision.progress)
                     if self._follower.head.closed is not None and self._reported == decision.progress:
                         return
@@ -250,7 +282,19 @@ class _Term:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._barrier.sleep_until(wake_at)
                 case Complete():
-                    await self._commit(decision)
+                    await self._commit_if_there_is_room(decision)
+
+    async def _take_in_until(self, revision: int) -> None:
+        """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
+        while True:
+            now = self._store.time()
+            while self._events:
+                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
+            if self._watch_failed is not None:
+                raise self._watch_failed
+            if self._view.synced and self._view.seen >= revision:
+                return
+            await self._barrier.sleep_until(None)
 
     async def _report(self, progress: Progress) -> float | None:
         """Write the progress if it is time to; when it will be, if it is not yet."""
@@ -260,9 +304,39 @@ class _Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        await self._store.put(self._keys.progress, progress.pack(), lease=self._run_lease, when=self._in_office)
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        writes = [Put(self._keys.progress, progress.pack(), lease=self._run_lease.id)]
+        chapters = self._chronicle.continued(progress, self._follower.head.closed, now=now)
+        if chapters is not None:
+            writes.append(self._as_history(chapters))
+        result = await self._store.transact(when=self._in_office, then=writes)
+        if not result.succeeded:
+            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+        if chapters is not None:
+            self._chronicle.written(chapters, now=now)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
+
+    async def _commit_if_there_is_room(self, decision: Complete) -> None:
+        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
+        try:
+            await self._commit(decision)
+        except LimitExceeded as error:
+            self._report_error(error)
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
+            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
+            await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+
+    def _as_history(self, chapters: Sequence[Chapter]) -> Put:
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        return Put(self._keys.history, pack_chapters(chapters), lease=self._run_lease.id)
+
+    def _report_error(self, error: Exception | None) -> None:
+        """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
+        said = None if error is None else repr(error)
+        if error is not None and said != self._failed_with:
+            log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
+        self._failed_with = said
 
     def _say(self, reason: str) -> None:
         """One log line for each change of the reason, times aside."""
@@ -291,19 +365,26 @@ class _Term:
             lease=self._run_lease.id,
         )
         last = self._view.round
-        result = await self._store.transact(
-            when=(
-                *self._in_office,
-                when.mod_revision(self._keys.round) == (last.revision if last else 0),
-                when.missing(self._keys.closed),
-                *(when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members),
-            ),
-            then=(Put(self._keys.round, round.pack(), lease=self._run_lease.id),),
-        )
-        if not result.succeeded:
+        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
+        arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
+        conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
+        now, names = self._store.time(), [member.node_id for member in members]
+        chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
+        writes: list[Put | Delete] = [
+            Put(self._keys.round, round.pack(), lease=self._run_lease.id),
+            self._as_history(chapters),
+        ]
+        stand = True
+        if len(conditions) > self._store.operations_max:
+            del conditions[self._store.operations_max :]
+            writes.append(Delete(self._keys.marker))
+            await self._catch_up()
+            stand = self._view.stand(members)
+        result = await self._store.transact(when=conditions, then=writes) if stand else None
+        if result is None or not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
             # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
-            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
             await self._barrier.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
@@ -316,10 +397,18 @@ class _Term:
             round.host,
             round.port,
         )
-        self._view.completed(committed, members, now=self._store.time())
+        now = self._store.time()
+        self._view.completed(committed, members, now=now)
+        self._chronicle.written(chapters, now=now)
         self._follower.take_round(committed)
         if last is not None:
             await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)
+
+    async def _catch_up(self) -> None:
+        """Know everything that had happened to the nodes when this was called."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
+        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
+        await self._take_in_until(written)
 
     async def _write_buckets(
         self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
@@ -347,9 +436,8 @@ class _Term:
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
             writes.append(Put(self._keys.roster(number, self._term, index), pack_roster(roster), lease=lease))
-        most = self._store.operations_max
-        for at in range(0, len(writes), most):
-            result = await self._store.transact(when=self._in_office, then=writes[at : at + most])
+        for portion in _portions(writes, self._store.operations_max):
+            result = await self._store.transact(when=self._in_office, then=portion)
             if not result.succeeded:
                 raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
 
@@ -358,8 +446,24 @@ class _Term:
         keep = self._keys.attempt(round.number, round.term) if round else None
         attempts: dict[str, None] = {}
         for entry in await self._store.list(self._keys.rounds, keys_only=True):
-            number, term, _ = entry.key.removeprefix(self._keys.rounds).split("/", 2)
-            attempts[f"{self._keys.rounds}{number}/{term}/"] = None
+            number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
+            term, slash, _ = rest.partition("/")
+            if slash:  # else it is no key of ours
+                attempts[f"{self._keys.rounds}{number}/{term}/"] = None
         for prefix in attempts:
             if prefix != keep:
                 await self._store.delete_prefix(prefix, when=self._in_office)
+
+
+def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+    """The same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    portion: list[Put] = []
+    size = 0
+    for write in writes:
+        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
+            yield portion
+            portion, size = [], 0
+        portion.append(write)
+        size += len(write.value)
+    if portion:
+        yield portion

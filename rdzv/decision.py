@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
 from rdzv.state import (
+    NAMED_MOST,
     Change,
     Closed,
     Dropped,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from rdzv.transitions import View
 
 __all__ = [
+    "TRY_AGAIN_AFTER",
     "Candidate",
     "Complete",
     "Decision",
@@ -56,6 +58,7 @@ __all__ = [
     "decide",
     "explain",
     "follow",
+    "hindered",
     "report_due",
 ]
 
@@ -89,10 +92,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Nothing to do before `until` (on the coordinator's clock; None: before the next event)."""
+    """Nothing to do before `until` (on the coordinator's clock; None: before the next event).
+
+    Attributes:
+        error: What the order, which may be the user's own, has raised, if that is why.
+    """
 
     until: float | None
     progress: Progress
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,9 @@ class Complete:
 
 Decision = Wait | Complete
 
+TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
+PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
+
 
 def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
     """What the coordinator should do now.
@@ -115,9 +126,6 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         rules: The run's settings.
         closed: Whether the run is closed.
         now: Seconds on its clock.
-
-    Raises:
-        RendezvousSettingsError: The order, which may be the user's own, has lost nodes or made some up.
     """
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=closed, now=now)
@@ -135,8 +143,17 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if full or nobody_else or (ends is not None and now >= ends):
-        return _complete(view, rules, progress)
+        try:
+            return _complete(view, rules, progress)
+        except Exception as error:  # noqa: BLE001  the order may be the user's own, and raise anything
+            stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
     return Wait(until=ends, progress=progress)
+
+
+def hindered(progress: Progress, problem: str) -> Progress:
+    """The same, with what keeps the round from being completed though everything is there for it."""
+    return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress:
@@ -157,6 +174,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
     # on their join timeouts. A spare's stands still (promise R1).
     room = rules.admitted(live + joined)
     spares = min(live + joined - room, joined) if room else 0
+    spares_after, spare_ids = _spares_are(view, rules, spares)
     return Progress(
         phase=phase,
         round=view.number,
@@ -166,7 +184,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         live=live,
         waiting=max(room - live, 0) if live else 0,
         spares=spares,
-        spares_after=_spares_after(view, spares),
+        spares_after=spares_after,
+        spare_ids=spare_ids,
         last_call_left=None if closed else left,
         lost=view.lost_count,
         lost_ids=tuple(view.lost),
@@ -185,11 +204,48 @@ def _spares_after(view: View, spares: int) -> int | None:
     return newcomers[admitted_newcomers - 1] if 0 < admitted_newcomers <= len(newcomers) else 0
 
 
+def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
+    """After which arrival newcomers are spares, or who they are, if the order chooses."""
+    after = _spares_after(view, spares)
+    if not after or not hasattr(rules.order, "choose"):
+        return after, ()
+    newcomers = [record for id, record in view.waiting.items() if id not in view.members]
+    kept = [view.record(id) for id in view.members if id in view.live or id in view.waiting]
+    try:
+        admitted = {record.arrival for record in _choose(rules, newcomers, kept, len(newcomers) - spares)}
+    except Exception:  # noqa: BLE001  it is the user's own; completing the round finds that out, and says so
+        return after, ()
+    names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
+    return (None, names) if len(names) <= NAMED_MOST else (0, ())
+
+
+def _choose(
+    rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
+) -> Sequence[NodeRecord]:
+    """So many of the candidates: those whom the order chooses, or else the first to come."""
+    choose = getattr(rules.order, "choose", None)
+    if choose is None or count >= len(candidates):
+        return candidates[:count]
+    chosen: Sequence[NodeRecord] = tuple(choose(tuple(candidates), tuple(kept), count))
+    arrivals = {record.arrival for record in chosen}
+    if not len(chosen) == len(arrivals) == count or arrivals - {record.arrival for record in candidates}:
+        raise RendezvousSettingsError(
+            f"rank_order chose {_nodes(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
+        )
+    return chosen
+
+
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """The round that can be committed: members of the last round first, then by arrival, as many as there is room."""
+    """The round that can be committed: members of the last round first, then newcomers, as many as there is room."""
     arrivals = list(view.waiting.values())
+    room = rules.admitted(len(arrivals))
     previous = {node_id: member.rank for node_id, member in view.members.items()}
-    chosen = sorted(arrivals, key=lambda record: record.node_id not in previous)[: rules.admitted(len(arrivals))]
+    kept = [record for record in arrivals if record.node_id in previous]
+    if len(kept) > room:
+        chosen = list(_choose(rules, kept, (), room))
+    else:
+        newcomers = [record for record in arrivals if record.node_id not in previous]
+        chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
@@ -223,10 +279,11 @@ def _kind(progress: Progress) -> tuple[object, ...]:
         progress.phase,
         progress.round,
         progress.waiting > 0,
-        progress.spares_after is None,
+        progress.spares_after is None and not progress.spare_ids,
         progress.last_call_left is None,
         progress.lost > 0,
         progress.departed > 0,
+        progress.problem,
     )
 
 
@@ -239,6 +296,8 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
     """
     if progress is None:
         return "waiting for a coordinator"
+    if progress.problem:
+        return f"{_nodes(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
     match progress.phase:
         case Phase.CLOSED:
             return "the run is closed"
@@ -277,12 +336,14 @@ class Me:
 
     Attributes:
         arrival: The revision of its own record.
+        node_id: What it is called.
         known_round: The last round it knew when it arrived; -1 for none.
         was_member: Whether it was a member of that.
         passed_over: The revision of the last round that turned out not to hold it.
     """
 
     arrival: int
+    node_id: str = ""
     known_round: int = -1
     was_member: bool = False
     passed_over: int = 0
@@ -329,7 +390,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
         assert progress is not None
         return Parked(reason=_explain_spare(progress), suspended=True)
     # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there.
-    suspended = progress is not None and progress.phase is Phase.LAST_CALL
+    suspended = progress is not None and progress.phase is Phase.LAST_CALL and not progress.problem
     reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
@@ -347,6 +408,8 @@ def _explain_spare(progress: Progress) -> str:
 def _is_spare(me: Me, head: Head) -> bool:
     """Whether there is no room for this node, as far as the last progress knows."""
     progress = head.progress
+    if progress is not None and me.node_id in progress.spare_ids:
+        return True
     if progress is None or progress.spares_after is None:
         return False
     if me.was_member and not me.passed_over and me.known_round == progress.round:

@@ -38,6 +38,7 @@ class Follower:
         self._store = store
         self._keys = keys
         self.head = Head()
+        self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
         self.error: Exception | None = None
         self.synced = anyio.Event()
@@ -61,6 +62,7 @@ class Follower:
     def take_round(self, round: Round) -> None:
         """Learn of a round by another way than the watch; the later one counts."""
         if self.head.round is None or self.head.round.revision < round.revision:
+            self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
             self.head = replace(self.head, round=round)
             if self._anew is not None:
                 self._anew = replace(self._anew, round=round)

@@ -59,13 +59,14 @@ from rdzv.state import (
     unpack_roster,
     unpack_settings,
 )
-from rdzv.status import find_member, read_status
-from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, when
+from rdzv.status import find_member, read_history, read_status
+from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, StoreReplaced, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
+    from rdzv.history import Chapter
     from rdzv.settings import Settings
     from store import BlockingStore, Store
     from store.interface import Watch
@@ -179,8 +180,7 @@ class Handler(RendezvousHandler):
         async with self._connecting:
             self._check_usable()
             if self._link is not None and self._link.follower.error is not None:
-                self._end_membership(f"the store is lost: {self._link.follower.error}", dropped=True)
-                await self._disconnect()
+                await self._disconnect(self._link.follower.error)
             if self._link is None:
                 with anyio.CancelScope() as self._connecting_scope:
                     self._link = await self._new_link()
@@ -206,7 +206,16 @@ class Handler(RendezvousHandler):
             raise self._connection_error(error) from error
         return link
 
-    async def _disconnect(self) -> None:
+    async def _let_go_of(self, link: Link, error: Exception) -> None:
+        """Make no more use of a link, if it is still the one in use."""
+        async with self._connecting:
+            if self._link is link:
+                await self._disconnect(error)
+
+    async def _disconnect(self, error: Exception | None = None) -> None:
+        """End the link; the membership with it, if the store was lost."""
+        if error is not None:
+            self._end_membership(f"the store is lost: {error}", dropped=True)
         self._link = None
         self._record = None
         stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
@@ -219,9 +228,10 @@ class Handler(RendezvousHandler):
 
     def _connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""
-        return RendezvousConnectionError(
-            f"run {self.run_id}, node {self.node_id}: {str(error) or 'the store does not answer'}"
-        )
+        what = str(error) or "the store does not answer"
+        if self._link is not None and not self._in_reach() and self._settings.endpoint.info.family == "tcp":
+            what += "; if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
+        return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -262,7 +272,7 @@ class Handler(RendezvousHandler):
             RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
             RendezvousGracefulExitError: This node was a spare, and the run is closed.
-            RendezvousConnectionError: The store cannot be reached, or was lost.
+            RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
@@ -284,13 +294,29 @@ class Handler(RendezvousHandler):
     async def _join(self) -> RendezvousInfo:
         clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
         link = await self._connect()
+        while True:
+            try:
+                return await self._join_over(link, clock)
+            except StoreReplaced as error:
+                # It asked for the next round, and asks for it there: above every round it knows (promise S10).
+                log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self._node_id, error)
+                await self._let_go_of(link, error)
+            clock.set(suspended=False, now=anyio.current_time())
+            with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+                link = await self._connect()
+            if limit.cancelled_caught:
+                raise self._timeout()
+
+    async def _join_over(self, link: Link, clock: JoinClock) -> RendezvousInfo:
+        """Join over one link to the store; `StoreReplaced` if that is of no more use."""
         # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
         last, mine = link.follower.head.round, self._membership
         was_member = last is not None and mine is not None and mine.round.revision == last.revision
+        me = Me(arrival=0, node_id=self._node_id, known_round=self._known_round, was_member=was_member)
         try:
-            await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
+            await self._check_health(link, clock)
             link.stand(self._candidacy(link))
-            me = await self._arrive(link, clock, Me(arrival=0, known_round=self._known_round, was_member=was_member))
+            me = await self._arrive(link, clock, me)
             while True:
                 assignment = await self._assignment(link, clock, me)
                 if assignment is not None:
@@ -298,10 +324,12 @@ class Handler(RendezvousHandler):
                 # The lease was lost while we waited, or the record with it: arrive once more.
                 me = await self._arrive(link, clock, me)
         except BaseException as error:
+            if isinstance(error, StoreReplaced):
+                self._end_membership(f"the store is lost: {error}", dropped=True)
             with anyio.CancelScope(shield=True):
                 await self._withdraw()
                 await link.step_down()  # who is not in decides nothing for those who are
-            if isinstance(error, StoreError):
+            if isinstance(error, StoreError) and not isinstance(error, StoreReplaced):
                 raise self._connection_error(error) from error
             raise
 
@@ -325,9 +353,18 @@ class Handler(RendezvousHandler):
             rng=self._rng,
         )
 
+    async def _check_health(self, link: Link, clock: JoinClock) -> None:
+        """Run the user's health check within the join timeout; one that blocks the loop cannot be held to it."""
+        self._reason = "waiting for its own health check"
+        with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+            await check_health(link.store, self._keys, self._settings, node_id=self._node_id)
+        if limit.cancelled_caught:
+            raise self._timeout()
+
     async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
         clock.set(suspended=False, now=anyio.current_time())
+        self._reason = "waiting for the store to take its arrival"
         with anyio.move_on_after(clock.left(anyio.current_time())):
             return await self._write_arrival(link, clock, me)
         raise self._timeout()
@@ -701,6 +738,7 @@ class Handler(RendezvousHandler):
                 if ban is not None and ban.now:
                     self._record = None  # whoever banned it has deleted it
                     self._end_membership(f"this node is {ban}", dropped=True)
+                    await link.step_down()  # who was put out decides nothing for those who are in
                 elif link.follower.error is not None:
                     self._end_membership(f"the store is lost: {link.follower.error}", dropped=True)
                 elif round is not None and round.revision > membership.round.revision:
@@ -843,6 +881,14 @@ class Handler(RendezvousHandler):
         link = await self._connect()
         try:
             return await read_status(link.store, self._keys, link.follower.head)
+        except StoreError as error:
+            raise self._connection_error(error) from error
+
+    async def history(self) -> list[Chapter]:
+        """What happened in the run, as far as it is remembered: its rounds, the oldest first; see `rdzv.history`."""
+        link = await self._connect()
+        try:
+            return await read_history(link.store, self._keys)
         except StoreError as error:
             raise self._connection_error(error) from error
 

@@ -60,7 +60,7 @@ NODES_MAX: Final = 1_000_000
 DURATION_MAX: Final = 1e9
 """In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each."""
 
-RANK_ORDERS: Final = ("survivors", "arrival", "name", "requested", "topology")
+RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology")
 """The orders that have a name; `topology:rack` says which attribute holds the domain."""
 
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})

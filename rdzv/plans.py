@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rdzv.errors import (
@@ -62,6 +61,7 @@ from store.messages import (
     TransactionResult,
     Wait,
 )
+from store.quick import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Plans", "Step"]
 
 T = TypeVar("T")
-R = TypeVar("R", bound="Request[Any]")
 Plan: TypeAlias = Generator[Request[Any], Any, T]
 Step: TypeAlias = tuple[Request[Any], float]
 """A fenced request, and how many seconds its answer may take."""
@@ -85,6 +84,9 @@ ADD_MAX: Final = 2**63 - 1
 
 NAMED_MAX: Final = 8
 """How many missing keys an error spells out; its `keys` holds all of them."""
+
+
+_make_guarded = maker(Guarded)
 
 
 class _OutOfTime(Exception):
@@ -140,23 +142,26 @@ class Plans:
             RendezvousConnectionError: The store could not be reached in time.
         """
         deadline = now() + seconds
+        left = seconds
         response: Any = None
         late: _OutOfTime | None = None
         try:
             while True:
                 request = plan.send(response) if late is None else plan.throw(late)
                 self.check_membership()
-                left = deadline - now()
-                if not isinstance(request, Wait):
+                if type(request) is not Wait:
                     left = max(left, ANSWER_TIMEOUT)
                 late = None
                 if left <= 0:
                     late = _OutOfTime(seconds, "the time is over")
                     continue
                 try:
-                    response = self._judged(request, (yield self._fenced(request), left))
+                    response = yield self._fenced(request), left
+                    if type(response) is TransactionResult:
+                        response = self._judged(request, response)
                 except StoreError as error:
                     late = self._explained(error, seconds)
+                left = deadline - now()
         except StopIteration as done:
             result: T = done.value
             return result
@@ -177,24 +182,17 @@ class Plans:
 
     def _fenced(self, request: Request[Any]) -> Request[Any]:
         """The request, conditional on the fence; a transaction that fails reads what the fence looks at."""
-        if isinstance(request, Transact):
+        if type(request) is Transact:
             return Transact(
                 when=(*self._fence, *request.when),
-                then=tuple(map(self._leased, request.then)),
+                then=request.then,
                 otherwise=(*self._fence_reads, *request.otherwise),
             )
-        request = self._leased(request)
-        return Guarded(when=self._fence, request=request) if self._fence else request
+        return _make_guarded(self._fence, request) if self._fence else request
 
-    def _leased(self, request: R) -> R:
-        """The same, on the run's lease if it may make a key."""
-        if self._lease is not None and isinstance(request, (Put, Add, Append, CompareAndSet)):
-            return replace(request, lease=self._lease)
-        return request
-
-    def _judged(self, request: Request[Any], response: Response) -> Response:
+    def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
         """The response as the plan expects it: if a transaction has failed, it was not because of the fence."""
-        if not isinstance(response, TransactionResult) or response.succeeded:
+        if response.succeeded:
             return response
         assert isinstance(request, Transact), "a transaction's result answers a transaction"
         reads = len(self._fence_reads)
@@ -224,12 +222,19 @@ class Plans:
 
     def set(self, key: str, value: str | bytes) -> Plan[None]:
         """Write a value."""
-        yield Put(self._value_key(key), _value(value))
+        yield Put(self._value_key(key), _value(value), lease=self._lease)
 
     def get(self, key: str) -> Plan[bytes]:
         """Wait for a key and read it."""
-        (value,) = yield from self.multi_get((key,))
-        return value
+        held = (self._value_key(key),)
+        try:
+            listing: Listing = yield Wait(keys=held)
+        except _OutOfTime as late:
+            (value,) = yield from self._found_late((key,), held, late)
+            return value
+        (entry,) = listing.entries
+        assert entry is not None, "a wait is answered when its keys exist"
+        return entry.value
 
     def multi_get(self, keys: Iterable[str]) -> Plan[list[bytes]]:
         """Wait for all keys and read them, at one revision."""
@@ -238,13 +243,17 @@ class Plans:
         try:
             listing: Listing = yield Wait(keys=held)
         except _OutOfTime as late:
-            missing = yield from self._missing(names, held)
-            # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
-            found = (yield from self._read(held)) if not missing else None
-            if found is None:
-                raise _waited_in_vain(names, missing or names, late.seconds) from late
-            return found
+            return (yield from self._found_late(names, held, late))
         return [entry.value for entry in listing.entries if entry is not None]
+
+    def _found_late(self, names: tuple[str, ...], held: tuple[str, ...], late: _OutOfTime) -> Plan[list[bytes]]:
+        """What the keys hold after all, when the time for waiting is over."""
+        missing = yield from self._missing(names, held)
+        # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
+        found = (yield from self._read(held)) if not missing else None
+        if found is None:
+            raise _waited_in_vain(names, missing or names, late.seconds) from late
+        return found
 
     def wait(self, keys: Iterable[str]) -> Plan[None]:
         """Wait until all keys exist."""
@@ -270,19 +279,19 @@ class Plans:
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
-        yield Transact(when=(), then=tuple(Put(key, value) for key, value in writes.items()))
+        yield Transact(when=(), then=tuple(Put(key, value, lease=self._lease) for key, value in writes.items()))
 
     def add(self, key: str, amount: int) -> Plan[int]:
         """Add to a number, a missing key counting from 0."""
         number = _whole(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
-        added: Added = yield Add(self._value_key(key), number)
+        added: Added = yield Add(self._value_key(key), number, self._lease)
         return added.value
 
     def append(self, key: str, value: str | bytes) -> Plan[None]:
         """Append to a value, a missing key counting as empty."""
-        yield Append(self._value_key(key), _value(value))
+        yield Append(self._value_key(key), _value(value), self._lease)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> Plan[bytes]:
         """Write a value if the key holds what is expected; an empty expectation also fits a key that is missing."""
@@ -292,9 +301,9 @@ class Plans:
             # Whichever of the two fails for the other's reason is followed by the other. What is answered at last
             # was true at one moment, that of the last request.
             if may_create:
-                request = CompareAndSet(key=held, value=new, expected_revision=0)
+                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
             else:
-                request = CompareAndSet(key=held, value=new, expected_value=wanted)
+                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self._lease)
             result: CompareAndSetResult = yield request
             if result.succeeded:
                 return new
@@ -348,7 +357,8 @@ class Plans:
     def queue_push(self, key: str, value: str | bytes) -> Plan[None]:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        writes = Put(self._queue_prefix(key) + self._unique(), _value(value)), Put(mark, MARK)
+        item = Put(self._queue_prefix(key) + self._unique(), _value(value), lease=self._lease)
+        writes = item, Put(mark, MARK, lease=self._lease)
         starts = True  # whether this is thought to be its first item; if that is wrong, nothing happens
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
@@ -421,9 +431,9 @@ class Plans:
         size = _whole(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
-        added: Added = yield Add(self._value_key(members), 1)
+        added: Added = yield Add(self._value_key(members), 1, self._lease)
         if added.value >= size:
-            yield Put(self._value_key(last), b"1")
+            yield Put(self._value_key(last), b"1", lease=self._lease)
             return
         try:
             yield Wait(keys=(self._value_key(last),))

@@ -4,6 +4,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
 
     settings                        what all its nodes must agree on
     nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
+    nodes//marker                   what a coordinator writes to see its own watch come up to date
     head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
@@ -13,6 +14,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     rounds/<n>/<term>/store/        what the members of the round share
+    history                         what happened in its last rounds
 
 Everything is msgpack of plain data, maps by name where room allows, so that a later release can add to it. What cannot
 be read is `RendezvousStateError`: the store holds something that is not ours.
@@ -95,6 +97,11 @@ class Keys:
         return f"{self.root}nodes/"
 
     @property
+    def marker(self) -> str:
+        """A key among the nodes that none can have: no node's id holds a slash."""
+        return f"{self.nodes}/marker"
+
+    @property
     def head(self) -> str:
         """The prefix that every node watches."""
         return f"{self.root}head/"
@@ -133,6 +140,11 @@ class Keys:
     def rounds(self) -> str:
         """The prefix of all rounds."""
         return f"{self.root}rounds/"
+
+    @property
+    def history(self) -> str:
+        """What happened in the last rounds."""
+        return f"{self.root}history"
 
     def node(self, node_id: str) -> str:
         """One node's record."""
@@ -436,13 +448,16 @@ class Progress:
         live: Members of the last round that are still in it.
         waiting: Arrivals that a regroup now would admit.
         spares: Arrivals for which there is no room.
-        spares_after: Newcomers that arrived after this revision are the spares; None if there are none.
+        spares_after: Newcomers that arrived after this revision are the spares; None if there are none, or if
+            `spare_ids` has them. Where an order chooses more of them than can be named, each newcomer may be one: 0.
         last_call_left: Seconds of last call that were left when this was written; None if it does not run.
         lost: Members of the last round that have died.
         lost_ids: The first of them by name, at most `NAMED_MOST`.
         departed: Members of the last round that have left it.
         departed_ids: The first of them by name.
         last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
+        problem: Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
+        spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
     """
 
     phase: Phase
@@ -460,6 +475,8 @@ class Progress:
     departed: int = 0
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0
+    problem: str = ""
+    spare_ids: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
@@ -480,6 +497,8 @@ class Progress:
                 self.departed,
                 self.departed_ids,
                 self.last_arrival,
+                self.problem,
+                self.spare_ids,
             )
         )
 
@@ -489,7 +508,7 @@ class Progress:
 
         def build(plain: Sequence[Any]) -> Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
-            lost, ids, gone, gone_ids, last_arrival = plain[10:15]
+            lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             return cls(
                 phase=Phase(phase),
                 round=_of(int, round),
@@ -506,6 +525,8 @@ class Progress:
                 departed=_of(int, gone),
                 departed_ids=_names(gone_ids),
                 last_arrival=_of(int, last_arrival),
+                problem=_of(str, problem),
+                spare_ids=_names(spare_ids),
             )
 
         return _unpack("the progress", value, build)

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from rdzv.decision import explain
 from rdzv.errors import RendezvousStateError
+from rdzv.history import Chapter, unpack_chapters
 from rdzv.state import Head, Keys, Member, NodeRecord, Participant, Phase, Round, RunStatus, bucket_of, unpack_members
 
 if TYPE_CHECKING:
     from store import Store
 
-__all__ = ["find_member", "read_status"]
+__all__ = ["find_member", "read_history", "read_status"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -51,10 +52,11 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
                     )
     waiting = sorted(records.values(), key=lambda record: record.arrival)
     after = head.progress.spares_after if head.progress is not None else None
+    named = head.progress.spare_ids if head.progress is not None else ()
     spares = [
         record.node_id
         for record in waiting
-        if after is not None and record.arrival > after and record.node_id not in ranked
+        if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     return RunStatus(
         run_id=keys.run_id,
@@ -75,6 +77,12 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
     )
 
 
+async def read_history(store: Store, keys: Keys) -> list[Chapter]:
+    """What happened in a run, as far as it is remembered: its rounds, the oldest first."""
+    entry = await store.get(keys.history)
+    return list(unpack_chapters(entry.value)) if entry is not None else []
+
+
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """This arrival of a node in a round, from the one bucket where it would be; None if the round does not hold it."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
@@ -88,6 +96,8 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
 def _phase(head: Head) -> Phase:
     if head.closed is not None:
         return Phase.CLOSED
+    if _is_news(head):
+        return Phase.COMPLETE
     return head.progress.phase if head.progress is not None else Phase.GATHERING
 
 
@@ -97,4 +107,11 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
         return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
     if not members and not waiting:
         return "nobody is here"
+    if head.round is not None and _is_news(head):
+        return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=now - head.progress_at)
+
+
+def _is_news(head: Head) -> bool:
+    """Whether the progress does not tell of the last round yet: the coordinator reports after it commits."""
+    return head.round is not None and (head.progress is None or head.progress.round < head.round.number)

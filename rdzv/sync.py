@@ -16,26 +16,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-
-import anyio
-from anyio.from_thread import BlockingPortal
 
 from rdzv import backends
 from rdzv.errors import RendezvousStateError
 from rdzv.handler import Handler as AsyncHandler
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
+from rdzv.muster import all_here
 from rdzv.shared_store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
-from store.loops import backend_options
+from store.loops import PortalThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
 
+    from anyio.from_thread import BlockingPortal
+
     from rdzv import handler as async_handler
+    from rdzv.history import Chapter
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.state import Change, Participant, RunStatus
     from store import BlockingStore
@@ -74,7 +74,8 @@ class Handler(RendezvousHandler):
     def __init__(self, inner: AsyncRendezvousHandler, portal: BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
-        self._shared_client: BlockingStore | None = None  # of the current round
+        self._info: async_handler.RendezvousInfo | None = None  # of the current round
+        self._shared_client: BlockingStore | None = None  # of the same
         self._undone = threading.Event()  # clear while an interrupted call is being taken back, in the portal's loop
         self._undone.set()
         self._pid = os.getpid()
@@ -92,6 +93,7 @@ class Handler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
         self._undone.wait(TAKEN_BACK_WITHIN)
+        self._info = None
         info = self._call(self._inner.next_rendezvous)
         if not isinstance(self._inner, AsyncHandler):
             return cast("RendezvousInfo", info)  # somebody else's backend: what it gives is what its user gets
@@ -101,6 +103,7 @@ class Handler(RendezvousHandler):
         """The same information, with a shared store on a socket of this caller's own."""
         if self._shared_client is not None:
             self._shared_client.close()
+        self._info = info
         client = self._shared_client = inner.open_blocking_store()
         # Who waits in the shared store waits on that socket: only breaking it gets them out.
         info.on_superseded(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
@@ -114,6 +117,13 @@ class Handler(RendezvousHandler):
             bootstrap_address=info.bootstrap_address,
             _read_roster=lambda: self._call(info.participants),
         )
+
+    def all_here(self, *, timeout: float) -> bool:
+        """Wait until every member of this round has called this; False if one has gone first: see `rdzv.muster`."""
+        inner, info = self._inner, self._info
+        if info is None or not isinstance(inner, AsyncHandler):
+            return True
+        return self._call(lambda: all_here(inner, info, timeout=timeout))
 
     def num_nodes_waiting(self) -> int:
         """How many arrivals a regroup now would admit."""
@@ -137,6 +147,12 @@ class Handler(RendezvousHandler):
     def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
         return self._call(self._inner.status)
+
+    def history(self) -> list[Chapter]:
+        """What happened in the run, as far as it is remembered; see the async twin."""
+        if not isinstance(self._inner, AsyncHandler):
+            raise RendezvousStateError(f"the backend of run {self.run_id} keeps no history")
+        return self._call(self._inner.history)
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""
@@ -207,9 +223,7 @@ def connect(url: str, **overrides: Any) -> contextlib.AbstractContextManager[Han
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """A handler, the thread in which it lives, and the end of both.
 
-    No generator, for those clean up when they are let go of, too: at the end of a process that never left the context,
-    or in a forked child, they would wait for ever for a thread that does not run any more. A forked child leaves the
-    context without a word; it is its parent's.
+    No generator, for the reasons of `PortalThread`; and a forked child leaves it without a word, too.
     """
 
     def __init__(self, url: str, overrides: dict[str, Any]) -> None:
@@ -220,7 +234,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
 
     def __enter__(self) -> Handler:
         with contextlib.ExitStack() as opened:
-            portal = opened.enter_context(_Thread())
+            portal = opened.enter_context(PortalThread("rdzv"))
             connecting = portal.wrap_async_context_manager(backends.connect(self._url, **self._overrides))
             handler = opened.enter_context(Handler(opened.enter_context(connecting), portal))
             self._opened = opened.pop_all()
@@ -232,38 +246,3 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         if self._pid != os.getpid():
             return False
         return bool(self._opened.__exit__(kind, error, trace))
-
-
-class _Thread(contextlib.AbstractContextManager[BlockingPortal]):
-    """A thread with an event loop, and the portal to it.
-
-    It is anyio's `start_blocking_portal`, but no generator.
-    """
-
-    def __enter__(self) -> BlockingPortal:
-        started: Future[BlockingPortal] = Future()
-
-        async def serve() -> None:
-            async with BlockingPortal() as portal:
-                started.set_result(portal)
-                await portal.sleep_until_stopped()
-
-        def run() -> None:
-            try:
-                anyio.run(serve, backend_options=backend_options())
-            except BaseException as error:
-                if started.done():
-                    raise
-                started.set_exception(error)
-
-        self._thread = threading.Thread(target=run, name="rdzv", daemon=True)
-        self._thread.start()
-        self._portal = started.result()
-        return self._portal
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        with contextlib.suppress(RuntimeError):  # it has stopped already
-            self._portal.call(self._portal.stop, kind is not None)
-        self._thread.join()

@@ -9,8 +9,8 @@ They translate and forward; what a rendezvous is, is decided elsewhere. Nothing 
 state that PyTorch's own `DynamicRendezvousHandler` gives to a backend is a pickle, which PyTorch makes and reads.
 
 PyTorch 2.4, which brought `RendezvousInfo` and the store shared with the agent, is the oldest that this reads. Its
-`torchrun` does not look for entry points yet, as that of 2.5 does: with 2.4 register `rdzv.torchrun.create_handler` in
-`rendezvous_handler_registry`, and launch from Python. What came later, queues above all, is looked up with a fallback.
+`torchrun` does not look for entry points yet, as that of 2.5 does: with 2.4 write `python -m rdzv.torchrun` instead of
+`torchrun`. What came later, queues above all, is looked up with a fallback.
 
 **C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls the Python half's methods
 of certain names, two of them in camel case, and does not keep it alive: see `TorchStore`.
@@ -23,6 +23,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import weakref
 from datetime import timedelta
@@ -41,6 +42,7 @@ from store import StoreError, StoreUsageError
 
 try:
     import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 except ImportError as error:
@@ -174,13 +176,16 @@ class TorchStore(dist.Store):
         else:
             self._shared = source.clone()
             self._shared.set_timeout(timeout)
+        self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
         _kept.add(self)
 
     def _timed(self) -> BlockingSharedStore:
         """The shared store, with the timeout that was set last, be it by C++."""
-        if self._shared.timeout != self.timeout:
-            self._shared.set_timeout(self.timeout)
+        timeout = self.timeout
+        if timeout != self._last_timeout:
+            self._shared.set_timeout(timeout)
+            self._last_timeout = timeout
         return self._shared
 
     @_with_torch_errors
@@ -390,6 +395,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     **Restarts.** A worker whose peer was killed fails within milliseconds, long before anybody can know that a node is
     lost; its agent then restarts it out of `--max-restarts`, which is 0 by default, as with any backend.
 
+    **Deaths on the way.** An agent waits for what every other member writes, for `read_timeout`, and fails if that does
+    not come. So `next_rendezvous` returns a round only once all its members have come out of it, and meets again if one
+    dies before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
+
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends in whatever way but
     by a signal. After a signal the node only leaves, in an exit handler, and the others are told at once. A node that
     never was in a round, and could not get in, does not close the run of those who are.
@@ -444,7 +453,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             SystemExit: This node was a spare and the run is closed: with status 0. See the class.
         """
         try:
-            info = self._connected().next_rendezvous()
+            info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             log.info("%s", error)
             raise SystemExit(0) from error
@@ -459,6 +468,15 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             info.world_size,
             torch_api.RendezvousStoreInfo(host, port),
         )
+
+    def _next_whole_round(self) -> sync.RendezvousInfo:
+        """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
+        handler = self._connected()
+        while True:
+            info = handler.next_rendezvous()
+            if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
+                return info
+            log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _connected(self) -> sync.Handler:
         if self._over:
@@ -505,7 +523,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._over:
             return True
         try:
-            if self._was_member or not self._kept_out:
+            if _stopped_by_a_signal():
+                self._connected().leave()
+            elif self._was_member or not self._kept_out:
                 handler = self._connected()
                 if not handler.is_closed():
                     handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
@@ -529,6 +549,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._handler is not None and self._pid == os.getpid():
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
+
+
+def _stopped_by_a_signal() -> bool:
+    """Whether the agent that shuts us down does so because it was told to end: that closes nothing for the others.
+
+    PyTorch 2.5 and later then let us alone; the agent of 2.4 shuts us down while it handles what its signal raised.
+    """
+    return isinstance(sys.exception(), SignalException)
 
 
 # --------------------------------------------------------------------------------------------- PyTorch's own handler

@@ -2,6 +2,10 @@
 
 torchrun loads every entry point of the group at start, whichever backend it was asked for, so this room imports neither
 PyTorch nor anything that might fail. What it does is in `rdzv.torch`, which is imported when the backend is used.
+
+    python -m rdzv.torchrun --rdzv-backend=rdzv ...
+
+is torchrun itself, with the backend registered by hand: for PyTorch 2.4, whose torchrun asks for no entry points.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["create_handler", "get_handler_creator"]
+__all__ = ["create_handler", "get_handler_creator", "main"]
 
 
 def get_handler_creator() -> Callable[[Any], Any]:
@@ -24,3 +28,18 @@ def create_handler(parameters: Any) -> Any:
     from rdzv.torch import TorchRendezvousHandler
 
     return TorchRendezvousHandler(parameters)
+
+
+def main() -> None:
+    """Be torchrun, with our backend known to it."""
+    from torch.distributed import run
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    from rdzv.torchrun import create_handler  # not that of this module, if it was started as a script
+
+    rendezvous_handler_registry.register("rdzv", create_handler)
+    run.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ arrivals cost ten thousand small steps. A node's record is all there is to it:
     ------------------------------------     ------------------------------------------------------
     written by the arrival in the round      a live member of the last round
     written by another arrival               waiting for the next round
-    written with `left`                      gone, on its own account
+    written with `left`                      gone, on its own account (a coordinator's marker looks like this, too)
     deleted, before saying so                gone, and lost if it was a live member
 
 `enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling
@@ -41,6 +41,7 @@ class View:
         self._prefix = nodes_prefix
         self._needed = needed
         self.synced = False
+        self.seen = 0  # the latest revision that has been folded in
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # of the last round, whether still in it or not
         self.live: set[str] = set()  # those who are
@@ -104,6 +105,7 @@ class View:
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
             return
+        self.seen = max(self.seen, event.revision)
         node_id = event.key[len(self._prefix) :]
         if event.kind == "put":
             try:
@@ -117,6 +119,10 @@ class View:
             self._gone(node_id)
         if self.synced:
             self._count(now)
+
+    def record(self, node_id: str) -> NodeRecord:
+        """What a node that is here has said of itself, whether it is in the last round or waits for the next."""
+        return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """A round was committed with these members. Spares left over may be enough for the next one's last call."""
@@ -133,6 +139,11 @@ class View:
         for record in waiting.values():
             self._place(record)
         self._count(now)
+
+    def stand(self, members: Iterable[Member]) -> bool:
+        """Whether each of these, chosen a moment ago, waits still, by the same arrival."""
+        arrivals = {node_id: record.arrival for node_id, record in self.waiting.items()}
+        return all(arrivals.get(member.node_id) == member.arrival for member in members)
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         """Everything that was there has been seen; what of the last round is missing has gone."""

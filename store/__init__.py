@@ -7,7 +7,7 @@ It knows nothing of rendezvous, and can be used by itself::
 """
 
 from store import sync, when
-from store.client import Client, connect
+from store.client import Client
 from store.errors import (
     AuthenticationError,
     ConditionFailed,
@@ -36,6 +36,7 @@ from store.messages import (
     Put,
     TransactionResult,
 )
+from store.opening import connect
 from store.server import Server, serve
 
 __all__ = [

@@ -13,8 +13,8 @@ with `WatchCompacted`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import math
 import os
 import random
 import secrets
@@ -27,7 +27,6 @@ import anyio
 import anyio.to_thread
 
 from store import interface, messages, wire
-from store.address import Address
 from store.connection import ClientConnection, InFlight, WatchCursor, error_of
 from store.errors import (
     AuthenticationError,
@@ -50,7 +49,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Client", "Dial", "connect"]
+    from store.address import Address
+
+__all__ = ["DEFAULT_TIMEOUT", "Client", "Dial"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,10 @@ DEFAULT_TIMEOUT = 30.0
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
+SOON = (
+    1.0  # seconds after a loss in which to come back matters most: leases may lapse sooner while we are away (S5) ...
+)
+BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
@@ -83,18 +88,21 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
         protocol_factory: Callable[[], asyncio.Protocol],
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
-        if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
-            sock = await _connected_socket(address)
+        try:
+            if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
+                sock = await _connected_socket(address)
+                return await loop.create_connection(
+                    protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+                )
             return await loop.create_connection(
-                protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+                protocol_factory,
+                address.host,
+                address.port,
+                ssl=context,
+                happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
             )
-        return await loop.create_connection(
-            protocol_factory,
-            address.host,
-            address.port,
-            ssl=context,
-            happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
-        )
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise HungUp if context else error from None
 
     return dial_tcp
 
@@ -141,24 +149,39 @@ async def _connect(sock: socket.socket, target: Any) -> None:
             raise OSError(error, os.strerror(error)) from None
 
 
+class HungUp(ConnectionResetError):
+    """A server ended a TLS connection before it said a word: all that TLS 1.3 lets a refused client see."""
+
+    def __str__(self) -> str:
+        """What may be the matter."""
+        return (
+            "it closed the connection in the TLS handshake, as a server does that wants a client's certificate "
+            "(mutual TLS) and has got none, or one that it does not trust"
+        )
+
+
 class _Wire(asyncio.Protocol):
     """One connection as asyncio sees it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._early: list[bytes] | None = []  # what came before the client took this connection up
+        self._heard = False
+        self._secure = False
         self.transport: asyncio.Transport | None = None
         self.farewell = ""  # why it is to end, as far as that was said
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._secure = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         if sock is not None:
             prepare(sock)
             let_go_in_children(self, sock)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         if self._early is not None:
             self._early.append(data)
         else:
@@ -181,9 +204,10 @@ class _Wire(asyncio.Protocol):
 
     def reason(self) -> str:
         """Why it ended."""
-        error = self.closed.result() if self.closed.done() else None
-        # TLS 1.3 says no more to a client without a certificate than that it closes.
-        return self.farewell or (in_words(error) if error is not None else "it closed the connection")
+        error: Exception = (self.closed.result() if self.closed.done() else None) or ConnectionResetError()
+        if not self._heard and self._secure and isinstance(error, ConnectionResetError):
+            error = HungUp()
+        return self.farewell or in_words(error)
 
     def pause_writing(self) -> None:
         self._client._may_write(self, writable=False)
@@ -311,7 +335,7 @@ class Client(interface.Store):
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
-        attempt = 0
+        attempt, away_since = 0, self.time()
         while self._failed is None:
             try:
                 link = await self._open()
@@ -324,9 +348,9 @@ class Client(interface.Store):
             else:
                 welcomed = await self._converse(link)
                 if welcomed:
-                    attempt = 0
+                    attempt, away_since = 0, self.time()
             if self._failed is None:
-                await anyio.sleep(self._rng.uniform(0, backoff(attempt)))
+                await anyio.sleep(self._rng.uniform(0, backoff(attempt, away=self.time() - away_since)))
                 attempt += 1
 
     async def _open(self) -> _Wire:
@@ -782,19 +806,34 @@ def fresh(error: StoreError) -> StoreError:
     return type(error)(str(error))
 
 
-def backoff(attempt: int) -> float:
-    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them."""
-    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_MOST)
+def backoff(attempt: int, *, away: float = math.inf) -> float:
+    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them.
+
+    Args:
+        attempt: How many have failed.
+        away: Seconds since the connection was lost.
+    """
+    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
 
 
 def _size(events: list[Event]) -> int:
     return sum(200 + len(event.key) + len(event.value) for event in events)
 
 
+_TLS_IN_WORDS = {
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: use tcp:// for it",
+    "RECORD_LAYER_FAILURE": "it does not speak TLS: use tcp:// for it",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client's certificate (mutual TLS), and there is none",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this client's certificate",
+}
+
+
 def in_words(error: BaseException) -> str:
     """An operating-system error as a person would say it."""
+    if isinstance(error, ssl.SSLEOFError | HungUp):
+        return str(HungUp())
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
+        return f"TLS failed: {_TLS_IN_WORDS.get(error.reason or '', error.reason or str(error))}"
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
     if isinstance(error, ConnectionResetError):
@@ -802,30 +841,3 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return str(error) or type(error).__name__
-
-
-@contextlib.asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    token: str | bytes | None = None,
-    tls: ssl.SSLContext | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
-
-    Args:
-        url: `tcp://host:port`, or `tcps://host:port` for TLS.
-        token: What this client proves to know, and asks the server to prove.
-        tls: A client-side context for `tcps`; without it the system's certificates are trusted.
-        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
-
-    Raises:
-        ConnectionLost: Nobody answered in time.
-        AuthenticationError: The server refused the token, or could not prove that it knows it.
-        ProtocolError: What answers is not a store, or one of another version.
-    """
-    address = Address.parse(url)
-    secret = token.encode() if isinstance(token, str) else token
-    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as client:
-        yield client

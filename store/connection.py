@@ -68,6 +68,7 @@ class ServerConnection:
         self._greeting = Greeting(VERSION, VERSION, store_id, nonce, token is not None)
         self._token = token
         self._limits = limits
+        self._elements_max = wire.elements_max(limits.operations_max)
         self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._hello: Hello | None = None
         self._last_id = 0
@@ -86,6 +87,20 @@ class ServerConnection:
         """What to send first."""
         return wire.encode_greeting(self._greeting)
 
+    def only_request(self, data: memoryview) -> tuple[int, int, Request[Any]] | None:
+        """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
+
+        That is what one caller at a time sends, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self._hello is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        item = self._request_in(body)
+        return None if isinstance(item, Bye) else item
+
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]]]:
         """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
 
@@ -101,12 +116,16 @@ class ServerConnection:
                 self._reader.bytes_max = self._limits.frame_bytes_max
                 yield hello
                 continue
-            item = wire.decode_request(body)
-            if not isinstance(item, Bye):
-                if item[0] <= self._last_id:
-                    raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
-                self._last_id = item[0]
-            yield item
+            yield self._request_in(body)
+
+    def _request_in(self, body: memoryview) -> tuple[int, int, Request[Any]] | Bye:
+        """The request in a frame, under the limits that hold for all of them, however they came."""
+        item = wire.decode_request(body, elements_max=self._elements_max)
+        if not isinstance(item, Bye):
+            if item[0] <= self._last_id:
+                raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
+            self._last_id = item[0]
+        return item
 
     def welcome(self, *, session: int, address: str, revision: int) -> bytes:
         """The answer to a hello; `session` is the number of the client's session."""
@@ -116,9 +135,7 @@ class ServerConnection:
 
     def _check_hello(self, hello: Hello) -> None:
         if hello.version != VERSION:
-            raise ProtocolError(
-                f"the client speaks version {hello.version} of the protocol; this server speaks {VERSION}"
-            )
+            raise ProtocolError(wire.other_version(hello.version, hello.version, server=False))
         if self._token is None:
             return
         if not hello.proof:
@@ -180,6 +197,11 @@ class ClientConnection:
             self._forget(item)
         return dropped
 
+    @property
+    def met(self) -> bool:
+        """Whether the server has said anything on this connection."""
+        return self._greeting is not None
+
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         """What the server says; bytes among it are to be sent at once.
 
@@ -191,7 +213,13 @@ class ClientConnection:
         """
         for body in self._reader.feed(data):
             if self._greeting is None:
-                yield self._answer_greeting(wire.decode_greeting(body))
+                greeting = wire.decode_greeting(body)
+                yield self._answer_greeting(greeting)
+                if isinstance(greeting, Greeting) and greeting.token_wanted and self._token is None:
+                    # Said after a hello without proof, so that the server's log has a line that says the same.
+                    raise AuthenticationError(
+                        f"{self._name} wants a token, and none was given: pass token= or token_file="
+                    )
             elif self.welcomed is None:
                 yield self._take_welcome(wire.decode_welcome(body))
             else:
@@ -202,21 +230,34 @@ class ClientConnection:
                     self._unanswered.pop(item.request_id, None)
                 yield item
 
+    def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
+        """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
+
+        That is what one caller at a time gets, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self.welcomed is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        reply = wire.decode_server_frame(body)
+        if type(reply) is not Reply or reply.request_id != item.request_id:
+            return None
+        self._forget(item)
+        return reply.response
+
     def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
         if isinstance(greeting, Sorry):
             raise _refusal(greeting, self._name)
         if not greeting.version_min <= VERSION <= greeting.version_max:
-            raise ProtocolError(
-                f"{self._name} speaks versions {greeting.version_min} to {greeting.version_max} of the protocol; "
-                f"this client speaks {VERSION}: install the same release of rdzv on both sides"
-            )
+            said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
+            raise ProtocolError(f"{self._name} is not for us: {said}")
         if self.store_id is not None and greeting.store_id != self.store_id:
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{greeting.store_id}, so what was in it is gone"
             )
-        if greeting.token_wanted and self._token is None:
-            raise AuthenticationError(f"{self._name} wants a token, and none was given: pass token= or token_file=")
         if self._token is not None and not greeting.token_wanted:
             raise AuthenticationError(
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "

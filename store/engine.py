@@ -39,6 +39,7 @@ from store.messages import (
     Done,
     Entry,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -70,7 +71,9 @@ from store.messages import (
     Written,
     mutates,
 )
+from store.quick import maker
 from store.sessions import Session, Sessions, _Forgotten
+from store.waits import Parked, Waits, wait_bytes
 from store.watches import History, Watcher, Watches, event_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +85,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Applied", "Delivery", "Engine"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
-WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
 ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
 SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
 
@@ -112,14 +114,10 @@ class Applied:
     deliveries: tuple[Delivery | Answer, ...] = ()
 
 
-@dataclass(slots=True, kw_only=True)
-class _Parked:
-    """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
-
-    keys: tuple[str, ...]
-    names: frozenset[str]  # the same, to look things up in
-    missing: set[str]
-    when: tuple[Condition, ...]
+# Of what almost every request makes.
+_make_entry, _make_event, _make_applied = maker(Entry), maker(Event), maker(Applied)
+_make_found, _make_written, _make_added = maker(Found), maker(Written), maker(Added)
+_make_compared, _make_listing = maker(CompareAndSetResult), maker(Listing)
 
 
 _FAILURES = {
@@ -156,9 +154,7 @@ class Engine:
         self._history = History(self.limits.history_bytes_max)
         self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
         self._session_of: dict[int, Session] = {}
-        self._parked: dict[Watcher, _Parked] = {}
-        self._parked_on: dict[str, dict[Watcher, None]] = {}
-        self._parked_by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
+        self._waits = Waits()
         self._events: list[Event] = []  # of the change being made
         self._deliveries: list[Delivery | Answer] = []
         self._requests = 0
@@ -214,8 +210,7 @@ class Engine:
         self._leases.advance(now)
         self._leases.peer_closed(peer)
         self._watches.peer_closed(peer)
-        for request_id in list(self._parked_by.get(peer, ())):
-            self._unpark((peer, request_id))
+        self._waits.peer_closed(peer)
         session = self._session_of.pop(peer, None)
         if session is not None:
             if for_good:
@@ -225,7 +220,9 @@ class Engine:
                 self._sessions.close(session, peer=peer, now=now)
 
     def _expire_sessions(self, now: float) -> None:
-        forgotten = self._sessions.expire(now)
+        self._note_forgotten(self._sessions.expire(now))
+
+    def _note_forgotten(self, forgotten: list[bytes]) -> None:
         if self._facts is not None:
             for session_id in forgotten:
                 self._facts.forgotten(session_id)
@@ -275,8 +272,13 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
+        return _make_applied(response, self._take_deliveries())
+
+    def _take_deliveries(self) -> tuple[Delivery | Answer, ...]:
+        if not self._deliveries:
+            return ()
         deliveries, self._deliveries = tuple(self._deliveries), []
-        return Applied(response=response, deliveries=deliveries)
+        return deliveries
 
     def _keep_again(self, replayed: Response, peer: int) -> None:
         """Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it."""
@@ -293,8 +295,7 @@ class Engine:
             self._end_lease(lease)
             self._announce()
         self._expire_sessions(now)
-        deliveries, self._deliveries = tuple(self._deliveries), []
-        return deliveries
+        return self._take_deliveries()
 
     def next_tick_in(self) -> float | None:
         """Seconds until the next lease may lapse; None if there is none."""
@@ -318,8 +319,9 @@ class Engine:
             "leases": len(self._leases),
             "leases_lapsed": self._lapsed,
             "watches": len(self._watches),
-            "waits": len(self._parked),
+            "waits": len(self._waits),
             "sessions": len(self._sessions),
+            "replies_bytes": self._sessions.held_bytes,
             "requests": self._requests,
         }
 
@@ -330,13 +332,16 @@ class Engine:
             when, request = request.when, request.request
             self._check_count(len(when), "conditions")
             self._require(when)
+        handle = _HANDLERS.get(type(request))
+        if handle is not None:
+            return handle(self, request)
         if type(request) is Wait:
             return self._wait(request, when, peer, request_id)
         if type(request) is Watch:
             return self._watch(request, peer, request_id)
         if type(request) is Cancel:
-            if not self._watches.remove(peer, request.target) and (peer, request.target) in self._parked:
-                self._unpark((peer, request.target))
+            if not self._watches.remove(peer, request.target) and (peer, request.target) in self._waits:
+                self._waits.remove((peer, request.target))
             return Done()
         if type(request) is Grant:
             return self._grant(request, peer)
@@ -344,24 +349,23 @@ class Engine:
             lease = self._lease(request.lease)
             self._leases.keep_alive(lease, peer=peer)
             return Granted(lease=lease.id, ttl=lease.ttl)
-        handle = _HANDLERS.get(type(request))
-        if handle is None:
-            raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
-        return handle(self, request)
+        raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
 
     # -------------------------------------------------------------------------------------- reads
 
     def _get(self, request: Get) -> Found:
-        return Found(entry=self._entries.get(request.key))
+        return _make_found(self._entries.get(request.key))
 
     def _get_many(self, request: GetMany) -> Listing:
         self._check_count(len(request.keys), "keys")
         return self._entries_of(request.keys)
 
     def _entries_of(self, keys: tuple[str, ...]) -> Listing:
-        entries = tuple(map(self._entries.get, keys))
+        return self._listing(tuple(map(self._entries.get, keys)))
+
+    def _listing(self, entries: tuple[Entry | None, ...]) -> Listing:
         self._check_answer(sum(map(_entry_bytes, entries)))
-        return Listing(entries=entries, revision=self.revision)
+        return _make_listing(entries, self.revision)
 
     def _list(self, request: List) -> Listing:
         entries = []
@@ -389,12 +393,18 @@ class Engine:
     def _stats(self, _: Stats) -> Figures:
         return Figures(figures=self.figures())
 
+    def _excessive(self, request: Excessive) -> Response:
+        raise LimitExceeded(
+            f"the request holds more than {request.elements_max} elements, and operations_max is "
+            f"{self.limits.operations_max}: split it"
+        )
+
     # -------------------------------------------------------------------------------------- writes
 
     def _put(self, request: Put) -> Written:
         self._check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
         self._check_room(((request.key, len(request.value)),))
-        return Written(revision=self._write_put(request))
+        return _make_written(self._write_put(request))
 
     def _delete(self, request: Delete) -> Counted:
         return Counted(count=int(self._erase(request.key)), revision=self.revision + bool(self._events))
@@ -418,16 +428,16 @@ class Engine:
         else:
             as_expected = entry is not None and entry.value == request.expected_value
         if not as_expected:
-            return CompareAndSetResult(succeeded=False, entry=entry)
+            return _make_compared(False, entry)
         self._check_room(((request.key, len(request.value)),))
-        self._write_put(Put(request.key, request.value, ttl=request.ttl, lease=request.lease))
-        return CompareAndSetResult(succeeded=True, entry=self._entries[request.key])
+        self._write_put(request)
+        return _make_compared(True, self._entries[request.key])
 
     def _add(self, request: Add) -> Added:
         self._check_rewrite(request)
         value = self._sum(request)
         self._check_room(((request.key, len(value)),))
-        return Added(value=int(value), revision=self._rewrite(request, value))
+        return _make_added(int(value), self._rewrite(request, value))
 
     def _append(self, request: Append) -> Added:
         self._check_rewrite(request)
@@ -532,7 +542,8 @@ class Engine:
                 return Failed(
                     kind=FailureKind.COMPACTED,
                     message=f"the changes from revision {request.start_revision} on are no longer kept: history begins "
-                    f"at {self._history.compacted + 1}; watch with snapshot=True to be told of a reset instead",
+                    f"at {self._history.compacted + 1}, since history_bytes_max is "
+                    f"{self.limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
                 )
             self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in past)
         self._watches.add(peer, request_id, request.prefix)
@@ -562,49 +573,21 @@ class Engine:
 
     def _wait(self, request: Wait, when: tuple[Condition, ...], peer: int, request_id: int) -> Listing | None:
         self._check_count(len(request.keys), "keys")
+        entries = tuple(map(self._entries.get, request.keys))
+        if all(entries):
+            return self._listing(entries)
         for key in request.keys:
             self._check_key(key)
         names = frozenset(request.keys)
         missing = {key for key in names if key not in self._entries}
-        if not missing:
-            return self._entries_of(request.keys)
         self._check_open(peer)
-        cost = sum(map(_key_cost, request.keys)) + sum(map(_condition_cost, when))
+        cost = wait_bytes(request.keys, when)
         self._check_waits(peer, cost)
-        watcher = (peer, request_id)
-        self._parked[watcher] = _Parked(keys=request.keys, names=names, missing=missing, when=when)
-        self._parked_by.setdefault(peer, {})[request_id] = cost
-        # Also the keys that are there already: they may go before the others come.
-        for key in names.union(condition.key for condition in when):
-            self._parked_on.setdefault(key, {})[watcher] = None
+        parked = Parked(keys=request.keys, names=names, missing=missing, when=when)
+        self._waits.add((peer, request_id), parked, cost=cost)
         return None
 
-    def _unpark(self, watcher: Watcher) -> None:
-        parked = self._parked.pop(watcher)
-        peer, request_id = watcher
-        del self._parked_by[peer][request_id]
-        if not self._parked_by[peer]:
-            del self._parked_by[peer]
-        for key in parked.names.union(condition.key for condition in parked.when):
-            waiting = self._parked_on[key]
-            del waiting[watcher]
-            if not waiting:
-                del self._parked_on[key]
-
-    def _stir(self, events: tuple[Event, ...]) -> None:
-        """Look again at the waits that the changes of one revision bear on, once all of these are noted."""
-        stirred: dict[Watcher, _Parked] = {}
-        for event in events:
-            for watcher in self._parked_on.get(event.key, ()):
-                parked = stirred[watcher] = self._parked[watcher]
-                if event.kind == "put":
-                    parked.missing.discard(event.key)
-                elif event.key in parked.names:
-                    parked.missing.add(event.key)
-        for watcher, parked in stirred.items():
-            self._answer_parked(watcher, parked)
-
-    def _answer_parked(self, watcher: Watcher, parked: _Parked) -> None:
+    def _answer_parked(self, watcher: Watcher, parked: Parked) -> None:
         """Answer a wait that has come to its end, either way."""
         peer, request_id = watcher
         response: Response
@@ -617,12 +600,12 @@ class Engine:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
         else:
             return
-        self._unpark(watcher)
+        self._waits.remove(watcher)
         self._deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
 
     # -------------------------------------------------------------------------------------- making a change
 
-    def _write_put(self, request: Put) -> int:
+    def _write_put(self, request: Put | CompareAndSet) -> int:
         """Write a checked put at the next revision, and move the key to the lease it asks for."""
         lease = request.lease
         if request.ttl is not None:
@@ -645,13 +628,7 @@ class Engine:
             if before.lease != lease:
                 self._detach(key, before.lease)
         self._stored_bytes += len(value)
-        entry = Entry(
-            key=key,
-            value=value,
-            create_revision=before.create_revision if before else revision,
-            mod_revision=revision,
-            lease=lease,
-        )
+        entry = _make_entry(key, value, before.create_revision if before else revision, revision, lease)
         self._entries[key] = entry
         if lease is not None:
             self._lease(lease).keys.add(key)
@@ -688,8 +665,9 @@ class Engine:
             self._facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._deliveries.append(Delivery(watchers=watchers, events=about))
-        if self._parked_on:
-            self._stir(events)
+        if self._waits:
+            for watcher, parked in self._waits.stirred(events).items():
+                self._answer_parked(watcher, parked)
 
     # -------------------------------------------------------------------------------------- conditions and limits
 
@@ -773,15 +751,26 @@ class Engine:
             message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
             return Failed(kind=FailureKind.LIMIT, message=message)
         if session.replies >= limits.session_replies_max:
-            held = f"{session.replies} replies"
+            held = f"{session.replies} replies of this client"
             limit = f"session_replies_max is {limits.session_replies_max}"
         elif session.held_bytes >= limits.session_replies_bytes_max:
-            held = f"{session.held_bytes} bytes of replies"
+            held = f"{session.held_bytes} bytes of replies of this client"
             limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
+        elif self._sessions.held_bytes >= limits.replies_bytes_max and not self._made_room(session):
+            held = f"{self._sessions.held_bytes} bytes of replies, {session.held_bytes} of them of this client,"
+            limit = f"replies_bytes_max is {limits.replies_bytes_max}"
         else:
             return None
-        message = f"{held} of this client wait to be acknowledged; {limit}: read replies before sending more"
+        message = f"{held} wait to be acknowledged; {limit}: read replies before sending more"
         return Failed(kind=FailureKind.LIMIT, message=message)
+
+    def _made_room(self, session: Session) -> bool:
+        """Whether a reply to this session can be kept, though all of them together hold too much.
+
+        Who has acknowledged everything is let through: what others do not read is not to keep it from working.
+        """
+        self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
+        return self._sessions.held_bytes < self.limits.replies_bytes_max or not session.replies
 
     def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
         """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
@@ -865,14 +854,14 @@ class Engine:
             )
 
     def _check_open(self, peer: int) -> None:
-        count = self._watches.of(peer) + len(self._parked_by.get(peer, ()))
+        count = self._watches.of(peer) + self._waits.of(peer)
         if count >= self.limits.watches_max:
             raise LimitExceeded(
                 f"this connection has {count} watches and waits; watches_max is {self.limits.watches_max}: end some"
             )
 
     def _check_waits(self, peer: int, cost: int) -> None:
-        size = sum(self._parked_by.get(peer, {}).values()) + cost
+        size = self._waits.bytes_of(peer) + cost
         if size > self.limits.waits_bytes_max:
             raise LimitExceeded(
                 f"the waits of this connection would take {size} bytes; waits_bytes_max is "
@@ -895,30 +884,12 @@ class Engine:
 
 
 def _put_event(entry: Entry) -> Event:
-    return Event(
-        kind="put",
-        revision=entry.mod_revision,
-        key=entry.key,
-        value=entry.value,
-        create_revision=entry.create_revision,
-        lease=entry.lease,
-    )
+    return _make_event("put", entry.mod_revision, entry.key, entry.value, entry.create_revision, entry.lease)
 
 
 def _entry_bytes(entry: Entry | None) -> int:
     """About how many bytes an entry takes in an answer."""
     return 1 if entry is None else len(entry.key) + len(entry.value) + 40
-
-
-def _key_cost(key: str) -> int:
-    """About how many bytes it takes to wait for a key."""
-    return WAIT_OVERHEAD + len(key)
-
-
-def _condition_cost(condition: Condition) -> int:
-    """About how many bytes it takes to wait under a condition."""
-    expected = condition.expected
-    return _key_cost(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
 
 
 def _shown(value: object) -> str:
@@ -938,9 +909,11 @@ def _number(value: bytes) -> int:
 
 def _response_cost(response: Response) -> int:
     """About how many bytes a kept reply holds on to."""
+    if type(response) is Written or type(response) is Added:  # most are, and a `match` takes its time
+        return 100
+    if type(response) is CompareAndSetResult:
+        return 100 if response.entry is None else 300 + len(response.entry.value)
     match response:
-        case CompareAndSetResult(entry=Entry() as entry):
-            return 300 + len(entry.value)
         case TransactionResult(results=results):
             return 100 + sum(100 + (len(result.value) if isinstance(result, Entry) else 0) for result in results)
         case Failed(message=message):
@@ -962,6 +935,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Response]] = {
     Count: Engine._count,
     Ping: Engine._ping,
     Stats: Engine._stats,
+    Excessive: Engine._excessive,
     Put: Engine._put,
     Delete: Engine._delete,
     DeletePrefix: Engine._delete_prefix,

@@ -6,6 +6,21 @@ on another system (an etcd cluster, a test's fake) implements `call` and `watch`
 Every call takes `timeout=` in seconds; without it the client's own default holds, except for `wait`, which waits.
 Write calls take `when=`, conditions made by `store.when`: if one of them does not hold, `ConditionFailed` is raised and
 nothing is written.
+
+An etcd cluster is reached by the same calls, and they mean the same. What differs:
+
+- Leases have whole seconds, rounded up, and at least what the cluster grants (2 s as it comes): see `Lease.ttl`. The
+  keys of a lapsed lease go up to a second after their time. `disconnect_ttl` is not heeded, since etcd does not know
+  who keeps a lease: the TTL alone decides.
+- A write whose answer was lost is settled by a receipt that it left. Should that be gone, after a minute out of reach,
+  the caller gets `ConnectionLost` with `maybe_applied=True`.
+- `add` and `append` read, and write on condition that nothing has changed: with many at once on one key, some do so
+  again.
+- One request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
+- Identity (S10) is the cluster's id, and that its revisions never go back. Data that was deleted, and has seen more
+  changes since than before, is not told apart.
+- Revisions also step for other users of the cluster, and where a write changed nothing after an answer was lost.
+- `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """
 
 from __future__ import annotations
@@ -136,9 +151,31 @@ class Store(ABC):
 
     Attributes:
         operations_max: Operations, or conditions, that one transaction may have.
+        fail_over: Seconds for which the store may be away while one of its own servers replaces another.
     """
 
     operations_max: int = 10_000
+    fail_over: float = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the store is in reach now, as far as is known."""
+        return True
+
+    @property
+    def store_id(self) -> str | None:
+        """The identity of the store, once it has been met (promise S10)."""
+        return None
+
+    @property
+    def seen_as(self) -> str | None:
+        """The address at which others may reach this client, as far as the way to the store tells."""
+        return None
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why this client is of no more use, if so."""
+        return None
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:

@@ -14,6 +14,11 @@ an earlier, whole state is not noticed: the log cut short, or taken away.
 When a write fails, because the disk is full, say, the group is rolled back as a whole and the journal stops: nothing of
 it was said to anybody yet, so the server can go back to what is on disk (`load`) and refuse writes until `try_again`
 succeeds.
+
+When it is the last step that fails, which is to make the group durable (fsync), nobody knows whether it is: the group
+is in the file as a whole, and a server that starts on it would find it there. Then the journal is `in_doubt`, and
+neither a state with that group nor one without it may be told to anybody until a later commit, written over it, is
+durable.
 """
 
 from __future__ import annotations
@@ -46,6 +51,8 @@ FORMAT = 1  # of the tables below; PRAGMA user_version
 FILE = "store.sqlite3"
 UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the right name is a damaged one
 LOCK = "lock"
+# A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
+_WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 PROBE_BYTES = 64 * 1024  # what must be writable again before writes are taken again
 
 # The last column of each is the checksum of the others; see `_sealed`.
@@ -72,6 +79,7 @@ class Journal:
 
     Attributes:
         commits: How many groups have been written.
+        in_doubt: Whether it is unknown if the last group is on disk.
 
     Raises:
         StoreUsageError: Another server has it, another version wrote it, it is damaged, or it cannot be used.
@@ -89,6 +97,7 @@ class Journal:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.commits = 0
+        self.in_doubt = False
         self._lock_file = _take_lock(self._directory)
         let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
         try:
@@ -228,6 +237,7 @@ class Journal:
             log.debug("%s cannot be written yet: %s", self._directory, error)
             self._roll_back()
             return False
+        self.in_doubt = False
         return True
 
     def close(self, *, within: float | None = None) -> None:
@@ -257,6 +267,8 @@ class Journal:
                 self._commit(group)
             except Exception as error:  # whatever it is: a writer that is silently gone stops everybody
                 self._roll_back()
+                if isinstance(error, sqlite3.Error) and error.sqlite_errorcode not in _WITHOUT_ITS_END:
+                    self.in_doubt = True
                 if not isinstance(error, sqlite3.Error):
                     log.exception("a group of facts cannot be written, which is a defect")
                 on_failure(str(error))

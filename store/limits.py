@@ -11,47 +11,102 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-def _limit(default: float, help: str) -> Any:
-    """A limit, and what it bounds in words."""
-    return field(default=default, metadata={"help": help})
+def _limit(default: float, help: str, *, past: str) -> Any:
+    """A limit: what it bounds, and what becomes of who goes past it."""
+    return field(default=default, metadata={"help": help, "past": past})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a server refuses to go beyond. Bytes, counts, and seconds where the name says neither.
 
-    Each says in its metadata what it bounds, for this reader and for `rdzv serve --help`.
+    Each says in its metadata what it bounds, for this reader, for `rdzv serve --help` and for the table in the README,
+    and what becomes of who goes past it. Where nothing else is said that is `LimitExceeded`, naming what was too much,
+    the limit and the remedy; nothing was done then, and nobody else is disturbed.
     """
 
     frame_bytes_max: int = _limit(
-        64 * MIB, "One message on the wire. It bounds what a transaction, an answer and a value can be."
+        64 * MIB,
+        "One message on the wire. It bounds what a transaction, an answer and a value can be.",
+        past="`LimitExceeded` from the client; one that sends it all the same is hung up on",
     )
     value_bytes_max: int = _limit(
-        32 * MIB, "One value. Pickled objects that a job broadcasts pass through here, so it is generous."
+        32 * MIB,
+        "One value. Pickled objects that a job broadcasts pass through here, so it is generous.",
+        past="`LimitExceeded`",
     )
-    key_bytes_max: int = _limit(2 * KIB, "One key or watched prefix, in UTF-8.")
-    keys_max: int = _limit(1_000_000, "Keys in the store.")
-    stored_bytes_max: int = _limit(1024 * MIB, "All keys and values together, each counted with its bookkeeping.")
-    history_bytes_max: int = _limit(64 * MIB, "Past changes kept so that watches can resume; the oldest go first.")
-    operations_max: int = _limit(16_384, "Conditions, and operations, in one transaction.")
-    watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.")
+    key_bytes_max: int = _limit(2 * KIB, "One key or watched prefix, in UTF-8.", past="`LimitExceeded`")
+    keys_max: int = _limit(1_000_000, "Keys in the store.", past="`LimitExceeded` for new keys")
+    stored_bytes_max: int = _limit(
+        1024 * MIB,
+        "All keys and values together, each counted with its bookkeeping.",
+        past="`LimitExceeded` for what would make them more",
+    )
+    history_bytes_max: int = _limit(
+        64 * MIB,
+        "Past changes kept so that watches can resume; the oldest go first.",
+        past="watches that come back too late are reset, or end with `WatchCompacted`",
+    )
+    operations_max: int = _limit(16_384, "Conditions, operations, or keys, in one request.", past="`LimitExceeded`")
+    watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.", past="`LimitExceeded`")
     waits_bytes_max: int = _limit(
-        8 * MIB, "Keys and conditions of the parked waits of one connection, each counted with its bookkeeping."
+        8 * MIB,
+        "Keys and conditions of the parked waits of one connection, each counted with its bookkeeping.",
+        past="`LimitExceeded`",
     )
     outbox_bytes_max: int = _limit(
-        64 * MIB, "What waits for one slow reader. Past it, its watches end and may resume later."
+        64 * MIB,
+        "What waits for one slow reader, each message counted with its bookkeeping.",
+        past="its watches end, and resume later; its parked waits get `LimitExceeded`; its requests wait",
     )
-    connections_max: int = _limit(32_768, "Connections, those that have not said hello yet included.")
-    sessions_max: int = _limit(65_536, "Sessions, connected or not.")
+    outboxes_bytes_max: int = _limit(
+        1024 * MIB,
+        "What waits for all slow readers together.",
+        past="who has most waiting is hung up on; its client comes back and resumes",
+    )
+    connections_max: int = _limit(
+        32_768,
+        "Connections, those that have not said hello yet included.",
+        past="refused; clients say so, and try again until their time is up",
+    )
+    sessions_max: int = _limit(
+        65_536,
+        "Sessions, connected or not.",
+        past="refused; clients say so, and try again until their time is up",
+    )
     session_replies_max: int = _limit(
-        4_096, "Replies kept for one session until acknowledged; more may not be in flight."
+        4_096,
+        "Replies kept for one session until acknowledged; more may not be in flight.",
+        past="`LimitExceeded` for its writes; our clients never ask for so many at once",
     )
-    session_replies_bytes_max: int = _limit(8 * MIB, "The same in bytes.")
-    session_ttl: float = _limit(300.0, "How long a session without a connection is kept for its client to come back.")
-    leases_max: int = _limit(200_000, "Leases.")
-    lease_ttl_max: float = _limit(10 * 86_400.0, "The longest lease; long enough for a closed run's day.")
-    handshake_timeout: float = _limit(10.0, "How long a connection may take to say hello and prove the token.")
-    frame_timeout: float = _limit(30.0, "How long a peer may leave a frame half sent.")
+    session_replies_bytes_max: int = _limit(
+        8 * MIB, "The same in bytes.", past="`LimitExceeded` for its writes until it has read what waits"
+    )
+    replies_bytes_max: int = _limit(
+        256 * MIB,
+        "The same of all sessions together.",
+        past="the sessions of clients that are away end, the longest first; then `LimitExceeded` for the writes of "
+        "those that have replies waiting",
+    )
+    session_ttl: float = _limit(
+        300.0,
+        "How long a session without a connection is kept for its client to come back.",
+        past="a write that was under way gets `ConnectionLost` with `maybe_applied=True`",
+    )
+    leases_max: int = _limit(200_000, "Leases.", past="`LimitExceeded`")
+    lease_ttl_max: float = _limit(
+        10 * 86_400.0, "The longest lease; long enough for a closed run's day.", past="`LimitExceeded`"
+    )
+    handshake_timeout: float = _limit(
+        10.0,
+        "How long a connection may take for TLS, and then to say hello and prove the token.",
+        past="hung up on; clients say so, and try again until their time is up",
+    )
+    frame_timeout: float = _limit(
+        30.0,
+        "How long a peer may leave a frame half sent.",
+        past="hung up on; its client comes back and sends it again",
+    )
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -31,6 +31,7 @@ __all__ = [
     "Entry",
     "Event",
     "EventKind",
+    "Excessive",
     "Failed",
     "FailureKind",
     "Figures",
@@ -439,20 +440,28 @@ class Stats(Request[Figures]):
     """Ask for the server's counters."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excessive(Request[Failed]):
+    """Stands for a request that holds more than `elements_max` elements, and was therefore not decoded; never sent."""
+
+    elements_max: int
+
+
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time
 # there is none.
 MUTATIONS = (Put, Delete, Add, Append, DeletePrefix, CompareAndSet, Transact, Grant, Revoke)
+_MUTATIONS = frozenset(MUTATIONS)
 
 
 def mutates(request: Request[Any]) -> bool:
     """Whether a request changes the store; a guarded one does what it guards."""
-    return isinstance(_unguarded(request), MUTATIONS)
+    return type(_unguarded(request)) in _MUTATIONS
 
 
 def waits(request: Request[Any]) -> bool:
     """Whether a request is answered only when something happens."""
-    return isinstance(_unguarded(request), Wait)
+    return type(_unguarded(request)) is Wait
 
 
 def _unguarded(request: Request[Any]) -> Request[Any]:

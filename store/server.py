@@ -7,7 +7,8 @@ announcement.
 
 A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
 revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
-those that were read already: a packet full of requests may ask for gigabytes of answers.
+those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
+which is for all of them together, who has most waiting is hung up on; its client comes back and resumes.
 
 Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
 
@@ -15,13 +16,13 @@ On a durable store (S3) whatever a step led to is handed to the journal before a
 frame, answers to reads included, waits in its outbox until the journal reports that step durable. If the journal cannot
 write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
 (their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
+If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import logging
 import secrets
@@ -35,12 +36,13 @@ import anyio.to_thread
 from store import wire
 from store.address import Address, host_and_port
 from store.connection import ServerConnection
+from store.doorstep import Doorstep
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
 from store.messages import Failed, FailureKind, Stats
-from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer
-from store.sockets import forget, let_go_in_children, raise_file_limit
+from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
+from store.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
 from store.wire import Bye, Hello, Sorry
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
+EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 
 
@@ -95,6 +97,7 @@ class Server:
         self._peers: dict[int, Peer] = {}
         self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
+        self.outboxes_bytes = 0  # counted by the peers, as they queue and send
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
@@ -132,6 +135,14 @@ class Server:
         """How many clients are connected now."""
         return len(self._peers)
 
+    def has_room_for(self, others: int) -> bool:
+        """Whether one more connection may come, beside those there are and so many that are about to be."""
+        return not self._leaving and len(self._peers) + others < self._connections_max
+
+    def turned_away(self) -> None:
+        """Somebody was refused before there was a peer."""
+        self._refused += 1
+
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
@@ -153,14 +164,10 @@ class Server:
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
-        if self._leaving or len(self._peers) >= self._connections_max:
+        refusal = self._refusal()
+        if refusal is not None:
             self._refused += 1
-            reason = (
-                "the server is leaving"
-                if self._leaving
-                else f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
-            )
-            peer.refuse(Sorry("limit", reason))
+            peer.refuse(Sorry("limit", refusal))
             return
         self._peers[peer.id] = peer
         self._nobody_left.clear()
@@ -172,6 +179,16 @@ class Server:
             asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
         )
 
+    def _refusal(self) -> str | None:
+        """Why nobody is taken in now, if so; it may be otherwise soon."""
+        if self._leaving:
+            return "the server is leaving"
+        if self._journal is not None and self._journal.in_doubt:
+            return f"nobody can be told anything now: {self._engine.read_only}, and what is on it is in doubt"
+        if len(self._peers) >= self._connections_max:
+            return f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
+        return None
+
     def received(self, peer: Peer, data: memoryview) -> None:
         """Bytes have come. No await here: a change and its announcements are one step."""
         self._bytes_in += len(data)
@@ -179,8 +196,18 @@ class Server:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        peer.unread = peer.connection.receive(data)
-        self.go_on(peer)
+        try:
+            request = peer.connection.only_request(data)
+            if request is not None:
+                self._apply(peer, *request, self._clock())
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+            return
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+        if request is None:
+            peer.unread = peer.connection.receive(data)
+            self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
@@ -189,14 +216,14 @@ class Server:
         now = self._clock()
         try:
             for item in peer.unread or ():
-                match item:
-                    case (request_id, acknowledged, request):
-                        self._apply(peer, request_id, acknowledged, request, now)
-                    case Hello():
-                        self._take_in(peer, item, now)
-                    case Bye():
-                        peer.says_goodbye = True
-                        peer.close()
+                if isinstance(item, Hello):
+                    self._take_in(peer, item, now)
+                elif isinstance(item, Bye):
+                    peer.says_goodbye = True
+                    peer.close()
+                else:
+                    request_id, acknowledged, request = item
+                    self._apply(peer, request_id, acknowledged, request, now)
                 if peer.gone:
                     break
                 if peer.queued_bytes > PIECE_BYTES:
@@ -257,7 +284,7 @@ class Server:
 
     def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        if peer.backlog + len(frame) > self._limits.outbox_bytes_max:
+        if peer.backlog + weight(len(frame)) > self._limits.outbox_bytes_max:
             message = (
                 f"{peer.backlog} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
                 f"{self._limits.outbox_bytes_max}: read, and ask again"
@@ -271,7 +298,8 @@ class Server:
         peer = self._peers[peer_id]
         most = self._limits.outbox_bytes_max
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
-        if peer.backlog + len(encoded) <= most or (len(encoded) > most and peer.backlog < PIECE_BYTES):
+        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
+        if peer.backlog + size <= most or (size > most and peer.backlog < PIECE_BYTES):
             self._say(peer, wire.frame_events(watch_id, encoded))
             return True
         if self._engine.end_watch(peer_id, watch_id):
@@ -288,6 +316,27 @@ class Server:
         else:
             peer.queue(frame)
             self._dirty[peer] = None
+        if self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """All outboxes together hold too much: send what can be sent, and then let who is slowest pay for it.
+
+        Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
+        their watches.
+        """
+        self._flush()
+        while self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
+            if slowest is None:
+                return
+            log.warning(
+                "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, and "
+                "%d of them are for it",
+                *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
+            )
+            self._refused += 1
+            slowest.abort()
 
     def _flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
@@ -336,7 +385,9 @@ class Server:
     def _cannot_write(self, reason: str) -> None:
         """Go back to what is on disk: of what was done since, nobody has been told anything."""
         assert self._journal is not None
-        log.error("store %s cannot write: %s; it refuses writes until it can", self.store_id, reason)
+        # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
+        what = "takes in nobody, since what is on disk is in doubt," if self._journal.in_doubt else "refuses writes"
+        log.error("store %s cannot write: %s; it %s until it can", self.store_id, reason, what)
         self.abort()
         if self._leaving:
             return
@@ -382,7 +433,9 @@ class Server:
         opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
         self._record()
         if opened is None:
-            self._hang_up(peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max)"))
+            self._hang_up(
+                peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max): come again")
+            )
             return
         session, previous = opened
         if previous is not None and previous in self._peers:
@@ -405,7 +458,9 @@ class Server:
     def _check_greeted(self, peer: Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
             # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
-            self._hang_up(peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s"))
+            self._hang_up(
+                peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s (handshake_timeout)")
+            )
 
     # ------------------------------------------------------------------------------------------ time
 
@@ -434,10 +489,11 @@ class Server:
         while True:
             await anyio.sleep(self._limits.frame_timeout / 2)
             silent_since = self._clock() - self._limits.frame_timeout
+            why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
-                    self._hang_up(peer, Sorry("limit", f"half a frame and {self._limits.frame_timeout:g} s of silence"))
+                    self._hang_up(peer, Sorry("limit", why))
 
     # ------------------------------------------------------------------------------------------ leaving
 
@@ -497,6 +553,10 @@ class Server:
             raise self._failure
 
 
+def _backlog(peer: Peer) -> int:
+    return peer.backlog
+
+
 # ---------------------------------------------------------------------------------------------------- starting one
 
 
@@ -524,44 +584,28 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
-class _TellingTls(ssl.SSLObject):
-    """TLS that says why a handshake failed: asyncio drops such connections without a word."""
-
-    def do_handshake(self) -> None:
-        """Go on with the handshake."""
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            log.warning("a connection is refused: TLS failed: %s", error.reason or error)
-            raise
-
-
 async def _listen(
-    server: Server, host: str, port: int, *, sock: socket.socket | None, tls: ssl.SSLContext | None
-) -> asyncio.Server:
-    """Listen on every address that `host` stands for, all on the same port."""
+    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, sock: socket.socket | None
+) -> list[asyncio.Server]:
+    """Listen on every address that `host` stands for, all on the same port.
+
+    The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those make a
+    forked child crash when it ends.
+    """
     loop = asyncio.get_running_loop()
-    options: dict[str, Any] = {"backlog": BACKLOG}
-    if tls is not None:
-        # asyncio's own patience is a minute and half a minute, in which a silent stranger is not counted anywhere.
-        within = server.handshake_timeout
-        if tls.sslobject_class is ssl.SSLObject:
-            tls.sslobject_class = _TellingTls
-        options |= {"ssl": tls, "ssl_handshake_timeout": within, "ssl_shutdown_timeout": LEAVE_WITHIN}
-    if sock is not None:
-        return await loop.create_server(server.protocol, sock=sock, **options)
-    for _ in range(LISTEN_ATTEMPTS):
-        listener = await loop.create_server(server.protocol, host or None, port, **options)
-        ports = [listening.getsockname()[1] for listening in listener.sockets]
-        if len(set(ports)) == 1:
-            return listener
-        # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: ask for the same on both.
-        listener.close()
-        with contextlib.suppress(OSError):  # somebody else has it on the other address
-            return await loop.create_server(server.protocol, host or None, ports[0], **options)
-    raise OSError(errno.EADDRINUSE, f"no port is free on every address of {host or 'this host'}")
+    socks = [sock] if sock is not None else await anyio.to_thread.run_sync(bound_sockets, host, port)
+    listeners = []
+    try:
+        for bound in socks:
+            listener = await loop.create_server(protocol, sock=bound, backlog=BACKLOG)
+            listeners.append(listener)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        for bound in socks:
+            bound.close()
+        raise
+    return listeners
 
 
 @contextlib.asynccontextmanager
@@ -607,10 +651,13 @@ async def serve(
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         server.limit_connections(files - 64)  # the rest of the process needs some, too
-        listener = await _listen(server, host, port, sock=sock, tls=tls)
-        let_go_in_children(server, *listener.sockets)
+        doorstep = None if tls is None else Doorstep(server, tls)
+        protocol = server.protocol if doorstep is None else doorstep.protocol
+        listeners = await _listen(protocol, host, port, sock=sock)
+        listening = [one for listener in listeners for one in listener.sockets]
+        let_go_in_children(server, *listening)
         server.host = bound_host
-        server.port = listener.sockets[0].getsockname()[1]
+        server.port = listening[0].getsockname()[1]
         log.info(
             "serving store %s on %s, %s; %d files allow about %d connections",
             server.store_id,
@@ -626,9 +673,12 @@ async def serve(
         try:
             yield server
         finally:
-            listener.close()  # not wait_closed(): on Python 3.12 and later that waits for the clients to leave first
+            for listener in listeners:
+                listener.close()  # not wait_closed(): since Python 3.12 that waits for the clients to leave first
             forget(server)
             try:
+                if doorstep is not None:
+                    await doorstep.close()
                 await server.leave()
             finally:
                 server.abort()

@@ -33,12 +33,21 @@ class _Forgotten:
 FORGOTTEN = _Forgotten()
 
 
+class Tally:
+    """How many bytes the replies of several sessions hold on to."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class Session:
-    """One client's replies, and the connection it has now, if any."""
+    """One client's replies, and the connection it has now, if any; what they hold is counted in `tally`, too."""
 
-    __slots__ = ("_bytes", "_highest", "_replies", "abandoned_at", "id", "number", "peer")
+    __slots__ = ("_bytes", "_highest", "_replies", "_tally", "abandoned_at", "id", "number", "peer")
 
-    def __init__(self, id: bytes, number: int) -> None:
+    def __init__(self, id: bytes, number: int, tally: Tally | None = None) -> None:
         self.id = id
         self.number = number
         self.peer: int | None = None
@@ -46,6 +55,7 @@ class Session:
         # Oldest first. Ordered, since a plain dictionary seeks its first key past all that were removed before it.
         self._replies: OrderedDict[int, tuple[Response, int]] = OrderedDict()
         self._bytes = 0
+        self._tally = tally or Tally()
         self._highest = 0
 
     def acknowledge(self, up_to: int) -> None:
@@ -54,7 +64,9 @@ class Session:
             oldest = next(iter(self._replies))
             if oldest > up_to:
                 return
-            self._bytes -= self._replies.pop(oldest)[1]
+            cost = self._replies.pop(oldest)[1]
+            self._bytes -= cost
+            self._tally.bytes -= cost
 
     def replay(self, request_id: int) -> Response | _Forgotten | None:
         """What was answered to this mutation; None if it was never applied."""
@@ -79,6 +91,13 @@ class Session:
         self._highest = request_id
         self._replies[request_id] = (response, cost)
         self._bytes += cost
+        self._tally.bytes += cost
+
+    def forget(self) -> None:
+        """The session has ended."""
+        self._replies.clear()
+        self._tally.bytes -= self._bytes
+        self._bytes = 0
 
 
 class Sessions:
@@ -88,6 +107,7 @@ class Sessions:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
         self._made = 0
+        self._tally = Tally()
         self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
 
     def __len__(self) -> int:
@@ -97,6 +117,11 @@ class Sessions:
     def made(self) -> int:
         """How many sessions there have ever been; the number of the newest."""
         return self._made
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes the replies of all sessions hold on to."""
+        return self._tally.bytes
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
         """Give a session to a connection; the caller has let those expire that are due.
@@ -109,7 +134,7 @@ class Sessions:
             if len(self._sessions) >= self._max:
                 return None
             self._made += 1
-            session = self._sessions[id] = Session(id, self._made)
+            session = self._sessions[id] = Session(id, self._made, self._tally)
         self._abandoned.pop(id, None)
         previous, session.peer, session.abandoned_at = session.peer, peer, None
         return session, previous
@@ -125,7 +150,7 @@ class Sessions:
         if session.peer != peer:
             return False
         session.peer = None
-        del self._sessions[session.id]
+        self._forget(session.id)
         return True
 
     def expire(self, now: float) -> list[bytes]:
@@ -137,15 +162,31 @@ class Sessions:
             assert abandoned_at is not None, "an abandoned session knows since when"
             if now - abandoned_at < self._ttl:
                 break
-            del self._abandoned[id], self._sessions[id]
+            self._forget(id)
             forgotten.append(id)
         return forgotten
+
+    def make_room(self, bytes_max: int) -> list[bytes]:
+        """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
+
+        Their clients learn that nobody knows what became of what they had under way, as they would a little later.
+        """
+        forgotten = []
+        while self._abandoned and self.held_bytes >= bytes_max:
+            id = next(iter(self._abandoned))
+            self._forget(id)
+            forgotten.append(id)
+        return forgotten
+
+    def _forget(self, id: bytes) -> None:
+        self._abandoned.pop(id, None)
+        self._sessions.pop(id).forget()
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
         """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
         self._made = last
         for one in saved:
-            session = self._sessions[one.id] = Session(one.id, one.number)
+            session = self._sessions[one.id] = Session(one.id, one.number, self._tally)
             session.abandoned_at = now
             self._abandoned[one.id] = None
             for request_id, response in one.replies:

@@ -8,14 +8,16 @@ each is replaced by `/dev/null`, which keeps its number taken and harmless.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import socket
 import weakref
 from typing import Any
 
-__all__ = ["forget", "free_port", "let_go_in_children", "prepare", "raise_file_limit"]
+__all__ = ["bound_sockets", "forget", "free_port", "let_go_in_children", "prepare", "raise_file_limit"]
 
+LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
 
 # Sockets by the objects that own them: asyncio's stand-ins for sockets take no weak references themselves.
@@ -46,6 +48,56 @@ def let_go_in_children(owner: object, *socks: Any) -> None:
 def forget(owner: object) -> None:
     """The sockets of `owner` are closed. Some stand-ins keep the number, which may soon be another file's."""
     _owned.pop(owner, None)
+
+
+def bound_sockets(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address that `host` stands for ("": all interfaces), all to one port; 0: to a free one.
+
+    Raises:
+        OSError: The host is unknown, or none of its addresses is this machine's, or the port is taken.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    for attempt in range(LISTEN_ATTEMPTS):
+        bound: list[socket.socket] = []
+        try:
+            for family, address in addresses:
+                one_port = bound[0].getsockname()[1] if bound else port
+                sock = _bound(family, (address[0], one_port, *address[2:]))
+                if sock is not None:
+                    bound.append(sock)
+        except OSError as error:
+            for sock in bound:
+                sock.close()
+            # "" and "localhost" are an IPv4 and an IPv6 address, and port 0 one port for each: it may be taken on one.
+            if port or not bound or error.errno != errno.EADDRINUSE or attempt == LISTEN_ATTEMPTS - 1:
+                raise
+        else:
+            if bound:
+                return bound
+            break
+    raise OSError(errno.EADDRNOTAVAIL, f"{host!r} is no address of this machine: {os.strerror(errno.EADDRNOTAVAIL)}")
+
+
+def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+    """A socket bound to this address; None if this machine does not have it, or nothing of its family."""
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would take the port from "0.0.0.0"
+        sock.setblocking(False)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        reason = os.strerror(error.errno or 0).lower()
+        raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
+    return sock
 
 
 def free_port() -> int:

@@ -9,6 +9,7 @@ handler that raises, gets out at once; its channel is closed, since nobody knows
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import secrets
@@ -17,8 +18,6 @@ import ssl
 import time
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar, cast
-
-from anyio.from_thread import start_blocking_portal
 
 from store import client as async_client
 from store import interface, wire
@@ -37,8 +36,9 @@ from store.errors import (
     UsedAfterFork,
     WatchCompacted,
 )
-from store.loops import backend_options
+from store.loops import PortalThread
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
+from store.opening import check_credentials, is_etcd
 from store.sockets import let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -151,6 +151,12 @@ class _Channel:
         self.connection.connected(nonce=secrets.token_bytes(16))
         try:
             return self._shake_hands(deadline)
+        except ConnectionResetError as error:
+            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
+            self.close()
+            if without_a_word and address.secure:
+                raise async_client.HungUp from None
+            raise
         except BaseException:
             self.close()  # half a handshake is no connection that the next call could use
             raise
@@ -167,7 +173,14 @@ class _Channel:
     def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
         answer: Response | None = None
         while answer is None:
-            for received in self.receive(deadline):
+            count = self._read(deadline)
+            try:
+                answer = self.connection.only_answer(self._buffer[:count], item)
+            except ProtocolError as error:
+                raise self._client.fail(error) from None
+            if answer is not None:
+                break
+            for received in self._received(count):
                 if isinstance(received, Reply):
                     if self.connection.answered(received.request_id) is item:
                         answer = received.response
@@ -175,9 +188,9 @@ class _Channel:
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
                     self._problem = received.reason
-        error = error_of(answer)
-        if error is not None:
-            raise error
+        failure = error_of(answer)
+        if failure is not None:
+            raise failure
         return answer
 
     def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -187,7 +200,9 @@ class _Channel:
             OSError: The connection is lost.
             _Expired: Nothing came in time.
         """
-        count = self._read(deadline)
+        yield from self._received(self._read(deadline))
+
+    def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
             yield from self.connection.receive(self._buffer[:count])
         except (AuthenticationError, StoreReplaced, ProtocolError) as error:
@@ -197,12 +212,12 @@ class _Channel:
 
     def _read(self, deadline: float | None) -> int:
         assert self.sock is not None
-        silent_since = time.monotonic()
+        now = silent_since = time.monotonic()
         asked = False
         while True:
             patience = HEARTBEAT
-            if deadline is not None:
-                patience = min(deadline - time.monotonic(), HEARTBEAT)
+            if deadline is not None and deadline - now < HEARTBEAT:
+                patience = deadline - now
                 if patience <= 0:
                     raise _Expired
             if patience != self.sock.gettimeout():
@@ -210,9 +225,10 @@ class _Channel:
             try:
                 count = self.sock.recv_into(self._buffer)
             except TimeoutError:
-                if deadline is not None and time.monotonic() >= deadline:
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
                     raise _Expired from None
-                silence = time.monotonic() - silent_since
+                silence = now - silent_since
                 # Silence counts only after a question: before it, it may be ours, if this process was stopped.
                 if silence >= 2 * HEARTBEAT and (asked or self.connection.welcomed is None):
                     raise ConnectionResetError(f"it has been silent for {silence:.0f} s") from None
@@ -221,7 +237,7 @@ class _Channel:
                     self._tell(Ping())
             else:
                 if not count:
-                    raise ConnectionResetError("it closed the connection")
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 return count
 
     def _send(self, frame: bytes) -> None:
@@ -485,16 +501,27 @@ def connect(
     *,
     token: str | bytes | None = None,
     tls: ssl.SSLContext | None = None,
+    user: str | None = None,
+    password: str | None = None,
     timeout: float = async_client.DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
+    check_credentials(url, token=token, user=user, password=password)
+    if is_etcd(url):
+        from store import etcd_sync
+        from store.etcd_messages import Cluster
+
+        with etcd_sync.connect(
+            Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout
+        ) as etcd_client:
+            yield cast("Client", etcd_client)  # as in `store.connect`
+        return
     secret = token.encode() if isinstance(token, str) else token
     with Client(Address.parse(url), token=secret, tls=tls, timeout=timeout) as client:
         client.call(Ping())
         yield client
 
 
-@contextlib.contextmanager
 def serve(
     host: str = "127.0.0.1",
     port: int = 0,
@@ -505,15 +532,37 @@ def serve(
     limits: Limits | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | None = None,
-) -> Iterator[Server]:
+) -> contextlib.AbstractContextManager[Server]:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
 
     A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
-    against anybody's lease.
+    against anybody's lease. A forked child serves nothing, and leaves the context without a word.
     """
-    with start_blocking_portal(backend_options=backend_options()) as portal:
-        serving = async_server.serve(
+    return _Serving(
+        async_server.serve(
             host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock
         )
-        with portal.wrap_async_context_manager(serving) as server:
-            yield server
+    )
+
+
+class _Serving(contextlib.AbstractContextManager["Server"]):
+    """A server, and the thread in which it serves. No generator, for the reasons of `PortalThread`."""
+
+    def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
+        self._serving = serving
+        self._opened = contextlib.ExitStack()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Server:
+        with contextlib.ExitStack() as opened:
+            portal = opened.enter_context(PortalThread("store"))
+            server = opened.enter_context(portal.wrap_async_context_manager(self._serving))
+            self._opened = opened.pop_all()
+        return server
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._pid != os.getpid():
+            return False
+        return bool(self._opened.__exit__(kind, error, trace))

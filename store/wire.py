@@ -23,66 +23,21 @@ After that::
 At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
 of the client's session: another one than last time means that the server had forgotten it.
 
-Fields are positional, in the order of the tables at the end of this file. msgpack extension types are never accepted,
+Fields are positional, in the order of the tables in `layouts.py`. msgpack extension types are never accepted,
 and nothing received is ever evaluated.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgpack
 
+from store.elements import claimed
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
-from store.messages import (
-    Add,
-    Added,
-    Append,
-    Cancel,
-    CompareAndSet,
-    CompareAndSetResult,
-    Condition,
-    Count,
-    Counted,
-    Delete,
-    DeletePrefix,
-    Done,
-    Entry,
-    Event,
-    EventKind,
-    Failed,
-    FailureKind,
-    Figures,
-    Found,
-    Get,
-    GetMany,
-    Grant,
-    Granted,
-    Guarded,
-    KeepAlive,
-    LeaseState,
-    List,
-    Listing,
-    Operation,
-    Ping,
-    Pong,
-    Put,
-    Request,
-    Response,
-    Revoke,
-    Stats,
-    Target,
-    TimeToLive,
-    Transact,
-    TransactionResult,
-    Wait,
-    Watch,
-    Watching,
-    Written,
-)
+from store.layouts import LAYOUT_OF, REQUESTS, RESPONSES, event_from, event_to, shown
+from store.messages import Event, Excessive, Request, Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,6 +60,7 @@ __all__ = [
     "decode_request",
     "decode_server_frame",
     "decode_welcome",
+    "elements_max",
     "encode_bye",
     "encode_events",
     "encode_greeting",
@@ -115,13 +71,21 @@ __all__ = [
     "encode_sorry",
     "encode_welcome",
     "frame_events",
+    "other_version",
 ]
 
 VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
+EVENTS = 126
+LAGGED = 125
+BYE = 127
+_EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
+OPENING_ELEMENTS_MAX = 64  # of a hello or greeting, of later versions, too
+ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -212,6 +176,13 @@ class FrameReader:
         """Whether a frame has begun but not ended."""
         return bool(self._held)
 
+    def only_frame(self, data: memoryview) -> memoryview | None:
+        """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
+        if self._held or len(data) < 4:
+            return None
+        (size,) = _length.unpack_from(data)
+        return data[4:] if size == len(data) - 4 and size <= self.bytes_max else None
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
         """Take in bytes; give back the bodies that are complete. They are valid until the next call.
 
@@ -269,6 +240,18 @@ def _decode(body: memoryview | bytes) -> list[Any]:
     return fields
 
 
+def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
+    """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
+    if len(body) > UNCOUNTED_BYTES:
+        try:
+            count = claimed(body, most)
+        except ValueError as error:
+            raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
+        if count > most:
+            return None
+    return _decode(body)
+
+
 def _no_extensions(code: int, _: bytes) -> object:
     raise ValueError(f"extension type {code} is not part of the protocol")
 
@@ -317,13 +300,39 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 
 def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
-    fields = _decode(body)
+    fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
+    if fields is None:
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: it holds too much")
     sorry = _sorry(fields)
     if sorry is not None:
         return sorry
     if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+        if fields[0] == MAGIC:
+            _check_version(fields, kind)
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
     return kind(*fields[1:])
+
+
+def _check_version(fields: list[Any], kind: type[Any]) -> None:
+    """Say of an opening in another shape whether it is that of another version.
+
+    Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
+    """
+    versions = fields[1:2] if kind is Hello else fields[1:3] if kind is Greeting else []
+    if versions and all(type(version) is int for version in versions) and not versions[0] <= VERSION <= versions[-1]:
+        raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
+
+
+def other_version(oldest: int, newest: int, *, server: bool) -> str:
+    """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
+    theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+    ours = f"version {VERSION}"
+    if server:
+        said = f"this client speaks {ours} of the protocol, the server {theirs}"
+    else:
+        said = f"this server speaks {ours} of the protocol, the client {theirs}"
+    behind = "client" if server == (oldest > VERSION) else "server"
+    return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 
 
 def _sorry(fields: list[Any]) -> Sorry | None:
@@ -341,32 +350,66 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     Raises:
         StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up.
     """
-    layout = _LAYOUT_OF.get(type(request))
+    layout = LAYOUT_OF.get(type(request))
     if layout is None:
-        raise StoreUsageError(f"{_shown(request)} is no request")
-    layout.verify(request)
-    body = _pack((layout.code, request_id, acknowledged, *layout.fields(request)))
+        raise StoreUsageError(f"{shown(request)} is no request")
+    fields = layout.fields(request) if layout.plain else ()
+    if tuple(map(type, fields)) not in layout.plain:
+        layout.verify(request)  # before an encoder stumbles over it
+        fields = layout.fields(request)
+    body = _pack((layout.code, request_id, acknowledged, *fields))
     return _length.pack(len(body)) + body
 
 
-def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell."""
-    fields = _decode(body)
+def elements_max(operations_max: int) -> int:
+    """How many elements a request may hold, which leaves room to go past `operations_max` and be told so."""
+    return 1000 + ELEMENTS_PER_OPERATION * operations_max
+
+
+def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
+
+    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    """
+    fields = _decode_counted(body, elements_max)
+    if fields is None:
+        request_id, acknowledged = _numbers_of(body)
+        return request_id, acknowledged, Excessive(elements_max=elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
-    layout = _REQUESTS.get(fields[0]) if type(fields[0]) is int else None
+    layout = REQUESTS.get(fields[0]) if type(fields[0]) is int else None
     if layout is None:
-        raise ProtocolError(f"a frame has the code {_shown(fields[0])}, which no request has")
+        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
+    request_id, acknowledged = _check_numbers(fields)
+    return request_id, acknowledged, layout.build(fields[3:])
+
+
+def _check_numbers(fields: list[Any]) -> tuple[int, int]:
+    """The id of a request, and what it acknowledges."""
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
         raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
-    return fields[1], fields[2], layout.build(fields[3:])
+    return fields[1], fields[2]
+
+
+def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
+    """The same of a request that is not looked into further."""
+    # Its array's length, and three numbers of up to nine bytes.
+    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
+    start.feed(body[:64])
+    try:
+        start.read_array_header()
+        return _check_numbers([start.unpack() for _ in range(3)])
+    except ProtocolError:
+        raise
+    except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges") from error
 
 
 def encode_response(request_id: int, response: Response) -> bytes:
     """A response as a frame."""
-    layout = _LAYOUT_OF[type(response)]
+    layout = LAYOUT_OF[type(response)]
     body = _pack((layout.code, request_id, *layout.fields(response)))
     return _length.pack(len(body)) + body
 
@@ -385,12 +428,12 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
     if code == EVENTS:
         if len(fields) != 3 or type(fields[2]) is not list:
             raise ProtocolError("a frame of events has no list of events")
-        return Events(fields[1], tuple(map(_event_from, fields[2])))
+        return Events(fields[1], tuple(map(event_from, fields[2])))
     if code == LAGGED:
         if len(fields) != 3 or type(fields[2]) is not int:
             raise ProtocolError("a lagging watch is reported without a revision")
         return Lagged(fields[1], fields[2])
-    layout = _RESPONSES.get(code)
+    layout = RESPONSES.get(code)
     if layout is None:
         raise ProtocolError(f"a frame has the code {code!r}, which no response has")
     return Reply(fields[1], layout.build(fields[2:]))
@@ -398,12 +441,12 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
     """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
-    return _pack([_event_to(event) for event in events])
+    return _pack([event_to(event) for event in events])
 
 
 def decode_events(encoded: bytes) -> tuple[Event, ...]:
     """What `encode_events` made, back again."""
-    return tuple(map(_event_from, _decode(encoded)))
+    return tuple(map(event_from, _decode(encoded)))
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
@@ -439,326 +482,3 @@ def check_frame(frame: bytes, bytes_max: int) -> None:
             f"the message has {len(frame) - 4} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
             f"send less at once, or start the server with a higher limit"
         )
-
-
-# ------------------------------------------------------------------------------------------------------- fields
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """How one field travels.
-
-    `check` accepts what was received, `encode` prepares what is sent (None: as it is). `takes` says whether a caller's
-    value can be sent: what the peer would not accept must not leave, since it would cost the caller the connection.
-    """
-
-    check: Callable[[Any], Any]
-    encode: Callable[[Any], Any] | None = None
-    takes: Callable[[Any], bool] = lambda _: True
-
-
-def _shown(value: object) -> str:
-    """What was received, as errors show it: they end up in logs, and the value may be megabytes long, or deep."""
-    if isinstance(value, str | bytes):
-        return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
-def _exactly(type_: type, *also: type) -> _Field:
-    """A field of one type; `also` are types that become it on the way."""
-    sendable = (type_, *also)
-
-    def check(value: Any) -> Any:
-        if type(value) is not type_:
-            raise ProtocolError(f"{_shown(value)} stands where {type_.__name__} belongs")
-        return value
-
-    def takes(value: Any) -> bool:
-        # A subclass arrives as its base, except that a bool, which is an int here, arrives as a bool.
-        return type(value) is type_ or (isinstance(value, sendable) and type(value) is not bool)
-
-    return _Field(check, takes=takes)
-
-
-def _optional(field: _Field) -> _Field:
-    return _Field(
-        lambda value: None if value is None else field.check(value),
-        field.encode,
-        lambda value: value is None or field.takes(value),
-    )
-
-
-def _check_seconds(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise ProtocolError(f"{_shown(value)} stands where seconds belong")
-    return float(value)
-
-
-def _many(field: _Field) -> _Field:
-    """An array of fields, as a tuple."""
-
-    def check(value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise ProtocolError(f"{_shown(value)} stands where an array belongs")
-        return tuple(map(field.check, value))
-
-    encode = field.encode
-    return _Field(
-        check,
-        None if encode is None else lambda values: [encode(value) for value in values],
-        lambda values: type(values) in (tuple, list) and all(map(field.takes, values)),
-    )
-
-
-def _entry_to(entry: Entry) -> tuple[Any, ...]:
-    return entry.key, entry.value, entry.create_revision, entry.mod_revision, entry.lease
-
-
-def _entry_from(value: Any) -> Entry:
-    match value:
-        case [str(key), bytes(held), int(created), int(changed), int() | None as lease]:
-            return Entry(key=key, value=held, create_revision=created, mod_revision=changed, lease=lease)
-    raise ProtocolError(f"{_shown(value)} stands where an entry belongs")
-
-
-_EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
-_EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
-
-
-def _event_to(event: Event) -> tuple[Any, ...]:
-    if event.kind == "put":
-        return 0, event.revision, event.key, event.value, event.create_revision, event.lease
-    return _EVENT_CODES[event.kind], event.revision, event.key
-
-
-def _event_from(value: Any) -> Event:
-    match value:
-        case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease]:
-            return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
-        case [1 | 2 | 3 as code, int(revision), str(key)]:
-            return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
-    raise ProtocolError(f"{_shown(value)} stands where an event belongs")
-
-
-def _condition_to(condition: Condition) -> tuple[Any, ...]:
-    return condition.key, condition.target.value, condition.expected
-
-
-_EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
-    Target.MOD_REVISION: int,
-    Target.CREATE_REVISION: int,
-    Target.VALUE: bytes,
-    Target.EXISTS: bool,
-}
-
-
-def _condition_from(value: Any) -> Condition:
-    if (
-        type(value) is list
-        and len(value) == 3
-        and type(value[0]) is str
-        and type(value[1]) is int
-        and value[1] in _TARGETS
-    ):
-        target = _TARGETS[value[1]]
-        if type(value[2]) is _EXPECTED_TYPE[target]:
-            expected: int | bytes | bool = value[2]
-            return Condition(key=value[0], target=target, expected=expected)
-    raise ProtocolError(f"{_shown(value)} stands where a condition belongs")
-
-
-def _takes_condition(value: Any) -> bool:
-    return (
-        type(value) is Condition and _STR.takes(value.key) and type(value.expected) is _EXPECTED_TYPE.get(value.target)
-    )
-
-
-_TARGETS = {target.value: target for target in Target}
-
-
-def _message_to(message: Any) -> tuple[Any, ...]:
-    layout = _LAYOUT_OF[type(message)]
-    return (layout.code, *layout.fields(message))
-
-
-def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
-    if type(value) is list and value and type(value[0]) is int:
-        layout = _REQUESTS.get(value[0])
-        if layout is not None and layout.message in allowed:
-            return layout.build(value[1:])
-    raise ProtocolError(f"{_shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
-
-
-def _one_of(allowed: tuple[type, ...]) -> _Field:
-    """A message within a message."""
-
-    def takes(value: Any) -> bool:
-        if type(value) not in allowed:
-            return False
-        _LAYOUT_OF[type(value)].verify(value)
-        return True
-
-    return _Field(lambda value: _message_from(value, allowed), _message_to, takes)
-
-
-def _result_to(result: int | bool | Entry | None) -> Any:
-    return _entry_to(result) if isinstance(result, Entry) else result
-
-
-def _result_from(value: Any) -> int | bool | Entry | None:
-    if value is None or type(value) in (int, bool):
-        return cast("int | bool | None", value)
-    return _entry_from(value)
-
-
-def _check_figures(value: Any) -> dict[str, Any]:
-    if type(value) is not dict or not all(
-        type(name) is str and type(figure) in (str, int, float, bool) for name, figure in value.items()
-    ):
-        raise ProtocolError(f"{_shown(value)} stands where figures belong")
-    return value
-
-
-def _enumerated(kind: type[FailureKind]) -> _Field:
-    def check(value: Any) -> FailureKind:
-        try:
-            return kind(value)
-        except ValueError:
-            raise ProtocolError(f"{_shown(value)} is no kind of failure") from None
-
-    return _Field(check, int)
-
-
-_STR = _exactly(str)
-_BYTES = _exactly(bytes, bytearray, memoryview)
-_INT = _exactly(int)
-_BOOL = _exactly(bool)
-_SECONDS = _Field(_check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool)
-_ENTRY = _Field(_entry_from, _entry_to)
-_MAYBE_ENTRY = _Field(
-    lambda value: None if value is None else _entry_from(value),
-    lambda entry: None if entry is None else _entry_to(entry),
-)
-_CONDITIONS = _many(_Field(_condition_from, _condition_to, _takes_condition))
-_OPERATIONS = _many(_one_of(Operation.__args__))
-_GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
-
-M = TypeVar("M")
-
-
-class _Layout(Generic[M]):
-    """How one kind of message travels."""
-
-    __slots__ = ("_checks", "_names", "_takes", "code", "fields", "message")
-
-    def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
-        self.code, self.message = code, message
-        self._names = tuple(fields)
-        self._checks = tuple(field.check for field in fields.values())
-        self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
-        self.fields = _reader(fields)
-
-    def verify(self, message: M) -> None:
-        """Refuse a message that a caller gave fields of the wrong types."""
-        for get, takes, name in self._takes:
-            value = get(message)
-            if not takes(value):
-                several = isinstance(value, tuple | list)
-                shown = f"[{', '.join(map(_shown, value[:4]))}]" if several else _shown(value)
-                raise StoreUsageError(f"{self.message.__name__} cannot have {name}={shown}")
-
-    def build(self, values: list[Any]) -> M:
-        """The message of these field values."""
-        if len(values) != len(self._checks):
-            raise ProtocolError(f"{self.message.__name__} has {len(self._checks)} fields, not {len(values)}")
-        return self.message(
-            **{name: check(value) for name, check, value in zip(self._names, self._checks, values, strict=True)}
-        )
-
-
-def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from a message to what is sent of it, as quick as its fields allow: this is the hot path."""
-    names = tuple(fields)
-    encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
-    if any(encode is not None for _, encode in encoders):
-        return lambda message: tuple(
-            get(message) if encode is None else encode(get(message)) for get, encode in encoders
-        )
-    if not names:
-        return lambda _: ()
-    if len(names) == 1:
-        (name,) = names
-        return lambda message: (getattr(message, name),)
-    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
-
-
-# ------------------------------------------------------------------------------------------------ codes and order
-
-EVENTS = 126
-LAGGED = 125
-BYE = 127
-_EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
-
-_REQUESTS: dict[int, _Layout[Any]] = {
-    layout.code: layout
-    for layout in (
-        _Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
-        _Layout(2, Get, key=_STR),
-        _Layout(3, Delete, key=_STR),
-        _Layout(4, Add, key=_STR, amount=_INT, lease=_optional(_INT)),
-        _Layout(5, Append, key=_STR, value=_BYTES, lease=_optional(_INT)),
-        _Layout(6, GetMany, keys=_many(_STR)),
-        _Layout(7, List, prefix=_STR, keys_only=_BOOL),
-        _Layout(8, Count, prefix=_STR),
-        _Layout(9, DeletePrefix, prefix=_STR),
-        _Layout(
-            10,
-            CompareAndSet,
-            key=_STR,
-            value=_BYTES,
-            expected_revision=_optional(_INT),
-            expected_value=_optional(_BYTES),
-            ttl=_optional(_SECONDS),
-            lease=_optional(_INT),
-        ),
-        _Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS),
-        _Layout(12, Wait, keys=_many(_STR)),
-        _Layout(13, Guarded, when=_CONDITIONS, request=_GUARDABLE),
-        _Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS)),
-        _Layout(15, KeepAlive, lease=_INT),
-        _Layout(16, Revoke, lease=_INT),
-        _Layout(17, TimeToLive, lease=_INT),
-        _Layout(18, Watch, prefix=_STR, start_revision=_optional(_INT), snapshot=_BOOL),
-        _Layout(19, Cancel, target=_INT),
-        _Layout(20, Ping),
-        _Layout(21, Stats),
-    )
-}
-
-_RESPONSES: dict[int, _Layout[Any]] = {
-    layout.code: layout
-    for layout in (
-        _Layout(64, Written, revision=_INT),
-        _Layout(65, Found, entry=_MAYBE_ENTRY),
-        _Layout(66, Listing, entries=_many(_MAYBE_ENTRY), revision=_INT),
-        _Layout(67, Counted, count=_INT, revision=_INT),
-        _Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
-        _Layout(69, Added, value=_INT, revision=_INT),
-        _Layout(70, TransactionResult, succeeded=_BOOL, results=_many(_Field(_result_from, _result_to)), revision=_INT),
-        _Layout(71, Granted, lease=_INT, ttl=_SECONDS),
-        _Layout(72, LeaseState, remaining=_SECONDS, ttl=_SECONDS, keys=_many(_STR)),
-        _Layout(73, Watching, revision=_INT),
-        _Layout(74, Done),
-        _Layout(75, Pong, revision=_INT),
-        _Layout(76, Figures, figures=_Field(_check_figures)),
-        _Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
-    )
-}
-
-_LAYOUT_OF: dict[type, _Layout[Any]] = {
-    layout.message: layout for layout in (*_REQUESTS.values(), *_RESPONSES.values())
-}

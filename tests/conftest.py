@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tests.support.seeds import FRESH
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -24,3 +25,8 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time") is not None:
         return {"virtual_time": VirtualTimeLoop}
     return {"real_time": asyncio.new_event_loop}
+
+
+def pytest_report_header() -> str:
+    """Name the seed, so that what it brings to light can be run again."""
+    return f"fresh seed: {FRESH} (RDZV_TEST_SEED={FRESH} runs it again)"

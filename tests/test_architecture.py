@@ -27,13 +27,19 @@ PURE_ROOMS = (
     "store.limits",
     "store.when",
     "store.messages",
+    "store.quick",
     "store.index",
     "store.leases",
+    "store.waits",
     "store.watches",
     "store.sessions",
     "store.engine",
+    "store.elements",
+    "store.layouts",
     "store.wire",
     "store.connection",
+    "store.etcd_messages",
+    "store.etcd_writes",
     "rdzv.errors",
     "rdzv.refusal",
     "rdzv.kinds",
@@ -45,6 +51,7 @@ PURE_ROOMS = (
     "rdzv.decision",
     "rdzv.ranks",
     "rdzv.plans",
+    "rdzv.history",
     "rdzv.membership",
 )
 """Rooms that are told the time, handed their dice, and reach for nothing."""
@@ -63,7 +70,7 @@ NEVER_REACHES = {
 
 CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
-EXTRA_ROOMS = ("store.etcd", "rdzv.torch")
+EXTRA_ROOMS = ("store.etcd_gateway", "rdzv.torch")
 """Rooms that need an extra to be imported at all; elsewhere extras are imported inside the function."""
 
 PACKAGES = ("store", "rdzv")
@@ -247,6 +254,19 @@ def test_every_module_says_what_it_is_for(path: Path) -> None:
     tree = tree_of(path)
     # A package of tests is a folder, not a room: its `__init__.py` may be empty.
     assert ast.get_docstring(tree) or not tree.body
+
+
+EVALUATES = frozenset("pickle cPickle dill cloudpickle marshal shelve code codeop runpy".split())  # noqa: SIM905
+"""What makes code, or objects of any class, out of bytes."""
+
+
+@pytest.mark.parametrize("room", [room for room in FILES if room != "rdzv.torch"])
+def test_s8_nothing_received_is_ever_unpickled_or_evaluated(room: str) -> None:
+    """Nothing that could is imported or called. What PyTorch itself keeps in a store is its own affair."""
+    assert not {imported.top for imported in imports_of(room)} & EVALUATES
+    calls = (node.func for node in ast.walk(tree_of(FILES[room])) if isinstance(node, ast.Call))
+    called = {function.id for function in calls if isinstance(function, ast.Name)}
+    assert not called & {"eval", "exec", "compile", "__import__"}
 
 
 # The reader of imports must itself be right, or the tests above would pass for the wrong reason.

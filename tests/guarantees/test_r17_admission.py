@@ -5,11 +5,13 @@ One that fails stays out, with its reason visible; a node can be banned and unba
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 import rdzv
-from rdzv.state import Dropped, NodesLost
-from tests.support.runs import VirtualRun, listen
+from rdzv.state import Dropped, NodesLeft, NodesLost
+from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time
 
@@ -93,3 +95,64 @@ async def test_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
         with pytest.raises(rdzv.RendezvousRefusedError, match="not you"):
             await waiting
         assert "c" not in run.keys("nodes/")
+
+
+async def test_a_ban_with_now_of_the_coordinator_takes_the_role_from_it_as_well() -> None:
+    """R17, R7: it went on deciding for those who had put it out."""
+    async with VirtualRun(min_nodes=1, max_nodes=3) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        joining = [await run.join(node) for node in (a, b, c)]
+        assert_one_round([await task for task in joining])
+        assert (await b.status()).coordinator == "a"
+        at_a, at_c = await listen(run, a), await listen(run, c)
+        await b.ban("a", "rogue", now=True)
+        await at_a.until(Dropped("this node is banned by b: rogue"))
+        await at_c.until(NodesLost(1, ("a",)))
+        await asyncio.sleep(2)
+        assert (await b.status()).coordinator in {"b", "c"}
+        infos = await run.meet(b, c)
+        assert_one_round(infos)
+        assert infos[0].world_size == 2
+        with pytest.raises(rdzv.RendezvousRefusedError, match="rogue"):
+            await a.next_rendezvous()
+        await a.unban("a")
+        back = await run.join(a)
+        assert_one_round([*(await run.meet(b, c)), await back])
+
+
+async def test_a_ban_of_the_coordinator_takes_it_out_at_the_next_round_and_the_others_go_on() -> None:
+    """R17: "a node can be banned": it finishes its round, and coordinates as long as it is in it."""
+    async with VirtualRun(min_nodes=1, max_nodes=3) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        joining = [await run.join(node) for node in (a, b, c)]
+        await asyncio.gather(*joining)
+        at_c = await listen(run, c)
+        await b.ban("a", "slow disk")
+        await asyncio.sleep(30)
+        assert at_c.changes == []
+        assert (await b.status()).coordinator == "a"
+        others = [await run.join(node) for node in (b, c)]
+        with pytest.raises(rdzv.RendezvousRefusedError, match="slow disk"):
+            await a.next_rendezvous()
+        infos = [await task for task in others]
+        assert_one_round(infos)
+        assert infos[0].world_size == 2
+        assert not any(isinstance(change, NodesLost) for change in at_c.changes), "it has left, and is not lost"
+        assert all(change.node_ids == ("a",) for change in at_c.changes if isinstance(change, NodesLeft))
+
+
+async def test_a_ban_of_a_coordinator_that_waits_lets_the_last_call_go_on_without_it() -> None:
+    """R17, R7: "a running last call is continued, not begun again", also if it is a ban that ends the coordinator."""
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=20) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        began = asyncio.get_running_loop().time()
+        joining = [await run.join(node) for node in (a, b, c)]
+        await asyncio.sleep(10)
+        assert (await b.status()).coordinator == "a"
+        await b.ban("a", "not you")
+        with pytest.raises(rdzv.RendezvousRefusedError, match="not you"):
+            await joining[0]
+        infos = [await task for task in joining[1:]]
+        assert_one_round(infos)
+        assert infos[0].world_size == 2
+        assert asyncio.get_running_loop().time() - began == pytest.approx(20, abs=1)

@@ -10,6 +10,7 @@ import asyncio
 import pytest
 
 import rdzv
+from rdzv.history import CHAPTERS_MOST
 from tests.support.runs import VirtualRun
 
 pytestmark = pytest.mark.virtual_time
@@ -33,6 +34,26 @@ async def test_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_lef
         with pytest.raises(rdzv.RendezvousClosedError, match="done"):
             await run.handler("late").next_rendezvous()
         await asyncio.sleep(DAY * 0.4)
+        assert run.keys() == []
+
+
+async def test_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile() -> None:
+    """R19, S5: no sooner than it would have, and at the latest `closed_ttl` after the restart."""
+    async with VirtualRun(durable=True, min_nodes=2, closed_ttl=DAY) as run:
+        a, b = run.handler("a"), run.handler("b")
+        for info in await run.meet(a, b):
+            await info.store.set(f"model/{info.rank}", "weights")
+        await a.set_closed("done")
+        await a.aclose()
+        await b.aclose()
+        await asyncio.sleep(DAY * 0.7)
+        run.kill_store()
+        await asyncio.sleep(5)
+        run.restart_store()
+        await asyncio.sleep(DAY * 0.9)
+        with pytest.raises(rdzv.RendezvousClosedError, match="done"):
+            await run.handler("late").next_rendezvous()
+        await asyncio.sleep(DAY * 0.2)
         assert run.keys() == []
 
 
@@ -75,3 +96,4 @@ async def test_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
             await asyncio.sleep(0.1)
             counts[number] = len(run.keys())
         assert counts[199] == counts[1]
+        assert len(await a.history()) == CHAPTERS_MOST  # what happened is remembered, and that is bounded too

@@ -1,4 +1,4 @@
-"""Promises R1 to R6 with real handlers, on virtual time."""
+"""Promises R1 to R16 with real handlers, on virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rdzv.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from rdzv.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
+from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time
@@ -335,3 +336,87 @@ async def test_r16_the_reason_is_in_the_status_and_one_line_of_the_log_per_chang
         assert (await a.status()).reason == "round 0 stands with 2 nodes"
         said = [record.getMessage() for record in caplog.records if "last call" in record.getMessage()]
         assert len(said) == 3, "one by the coordinator, and one by each node"
+
+
+async def test_r16_an_order_that_fails_is_in_every_status_and_in_the_timeout_error() -> None:
+    def order(*_: object) -> list[NodeRecord]:
+        raise LookupError("no topology for b")
+
+    async with VirtualRun(min_nodes=2, rank_order=order, join_timeout=30) as run:
+        a, b = run.handler("a"), run.handler("b")
+        observer = run.handler("observer", min_nodes=None)
+        joining = [await run.join(a), await run.join(b)]
+        await asyncio.sleep(5)
+        words = "it cannot be completed: rank_order fails with LookupError: no topology for b"
+        for node in (a, b, observer):
+            assert words in (await node.status()).reason
+        with pytest.raises(RendezvousTimeoutError, match=words):
+            await joining[0]
+
+
+async def test_r16_a_node_that_waits_for_minutes_logs_why_once_and_so_does_the_coordinator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "rdzv")
+    async with VirtualRun(min_nodes=3, join_timeout=600) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = [await run.join(a), await run.join(b)]
+        for _ in range(500):
+            await asyncio.sleep(1)
+            assert (await b.status()).reason == "2 of at least 3 nodes"
+        said = [record.getMessage() for record in caplog.records if "2 of at least 3 nodes" in record.getMessage()]
+        assert sorted(said) == [f"run job{who}: 2 of at least 3 nodes" for who in (", node a", ", node b", "")]
+        with pytest.raises(RendezvousTimeoutError, match="2 of at least 3 nodes"):
+            await joining[0]
+
+
+async def test_r16_a_store_that_does_not_take_the_arrival_is_what_the_timeout_error_names() -> None:
+    """It said that the node was "not waiting for anything"."""
+    async with VirtualRun(min_nodes=2, join_timeout=5) as run:
+        a = run.handler("a")
+        await a._connect()
+        run.network.partition("a")
+        with pytest.raises(RendezvousTimeoutError, match="waiting for the store to take its arrival"):
+            await a.next_rendezvous()
+
+
+async def test_r1_the_timeout_bounds_a_health_check_that_hangs() -> None:
+    """It was waited for without any limit."""
+
+    async def hang() -> None:
+        await asyncio.sleep(9999)
+
+    async with VirtualRun(min_nodes=1, join_timeout=20, health_check=hang) as run:
+        began = now()
+        with pytest.raises(RendezvousTimeoutError, match="waiting for its own health check"):
+            await run.handler("a").next_rendezvous()
+        assert now() - began == pytest.approx(20, abs=0.1)
+
+
+async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> None:
+    async with VirtualRun(min_nodes=4, max_nodes=4, rank_order="topology:rack", join_timeout=60) as run:
+        first = [run.handler(f"x{number}", attributes={"rack": "x"}) for number in range(4)]
+        await run.meet(*first)
+        others = {name: run.handler(name, attributes={"rack": name[0]}) for name in ("a1", "b1", "c1", "b2", "c2")}
+        joining = {name: await run.join(node) for name, node in others.items()}
+        for node in first:
+            await node.leave()
+        alone = joining.pop("a1")
+        infos = [await task for task in joining.values()]
+        assert_one_round(infos)
+        assert {info.node_id: info.rank for info in infos} == {"b1": 0, "b2": 1, "c1": 2, "c2": 3}
+        await asyncio.sleep(600)
+        assert not alone.done(), "a spare's join timeout stands still"
+        assert (await first[0].status()).spares == ("a1",)
+
+
+async def test_r16_a_store_that_is_too_full_for_a_round_is_what_everybody_waits_for() -> None:
+    """They waited for ever, in a last call with nothing left of it, and only the coordinator's log said why."""
+    limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, and no round
+    async with VirtualRun(min_nodes=2, join_timeout=30, limits=limits) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = [await run.join(a), await run.join(b)]
+        await asyncio.sleep(5)
+        assert "it cannot be completed: the store does not take it: " in (await b.status()).reason
+        with pytest.raises(RendezvousTimeoutError, match="keys_max"):
+            await joining[0]

@@ -1,10 +1,15 @@
-"""S1: "An acknowledged request took effect once, at one moment between call and return.", seen by real clients."""
+"""S1: "An acknowledged request took effect once, at one moment between call and return.", seen by real clients.
+
+`RDZV_KILLS` says how often a durable server is killed meanwhile; `RDZV_SEED` when, and what else goes wrong.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,8 +28,15 @@ from tests.support.linearizability import (
     RegisterModel,
     assert_linearizable,
 )
+from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 
+if TYPE_CHECKING:
+    from pathlib import Path
+from tests.support.seeds import FRESH
+
+KILLS = int(os.environ.get("RDZV_KILLS", "3"))
+SEED = int(os.environ.get("RDZV_SEED", str(FRESH)))
 CLIENTS = 5
 OPERATIONS = 120  # of each client
 KEYS = ("hot/0", "hot/1", "count")
@@ -65,19 +77,26 @@ def choose(rng: random.Random) -> RegisterInput:
     return rng.choice(kinds)
 
 
-async def use(name: str, url: str, rng: random.Random, history: list[Operation]) -> None:
+async def one(
+    name: str, client: store.Client, rng: random.Random, history: list[Operation], *, patience: float
+) -> None:
+    """Ask for one thing, and note what came of it; every other time with little patience."""
     loop = asyncio.get_running_loop()
+    wanted = choose(rng)
+    call = loop.time()
+    try:
+        output = await carry_out(client, wanted, timeout=rng.choice([0.02, patience]))
+    except (ConnectionLost, StoreTimeoutError) as error:
+        if error.maybe_applied:
+            history.append(Operation(client=name, call=call, input=wanted))
+    else:
+        history.append(Operation(client=name, call=call, returned=loop.time(), input=wanted, output=output))
+
+
+async def use(name: str, url: str, rng: random.Random, history: list[Operation]) -> None:
     async with store.connect(url) as client:
         for _ in range(OPERATIONS):
-            wanted = choose(rng)
-            call = loop.time()
-            try:
-                output = await carry_out(client, wanted, timeout=rng.choice([0.02, 5.0]))
-            except (ConnectionLost, StoreTimeoutError) as error:
-                if error.maybe_applied:
-                    history.append(Operation(client=name, call=call, input=wanted))
-            else:
-                history.append(Operation(client=name, call=call, returned=loop.time(), input=wanted, output=output))
+            await one(name, client, rng, history, patience=5.0)
 
 
 async def break_things(proxy: Proxy, rng: random.Random) -> None:
@@ -97,7 +116,7 @@ async def break_things(proxy: Proxy, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0.05, 0.2))
 
 
-@pytest.mark.parametrize("seed", [1, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", [1, FRESH])
 async def test_histories_of_clients_behind_a_failing_network_are_linearizable(seed: int) -> None:
     history: list[Operation] = []
     async with store.serve() as server, contextlib.AsyncExitStack() as stack:
@@ -119,4 +138,52 @@ async def test_histories_of_clients_behind_a_failing_network_are_linearizable(se
         await asyncio.gather(*trouble, return_exceptions=True)
         assert sum(proxy.connections for proxy in proxies) > CLIENTS, "nothing was broken"
     assert len(history) > CLIENTS * OPERATIONS // 2
+    assert_linearizable(history, RegisterModel())
+
+
+async def kill_again_and_again(
+    directory: Path, port: int, history: list[Operation], rng: random.Random, over: asyncio.Event
+) -> None:
+    """Serve, and be killed at work; the last life is left to go on, and ends when this is cancelled."""
+    arguments = ("serve", "--port", str(port), "--data-dir", str(directory))
+    for life in range(KILLS + 1):
+        async with start_python("-m", "rdzv.cli", *arguments) as server:
+            await server.says("listens on")
+            wanted = len(history) + rng.randrange(20, 120)
+            while len(history) < wanted:  # noqa: ASYNC110 - it announces nothing
+                await asyncio.sleep(0.001)
+            if life < KILLS:
+                server.kill()
+            else:
+                over.set()
+                await asyncio.Event().wait()
+
+
+async def test_histories_across_kills_of_a_durable_server_are_linearizable(tmp_path: Path) -> None:
+    """Real processes, real sockets: through proxies that delay, reset and swallow, to a server that is killed at work
+    and comes back with what is on its disk.
+    """
+    print(f"RDZV_SEED={SEED}")  # pytest shows it if the test fails
+    history: list[Operation] = []
+    port = free_port()
+    over = asyncio.Event()
+
+    async def work(number: int, url: str) -> None:
+        rng = random.Random(f"{SEED} {number}")
+        async with store.connect(url, timeout=30.0) as client:
+            while not over.is_set():
+                await one(f"client {number}", client, rng, history, patience=30.0)
+                await asyncio.sleep(rng.uniform(0.0, 0.01))
+
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(30 + 5 * KILLS), asyncio.TaskGroup() as background:
+        proxies = [await stack.enter_async_context(Proxy("127.0.0.1", port)) for _ in range(2)]
+        troubles = [kill_again_and_again(tmp_path, port, history, random.Random(SEED), over)]
+        troubles += [break_things(proxy, random.Random(f"{SEED}/{number}")) for number, proxy in enumerate(proxies)]
+        tasks = [background.create_task(trouble) for trouble in troubles]
+        async with asyncio.TaskGroup() as workers:
+            for number in range(CLIENTS):
+                workers.create_task(work(number, f"tcp://127.0.0.1:{proxies[number % 2].port}"))
+        for task in tasks:
+            task.cancel()
+    assert sum(operation.returned is not None for operation in history) > 20 * KILLS
     assert_linearizable(history, RegisterModel())

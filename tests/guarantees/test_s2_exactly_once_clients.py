@@ -1,9 +1,13 @@
-"""S2: "A request resent after a dropped connection is applied once", seen by real clients."""
+"""S2: "A request resent after a dropped connection is applied once", seen by real clients.
+
+`RDZV_ADDITIONS` says how many are made through connections that keep being cut: 100,000 if nothing else is said.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 
 import pytest
@@ -12,6 +16,9 @@ import store
 from store.address import Address
 from store.errors import ConnectionLost
 from tests.support.proxy import Proxy
+from tests.support.seeds import FRESH
+
+ADDITIONS = int(os.environ.get("RDZV_ADDITIONS", "100000"))
 
 
 async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> None:
@@ -22,7 +29,7 @@ async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> Non
         await proxy.until(lambda cut=cut: proxy.connections > cut, timeout=60.0)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("seed", [2, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", [2, FRESH])
 async def test_additions_through_cut_connections_count_exactly(seed: int) -> None:
     additions = 800
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
@@ -39,6 +46,29 @@ async def test_additions_through_cut_connections_count_exactly(seed: int) -> Non
             await asyncio.gather(cutting, return_exceptions=True)
         assert proxy.connections > 3, "nothing was cut"
         assert sorted(sums) == list(range(1, additions + 1)), "each was applied once, and its own answer came back"
+
+
+async def test_a_hundred_thousand_additions_of_eight_clients_end_at_exactly_that() -> None:
+    clients, at_once = 8, 250
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        cutting = asyncio.create_task(keep_cutting(proxy, random.Random(5), 200_000))
+        numbers = iter(range(ADDITIONS))
+        sums: list[int] = []
+
+        async def caller(client: store.Client) -> None:
+            sums.extend([await client.add("count", 1) for _ in numbers])
+
+        async def use_a_client() -> None:
+            async with store.connect(f"tcp://127.0.0.1:{proxy.port}", timeout=60.0) as client:
+                await asyncio.gather(*[caller(client) for _ in range(at_once)])
+
+        await asyncio.gather(*[use_a_client() for _ in range(clients)])
+        cutting.cancel()
+        await asyncio.gather(cutting, return_exceptions=True)
+        assert proxy.connections > clients, "nothing was cut"
+        assert sorted(sums) == list(range(1, ADDITIONS + 1))
+        async with store.connect(server.url) as client:
+            assert await client.add("count", 0) == ADDITIONS
 
 
 async def test_additions_of_blocking_threads_through_cut_connections_count_exactly() -> None:

@@ -150,6 +150,35 @@ async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
         await asyncio.to_thread(client.close)
 
 
+async def test_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
+    """Really stopped: SIGSTOP. What was sent to it meanwhile is in its sockets, and is read before anything lapses."""
+    ttl = 0.8
+    async with start_python("-m", "rdzv.cli", "serve", "--port", "0") as server:
+        line = await server.says("listens on")
+        url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
+        async with store.connect(url) as client, store.connect(url) as other, other.watch("") as watch:
+            kept, unkept = await client.grant(ttl), await client.grant(ttl)
+            await client.put("kept", b"", lease=kept)
+            await client.put("unkept", b"", lease=unkept)
+            server.stop()
+            renewing = asyncio.create_task(kept.keep_alive())
+            await asyncio.sleep(2 * ttl)  # of the server's real clock, in which it is really stopped
+            assert not renewing.done()
+            resumed_at = now()
+            server.resume()
+            await renewing
+            assert {entry.key for entry in await client.list("")} == {"kept", "unkept"}
+            lapsed: dict[str, float] = {}
+            async with asyncio.timeout(10.0):
+                async for event in watch:
+                    if event.kind == "delete":
+                        lapsed[event.key] = now() - resumed_at
+                    if len(lapsed) == 2:
+                        break
+            assert list(lapsed) == ["unkept", "kept"]
+            assert lapsed["kept"] >= ttl, "renewed by what waited in the socket"
+
+
 NODE = """
 import asyncio, sys, store
 

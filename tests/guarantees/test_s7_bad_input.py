@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store import wire
+from store import layouts, wire
 from store.connection import ClientConnection, ServerConnection
 from store.errors import AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced
 from store.limits import Limits
@@ -51,12 +51,13 @@ from store.messages import (
 )
 from store.wire import VERSION, Bye, FrameReader, Greeting, Hello, Sorry, Welcome
 from tests.support.by_hand import Town
+from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 INPUTS = int(os.environ.get("RDZV_FUZZ_INPUTS", "4000"))
-SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(random.SystemRandom().randrange(2**32))))
+SEED = int(os.environ.get("RDZV_FUZZ_SEED", str(FRESH)))
 
 LIMITS = Limits(frame_bytes_max=20_000, value_bytes_max=10_000)
 ALLOWED = (ProtocolError, AuthenticationError, LimitExceeded, StoreReplaced)
@@ -227,7 +228,7 @@ def structured(rng: random.Random, depth: int = 0) -> object:
 
 def almost_a_message(rng: random.Random) -> object:
     """An array that begins as messages do."""
-    code = rng.choice([*wire._REQUESTS, *wire._RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
+    code = rng.choice([*layouts.REQUESTS, *layouts.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
     return [code, rng.randrange(1, 5), rng.choice([0, 1]), *(structured(rng, 1) for _ in range(rng.randrange(6)))]
 
 
@@ -262,7 +263,7 @@ PLAIN = st.one_of(
 NESTED = st.recursive(
     PLAIN, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
 )
-CODES = st.sampled_from([*wire._REQUESTS, *wire._RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
+CODES = st.sampled_from([*layouts.REQUESTS, *layouts.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
 
 
 @settings(

@@ -14,6 +14,7 @@ import pytest
 import store
 from store import wire
 from store.limits import Limits
+from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,7 +89,8 @@ def framed(body: bytes) -> bytes:
     [
         pytest.param(b"\xff\xfe\xfd\xfc" * 100, "not the protocol", id="garbage"),
         pytest.param(framed(b"\xc1\xc1\xc1"), "not msgpack", id="a frame of garbage"),
-        pytest.param(hello(99), "speaks version 99", id="another version"),
+        pytest.param(hello(99), "the client version 99: upgrade the server", id="another version"),
+        pytest.param(framed(b"\x93\xa4rdzv\x02\x80"), "the client version 2: upgrade", id="a later version's shape"),
         pytest.param(tls_hello(), "a TLS hello on a port without TLS", id="a TLS hello"),
         pytest.param(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n", "HTTP on a port", id="HTTP"),
         pytest.param(framed(b"\x93\xa4rdzv\x01\xc0"), "hello is not one of this protocol", id="half a hello"),
@@ -145,7 +147,7 @@ async def test_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: 
                 await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("seed", [7, random.SystemRandom().randrange(10**6)])
+@pytest.mark.parametrize("seed", [7, FRESH])
 async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
     async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):

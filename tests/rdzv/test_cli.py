@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -34,6 +35,26 @@ async def fails(*arguments: str) -> tuple[int, str]:
     status, output = await run(*arguments)
     assert len(output) == 1, output
     return status, output[0]
+
+
+async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        status, output = await run("history", url)
+        assert (status, output) == (0, ["run job: no round has completed, as far as is remembered"])
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+            await handler.next_rendezvous()
+        status, output = await run("history", url)
+        assert status == 0
+        assert output[0] == "round 0: 1 node: a"
+        assert re.fullmatch(r"round 1, \d+\.\d s after the one before: 1 node: a", output[1])
+        path = tmp_path / "run.json"
+        assert await run("timeline", url, "-o", str(path)) == (0, [])
+        events = json.loads(path.read_text())["traceEvents"]
+        assert {"round 0", "round 1"} <= {event["name"] for event in events}
+        status, output = await run("timeline", url, "-o", "-")
+        assert json.loads(output[0]) == json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("ending", ["terminate", "interrupt"])

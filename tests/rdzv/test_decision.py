@@ -192,8 +192,44 @@ def test_the_order_is_asked_with_the_chosen_in_order_of_arrival_and_the_last_ran
 def test_an_order_that_loses_nodes_or_makes_some_up_is_refused(order: Any) -> None:
     run = HandFed(needed=2, capacity=2, order=order)
     run.arrive("a", "b")
-    with pytest.raises(RendezvousSettingsError, match="it must give each node it gets once"):
-        run.decide()
+    decision = run.decide()
+    assert isinstance(decision, Wait)
+    assert isinstance(decision.error, RendezvousSettingsError)
+    assert "it must give each node it gets once" in decision.progress.problem
+    assert decision.until == run.now + 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"), [(lambda _: (), "chose 0 nodes"), (lambda them: them[:1] * 2, "chose 2 nodes"), (None, "Type")]
+)
+def test_an_order_that_chooses_too_few_or_one_twice_is_refused(chosen: Any, said: str) -> None:
+    def order(arrivals: Any, _: Any) -> Any:
+        return arrivals
+
+    order.choose = lambda candidates, kept, count: chosen(candidates)  # type: ignore[attr-defined]  # noqa: ARG005
+    run = HandFed(needed=2, capacity=2, order=order)
+    run.arrive("a", "b", "c")
+    assert said in run.progress.problem
+
+
+def test_an_order_that_fails_is_said_to_everybody_and_their_time_runs() -> None:
+    """They waited for ever, because enough nodes were there, and the reason was in the log of one of them only."""
+
+    def order(*_: Any) -> Any:
+        raise LookupError("no topology" + "!" * 9999)
+
+    run = HandFed(needed=2, capacity=3, last_call=5, order=order)
+    run.arrive("a", "b")
+    run.now += 4
+    assert run.progress.problem == ""
+    run.now += 1
+    answer = run.follow("a")
+    assert isinstance(answer, Parked)
+    words = "2 nodes wait for a round, and it cannot be completed: rank_order fails with LookupError: no topology!"
+    assert answer.reason.startswith(words)
+    assert len(answer.reason) < 300, "every node is sent it"
+    assert not answer.suspended
+    assert report_due(SAID, 0.0, replace(SAID, problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
 # Numbers of those who wait, and of spares.

@@ -13,10 +13,13 @@ import pytest
 
 import rdzv
 import store
-from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from rdzv.backends import CALL_TIMEOUT
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RoundSupersededError
 from rdzv.hosting import Host, host_if_called_for
 from rdzv.settings import parse
+from rdzv.state import Dropped
 from tests.support.processes import free_port, start_python
+from tests.support.runs import VirtualRun, listen
 
 NODE = """
 import asyncio, sys, rdzv
@@ -28,7 +31,7 @@ async def main():
         await info.store.barrier("all", info.world_size)
 def handler_hosts(handler):
     import threading
-    return sum(thread.name.startswith("asyncio-portal") for thread in threading.enumerate())
+    return sum(thread.name == "store" for thread in threading.enumerate())
 asyncio.run(main())
 """
 
@@ -175,3 +178,40 @@ async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
                     break
             assert (await other.status()).round == 0
         assert await host.wait() == 0
+
+
+TOLD_WITHIN = 10 + CALL_TIMEOUT + 1  # seconds: a lease's default ttl, and one call
+GONE = "if a node hosted this store, it ended with that node's process"
+
+
+@pytest.mark.virtual_time
+async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_what_has_become_of_it() -> None:
+    """A memory store goes with its host: members, callers and spares hear of it, whose join timeout stands still."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        heard = await listen(run, a)
+        spare = await run.join(run.handler("spare"))
+        reading = run.start(infos[0].store.get("never"))
+        await run.end_store()
+        died_at = asyncio.get_running_loop().time()
+        calls = [run.start(b.next_rendezvous()), run.start(a.status()), run.start(a.ban("b")), spare]
+        await asyncio.wait([*calls, reading], timeout=TOLD_WITHIN)
+        assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN, "or some of them still wait"
+        for task in calls:
+            with pytest.raises(RendezvousConnectionError, match=GONE):
+                await task
+        with pytest.raises(RoundSupersededError):
+            await reading
+        assert isinstance(heard.changes[-1], Dropped)
+
+
+@pytest.mark.virtual_time
+async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999) as run:
+        parked = await run.join(run.handler("a"))
+        await run.end_store()
+        died_at = asyncio.get_running_loop().time()
+        with pytest.raises(RendezvousConnectionError, match=GONE):
+            await parked
+        assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from rdzv.ranks import (
     by_name,
     by_request,
     by_topology,
+    in_place,
     natural,
     order_named,
     survivors_first,
@@ -58,7 +61,9 @@ arrivals_and_previous = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["survivors", "arrival", "name", "requested", "topology", "topology:domain"])
+@pytest.mark.parametrize(
+    "name", ["survivors", "in_place", "arrival", "name", "requested", "topology", "topology:domain"]
+)
 @given(case=arrivals_and_previous)
 def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeRecord], list[str], int]) -> None:
     arrivals, permuted, survivors = case
@@ -77,6 +82,37 @@ def test_survivors_keep_their_order_and_newcomers_fill_in_behind_as_they_came() 
 
 def test_rank_zero_was_there_before_if_anybody_was() -> None:
     assert names_of(survivors_first, came("new", "old"), {"old": 7}) == ["old", "new"]
+
+
+def test_survivors_move_down_by_as_many_as_were_lost_below_them() -> None:
+    previous = {name: rank for rank, name in enumerate("abcdefgh")}
+    ordered = names_of(survivors_first, came(*"xyhgfdca"), previous)  # b and e are gone
+    moved = {name: previous[name] - ordered.index(name) for name in "acdfgh"}
+    assert moved == {"a": 0, "c": 1, "d": 1, "f": 2, "g": 2, "h": 2}
+
+
+# In place.
+
+
+def test_in_place_newcomers_take_the_ranks_that_were_lost_and_nobody_else_moves() -> None:
+    previous = {"a": 0, "b": 1, "c": 2, "d": 3}
+    assert names_of(in_place, came("y", "d", "x", "b"), previous) == ["y", "b", "x", "d"]
+
+
+def test_in_place_only_those_move_whose_rank_there_is_no_more() -> None:
+    previous = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
+    assert names_of(in_place, came("e", "new", "c", "b"), previous) == ["e", "b", "c", "new"]
+
+
+@given(case=arrivals_and_previous)
+def test_in_place_changes_no_rank_that_it_need_not(case: tuple[list[NodeRecord], list[str], int]) -> None:
+    arrivals, permuted, survivors = case
+    previous = {node_id: rank for rank, node_id in enumerate(permuted[:survivors])}
+    ordered = names_of(in_place, arrivals, previous)
+    for record in arrivals:
+        rank = previous.get(record.node_id)
+        if rank is not None and rank < len(arrivals):
+            assert ordered[rank] == record.node_id
 
 
 # Arrival and name.
@@ -137,11 +173,60 @@ def test_nodes_that_say_nothing_of_their_domain_are_one_domain_of_their_own() ->
     assert names_of(by_topology("rack"), [told, silent]) == ["z", "a"]
 
 
+def in_racks(racks: str) -> list[NodeRecord]:
+    return [
+        NodeRecord(node_id=f"{rack}{number}", incarnation="1", arrival=number, attributes={"rack": rack})
+        for number, rack in enumerate(racks, start=1)
+    ]
+
+
+def chosen_of(racks: str, count: int, *, kept: str = "") -> str:
+    chosen = by_topology("rack").choose(in_racks(racks), in_racks(kept), count)
+    return "".join(record.attributes["rack"] for record in chosen)
+
+
+def test_whole_domains_are_preferred_to_those_who_came_first() -> None:
+    assert chosen_of("aabbbb", 4) == "bbbb"
+    assert chosen_of("abcabca", 3) == "aaa"
+    assert chosen_of("aaabbccc", 5) == "aaabb"
+
+
+def test_domains_that_members_are_from_come_first_and_then_those_that_came_first() -> None:
+    assert chosen_of("aabbcc", 4) == "aabb"
+    assert chosen_of("aabbcc", 4, kept="cc") == "ccaa"
+
+
+def test_a_domain_is_divided_only_if_it_does_not_come_out_otherwise() -> None:
+    assert chosen_of("aaabbb", 4) == "aaab"
+    assert chosen_of("aaaa", 2) == "aa"
+    assert chosen_of("aaaabbbb", 2, kept="b") == "bb"
+
+
+@given(racks=st.text("abcd", max_size=12), kept=st.text("abcd", max_size=3), share=st.floats(0, 1))
+def test_of_the_domains_each_is_taken_whole_or_left_whole_but_for_one_at_most(
+    racks: str, kept: str, share: float
+) -> None:
+    candidates = in_racks(racks)
+    count = int(len(candidates) * share)
+    chosen = by_topology("rack").choose(candidates, in_racks(kept), count)
+    assert len({record.arrival for record in chosen}) == len(chosen) == count
+    sizes = Counter(racks)
+    taken = Counter(record.attributes["rack"] for record in chosen)
+    divided = [rack for rack, size in sizes.items() if taken[rack] not in (0, size)]
+    comes_out = any(
+        sum(sizes[rack] for rack in some) == count
+        for length in range(len(sizes) + 1)
+        for some in itertools.combinations(sizes, length)
+    )
+    assert len(divided) == (0 if comes_out else 1)
+
+
 # Names of orders.
 
 
 def test_orders_are_chosen_by_name_or_brought_along() -> None:
     assert order_named("survivors") is survivors_first
+    assert order_named("in_place") is in_place
     assert order_named("arrival") is by_arrival
     assert order_named("name") is by_name
     assert order_named("requested") is by_request
@@ -156,5 +241,7 @@ def test_orders_are_chosen_by_name_or_brought_along() -> None:
 
 @pytest.mark.parametrize("name", ["", "random", "topolog", "survivors:x"])
 def test_a_name_of_no_order_is_refused_naming_those_there_are(name: str) -> None:
-    with pytest.raises(RendezvousSettingsError, match="survivors, arrival, name, requested and topology:ATTRIBUTE"):
+    with pytest.raises(
+        RendezvousSettingsError, match="survivors, in_place, arrival, name, requested and topology:ATTRIBUTE"
+    ):
         order_named(name)

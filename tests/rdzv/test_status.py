@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.state import NodesLost, Phase
+from tests.rdzv.test_coordinator import commits_in
 from tests.support.runs import VirtualRun, listen
+
+if TYPE_CHECKING:
+    from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time
 
@@ -54,6 +59,24 @@ async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_l
         assert (status.waiting, status.spares) == (("b",), ())
         assert status.reason == "1 node waiting for round 0's 1 live member to leave"
         assert status.world_size == 3, "the round's, as it was completed"
+
+
+async def test_a_round_that_was_just_committed_stands_though_its_progress_is_still_to_be_reported() -> None:
+    async with VirtualRun(min_nodes=2, last_call_timeout=5) as run:
+        a, b = run.handler("a"), run.handler("b")
+        first = await run.join(a)
+        held = asyncio.Event()
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "after" and commits_in(request):
+                await held.wait()
+
+        run.clients["a"].hook = hook
+        await b.next_rendezvous()
+        status = await b.status()
+        held.set()
+        assert (status.phase, status.reason) == (Phase.COMPLETE, "round 0 stands with 2 nodes")
+        await first
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from tests.support.processes import free_port, require, start_python
 require("torch")  # what follows cannot be imported without
 
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E402
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
 
@@ -320,6 +322,22 @@ def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:
     assert after[0] == after[1] != before
 
 
+def test_who_is_shut_down_because_of_a_signal_leaves_and_closes_nothing(agents: Agents) -> None:
+    """The agent of PyTorch 2.4 shuts us down while it handles what the signal raised."""
+    one, told_to_end = agents.add(), agents.add()
+    agents.meet(one, told_to_end)
+
+    def be_told() -> None:
+        raise SignalException("got signal: 15", signal.SIGTERM)
+
+    try:
+        be_told()
+    except SignalException:
+        assert told_to_end.shutdown()
+    until(lambda: one.num_nodes_waiting() == 1)  # it is told at once that it should meet again
+    assert not one.is_closed()
+
+
 def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:
     one, late = agents.add(), agents.add()
     agents.meet(one)
@@ -342,6 +360,20 @@ def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents:
     assert not stays.is_closed()
     time.sleep(0.2)
     assert stays.num_nodes_waiting() == 0
+
+
+@pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
+def test_a_member_that_goes_before_all_have_come_costs_the_others_nothing(
+    agents: Agents, url: str, run_id: str, regroup_on_loss: str
+) -> None:
+    """An agent that dies between the commit and its hearing of it: the others waited for a minute, and failed."""
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
+        (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
+        assert goes.next_rendezvous().world_size == 2
+        time.sleep(0.1)
+        assert not joining.done()
+    again = joining.result(10)
+    assert (again.rank, again.world_size) == (0, 1)
 
 
 def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, run_id: str) -> None:

@@ -12,7 +12,6 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import rdzv
-import store
 from rdzv import torchrun
 from rdzv.handler import Handler
 from tests.support.processes import Child, free_port, require, start, start_python
@@ -53,13 +52,13 @@ class Job:
         self._stack = contextlib.AsyncExitStack()
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
-    async def agent(self, *options: str) -> Child:
+    async def agent(self, *options: str, module: str = "torch.distributed.run") -> Child:
         """Start one; `options` are torchrun's, besides those that all agents have."""
         # As a module, since torchrun itself may not be on the path.
         return await self._stack.enter_async_context(
             start(
                 sys.executable,
-                *("-m", "torch.distributed.run", "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
+                *("-m", module, "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
                 *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
                 *(str(self._script), str(self._stop)),
                 env={"OMP_NUM_THREADS": "1"},
@@ -92,10 +91,43 @@ def kill(agent: Child, worker: int) -> None:
     os.kill(worker, signal.SIGKILL)
 
 
-async def test_a_job_outlives_its_agents(tmp_path: Path) -> None:
-    """One story, because every agent costs seconds: a kill, a replacement, a spare, SIGTERM, and a good end."""
+class Endpoint:
+    """`rdzv serve` with a data directory, in a process of its own, which can be killed and comes back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.AsyncExitStack()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Endpoint:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def die_and_come_back(self) -> None:
+        """SIGKILL, and the same server anew."""
+        self._process.kill()
+        await self._process.wait()
+        await self._start()
+
+    async def _start(self) -> None:
+        command = ("-m", "rdzv.cli", "serve", "--data-dir", str(self._folder), "--port", str(self.port))
+        self._process = await self._stack.enter_async_context(start_python(*command))
+        said = await self._process.says("listens on")
+        self.port = int(said.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
+
+
+async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(tmp_path: Path) -> None:
+    """One story, because every agent costs seconds: kills, a replacement, a spare, SIGTERM, and a good end."""
     require("torch")
-    async with store.serve() as server, Job(tmp_path, f"127.0.0.1:{server.port}") as job:
+    async with Endpoint(tmp_path / "data") as server, Job(tmp_path, f"127.0.0.1:{server.port}") as job:
         pair = [await job.agent() for _ in range(2)]
         began = [await job.first_step(agent) for agent in pair]
         assert sorted(step["rank"] for step in began) == [0, 1]
@@ -108,10 +140,14 @@ async def test_a_job_outlives_its_agents(tmp_path: Path) -> None:
         alone = await job.first_step(survivor)
         assert (alone["rank"], alone["size"]) == (0, 1)
 
+        # The store's server is killed in the middle of a step, and comes back: nobody meets again for that.
+        await server.die_and_come_back()
+
         # A replacement comes in, and the survivor keeps its rank.
         replacement = await job.agent()
         assert (await job.first_step(replacement))["rank"] == 1
-        assert (await job.first_step(survivor))["rank"] == 0
+        grown = await job.first_step(survivor)
+        assert (grown["rank"], grown["size"]) == (0, 2)
         spare = await job.agent()
         await until_a_spare_waits(server.url)
         # SIGTERM ends one agent, and closes nothing: the spare is taken in.
@@ -141,7 +177,8 @@ async def until_a_spare_waits(url: str) -> None:
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}") as job:
-        pair = [await job.agent("--nnodes=2", "--max-restarts=0") for _ in range(2)]
+        modules = "torch.distributed.run", "rdzv.torchrun"  # the second is for PyTorch 2.4, and good with any
+        pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in modules]
         for agent in pair:
             assert (await job.first_step(agent))["size"] == 2
         job.stop()

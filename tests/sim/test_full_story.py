@@ -54,13 +54,21 @@ SEEDS = {
     "a zombie's write that is not fenced": 130,
     "an acknowledgement before the commit": 1,
 }
-"""Histories in which each is found; `python -m tests.sim bugs` looks for them."""
+"""Histories from which on each is found soon; any change of the product tells them differently."""
+
+WITHIN = 300
+"""Histories in which it must be found; `python -m tests.sim bugs` looks for where that is quickest."""
 
 
 @pytest.mark.parametrize("bug", FULL_BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    with pytest.raises(Violation, match=r"python -m tests\.sim full --seed"):
-        tell_full_story(SEEDS[bug], seams=FULL_BUGS[bug])
+    for seed in range(SEEDS[bug], SEEDS[bug] + WITHIN):
+        try:
+            tell_full_story(seed, seams=FULL_BUGS[bug])
+        except Violation as violation:
+            assert "python -m tests.sim full --seed" in str(violation)  # noqa: PT017  most histories raise nothing
+            return
+    pytest.fail(f"not found in {WITHIN} histories")
 
 
 def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,6 @@ A failure names its seed: `python -m tests.sim --seed N` tells that run step by 
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from rdzv.decision import Rules
@@ -17,9 +15,10 @@ from tests.sim.__main__ import main
 from tests.sim.checker import Checker, Violation
 from tests.sim.simulation import simulate
 from tests.sim.world import World
+from tests.support.seeds import FRESH
 
 FIXED = 1_600
-FRESH = 400
+COUNT_FRESH = 400
 CHUNK = 200
 
 
@@ -29,11 +28,8 @@ def test_no_promise_is_broken_in_fixed_runs(first: int) -> None:
     assert rounds > CHUNK, "most runs complete more than one round, or they show little"
 
 
-def test_no_promise_is_broken_in_fresh_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    base = random.SystemRandom().randrange(10**6, 10**9)
-    with capsys.disabled():
-        print(f" [fresh seeds {base}:{base + FRESH}] ", end="")
-    for seed in range(base, base + FRESH):
+def test_no_promise_is_broken_in_fresh_runs() -> None:
+    for seed in range(FRESH, FRESH + COUNT_FRESH):
         simulate(seed)
 
 

@@ -56,13 +56,20 @@ SEEDS = {
     "an event lost on reconnecting": 0,
     "a lease that is resurrected": 0,
 }
-"""Stories in which each is found soon."""
+"""Stories in which each is found soon; any change of the store tells them differently, so some more may be told."""
+
+WITHIN = 100
 
 
 @pytest.mark.parametrize("bug", STORE_BUGS)
 def test_a_bug_planted_in_the_store_is_found(bug: str) -> None:
-    with pytest.raises(Violation, match=r"python -m tests\.sim store --seed"):
-        tell_store_story(SEEDS[bug], seams=STORE_BUGS[bug])
+    for seed in range(SEEDS[bug], SEEDS[bug] + WITHIN):
+        try:
+            tell_store_story(seed, seams=STORE_BUGS[bug])
+        except Violation as violation:
+            assert "python -m tests.sim store --seed" in str(violation)  # noqa: PT017  most stories raise nothing
+            return
+    pytest.fail(f"not found in {WITHIN} stories")
 
 
 def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

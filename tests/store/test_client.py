@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from typing import TYPE_CHECKING, Any, cast
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 
 import store
 from store import client as client_room
-from store.client import HEARTBEAT, Client, backoff
+from store.client import BACKOFF_MOST, HEARTBEAT, Client, backoff
 from store.errors import (
     ConnectionLost,
     LimitExceeded,
@@ -155,6 +156,36 @@ def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
     assert backoff(0) == 0.1
     assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
     assert backoff(10**6) == 2.0
+    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+
+
+@virtual_time
+async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -> None:
+    """R8, and the trap of thundering herds: of those who wait for a server few come in any one moment.
+
+    With RDZV_RECONNECTS=10000 it is as many.
+    """
+    count, down_for = int(os.environ.get("RDZV_RECONNECTS", "2500")), 3.0
+    loop = asyncio.get_running_loop()
+    back_at = loop.time() + down_for
+    came: list[float] = []
+
+    async def dial(_: object) -> NoReturn:
+        if loop.time() < back_at:
+            raise ConnectionRefusedError
+        came.append(loop.time() - back_at)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    clients = [Client(dial, name="store", rng=random.Random(seed)) for seed in range(count)]
+    tasks = [asyncio.create_task(client._stay_connected()) for client in clients]
+    await asyncio.sleep(down_for + BACKOFF_MOST + 0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(came) == count, "all come within the longest pause"
+    crowd = max(Counter(int(at / 0.01) for at in came).values())
+    assert crowd < count / 50, "in no hundredth of a second does more than one in fifty come"
 
 
 @virtual_time

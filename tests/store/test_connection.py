@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,9 +30,11 @@ from store.messages import (
     Added,
     Done,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Get,
+    GetMany,
     Guarded,
     Ping,
     Pong,
@@ -101,15 +104,47 @@ def test_both_sides_meet_whatever_the_pieces(token: bytes | None, piece: int) ->
 
 
 def test_a_client_of_another_version_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="speaks version 9 of the protocol; this server speaks 1"):
+    with pytest.raises(
+        ProtocolError, match="this server speaks version 1 of the protocol, the client version 9: upgrade the server"
+    ):
         list(server().receive(wire.encode_hello(Hello(9, b"s" * 16, b"m" * 16, b""))))
 
 
-@pytest.mark.parametrize("versions", [(0, 0), (2, 9)])
-def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [((0, 0), "the server version 0: upgrade the server"), ((2, 9), "the server versions 2 to 9: upgrade the client")],
+)
+def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int], said: str) -> None:
     greeting = Greeting(*versions, "store-1", b"n" * 16, token_wanted=False)
-    with pytest.raises(ProtocolError, match=r"tcp://there speaks versions .* install the same release"):
+    with pytest.raises(
+        ProtocolError, match=f"tcp://there is not for us: this client speaks version 1 of the protocol, {said}"
+    ):
         list(client().receive(wire.encode_greeting(greeting)))
+
+
+def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
+    """It used to be "not one of this protocol", which tells nobody what to do."""
+    hello = wire._frame(msgpack.packb(["rdzv", 2, {"session": b"s" * 16}, [1, 2]]))
+    with pytest.raises(
+        ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"
+    ):
+        list(server().receive(hello))
+    greeting = wire._frame(msgpack.packb(["rdzv", 2, 3, {"store": "s"}]))
+    with pytest.raises(ProtocolError, match=r"this client speaks version 1 .* versions 2 to 3: upgrade the client"):
+        list(client().receive(greeting))
+    for no_version in (["rdzv", "2"], ["rdzv", True, None], ["rdzv"], ["rdzv", 1, 1]):
+        with pytest.raises(ProtocolError, match="is not one of this protocol"):
+            list(server().receive(wire._frame(msgpack.packb(no_version))))
+
+
+def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
+    connection = greeted(operations_max=10)
+    asked = wire.encode_request(5, 4, GetMany(keys=("k",) * 1300))
+    assert list(connection.receive(asked)) == [(5, 4, Excessive(elements_max=1240))]
+    asked = wire.encode_request(6, 4, GetMany(keys=("k",) * 1200))
+    assert list(connection.receive(asked)) == [(6, 4, GetMany(keys=("k",) * 1200))]
+    asked = wire.encode_request(7, 4, GetMany(keys=("k",) * 1300))
+    assert connection.only_request(memoryview(asked)) == (7, 4, Excessive(elements_max=1240))  # and so if it is alone
 
 
 def test_nobody_who_has_not_said_hello_may_send_more_than_a_hello_takes() -> None:
@@ -178,6 +213,31 @@ def test_request_ids_count_upwards(second: int) -> None:
         list(connection.receive(wire.encode_request(second, 0, Ping())))
 
 
+def test_one_request_that_comes_alone_is_told_at_once() -> None:
+    conversation = greeted()
+    first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
+    assert conversation.only_request(memoryview(first)) == (1, 0, Ping())
+    for several in (second + third, second[:5], b"", wire.encode_bye("done")):
+        assert conversation.only_request(memoryview(several)) is None
+    assert list(conversation.receive(second + third[:5])) == [(2, 0, Ping())]
+    assert conversation.only_request(memoryview(third[5:])) is None  # it ends a frame that had begun
+    assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
+    with pytest.raises(ProtocolError, match="ids count upwards"):
+        conversation.only_request(memoryview(third))
+
+
+def test_nobody_asks_anything_before_the_hello() -> None:
+    assert server().only_request(memoryview(wire.encode_request(1, 0, Ping()))) is None
+
+
+def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
+    limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
+    assert (
+        limited.only_request(memoryview(wire.encode_request(1, 0, Put("k", bytes(6000))))) is None
+    )  # `receive` says why
+    assert limited.only_request(memoryview(wire.encode_request(2, 0, Put("k", b"v")))) == (2, 0, Put("k", b"v"))
+
+
 def test_after_the_hello_frames_may_be_as_long_as_the_limits_say() -> None:
     connection = greeted(frame_bytes_max=10_000, value_bytes_max=5000)
     assert list(connection.receive(wire.encode_request(1, 0, Put("a", bytes(9000)))))
@@ -215,6 +275,27 @@ def test_a_reply_finds_its_request_once() -> None:
     assert connection.answered(1) is item
     assert item.waiter == "who waits"
     assert connection.answered(1) is None
+
+
+def test_an_answer_that_comes_alone_is_told_at_once() -> None:
+    conversation = welcomed()
+    asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
+    for item in (asked, put):
+        conversation.encode(item)
+    pong, written = wire.encode_response(1, Pong(revision=7)), wire.encode_response(2, Written(revision=8))
+    for other in (written, pong + written, pong[:5], wire.encode_lagged(1, 3)):
+        assert conversation.only_answer(memoryview(other), asked) is None
+    assert conversation.only_answer(memoryview(pong), asked) == Pong(revision=7)
+    assert conversation.only_answer(memoryview(written), put) == Written(revision=8)
+    assert not conversation.in_flight
+    later = conversation.ask(Ping(), None)
+    assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
+
+
+def test_before_the_welcome_nothing_is_an_answer() -> None:
+    conversation = client()
+    asked = conversation.ask(Ping(), None)
+    assert conversation.only_answer(memoryview(wire.encode_response(1, Pong(revision=7))), asked) is None
 
 
 def test_what_has_no_reply_is_sent_again_in_the_order_in_which_it_was_asked() -> None:

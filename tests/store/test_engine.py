@@ -703,8 +703,8 @@ def test_nothing_is_kept_of_waits_that_are_over() -> None:
     desk.ask(Cancel(target=1), peer=1)
     desk.disconnect(2)
     desk.ask(Put("x", b""), peer=9)
-    engine = desk.engine
-    assert (engine._parked, engine._parked_on, engine._parked_by) == ({}, {}, {})
+    waits = desk.engine._waits
+    assert (waits._parked, waits._on, waits._by) == ({}, {}, {})
 
 
 # --------------------------------------------------------------------------------------------------------- sessions

@@ -1,8 +1,9 @@
-"""Limits are above zero, and agree with each other. That each one holds is shown in `guarantees/test_s6_bounded.py`."""
+"""Limits are above zero, and agree with each other. That each holds is shown in `guarantees/test_s6_every_limit.py`."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,29 @@ def test_a_value_leaves_room_in_its_frame_for_what_goes_with_it() -> None:
     assert Limits(frame_bytes_max=100_000, value_bytes_max=100_000 - 4096).value_bytes_max == 95_904
     with pytest.raises(ValueError, match="leaves no room in a frame"):
         Limits(frame_bytes_max=100_000, value_bytes_max=100_000 - 4095)
+
+
+def shown(value: Any, name: str) -> str:
+    """A default as a person would write it."""
+    if "bytes" in name:
+        return f"{value // 2**20} MiB" if value >= 2**20 else f"{value // 2**10} KiB"
+    if type(value) is float:
+        return f"{value / 86_400:g} days" if value >= 86_400 else f"{value:g} s"
+    return f"{value:,}"
+
+
+def table() -> str:
+    """The table of limits, as the README has it."""
+    rows = ["| limit | default | what it bounds | past it |", "| --- | --- | --- | --- |"]
+    for one in fields(Limits):
+        help, past = one.metadata["help"], one.metadata["past"]
+        rows.append(f"| `{one.name}` | {shown(one.default, one.name)} | {help[0].lower()}{help[1:-1]} | {past} |")
+    return "\n".join(rows)
+
+
+def test_the_table_in_the_readme_is_that_of_the_limits() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert table() in readme, f"put this into the README:\n\n{table()}\n"
 
 
 def test_every_limit_is_explained() -> None:

@@ -168,3 +168,42 @@ def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_
     assert opened(sessions, A, peer=3, now=99.0) is session
     sessions.close(session, peer=3, now=100.0)
     assert come(sessions, B, peer=2, now=200.0) is not None
+
+
+# ------------------------------------------------------------------------------------------- what all of them hold
+
+
+def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() -> None:
+    sessions = some(ttl=10.0)
+    a, b = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
+    for request_id in range(1, 6):
+        a.keep(request_id, Written(revision=1), 100)
+        b.keep(request_id, Written(revision=1), 10)
+    assert sessions.held_bytes == 550
+    a.acknowledge(2)
+    assert sessions.held_bytes == 350
+    sessions.end(a, peer=1)
+    assert sessions.held_bytes == 50
+    sessions.close(b, peer=2, now=5.0)
+    assert sessions.held_bytes == 50
+    sessions.expire(15.0)
+    assert sessions.held_bytes == 0
+    sessions.restore([SavedSession(id=A, number=7, replies=((1, Written(revision=1)),))], last=7, now=0.0, cost=len_of)
+    assert sessions.held_bytes == 33
+
+
+def len_of(_: object) -> int:
+    return 33
+
+
+def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest() -> None:
+    sessions = some()
+    ids = [bytes([number]) * 16 for number in range(4)]
+    for peer, id in enumerate(ids):
+        opened(sessions, id, peer=peer).keep(1, Written(revision=1), 100)
+    for peer in (2, 0, 1):
+        sessions.close(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
+    assert sessions.make_room(500) == []
+    assert sessions.make_room(300) == [ids[2], ids[0]]
+    assert sessions.make_room(1) == [ids[1]], "the one that is connected stays"
+    assert (len(sessions), sessions.held_bytes) == (1, 100)

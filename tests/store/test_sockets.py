@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -136,6 +137,56 @@ def test_the_file_limit_is_raised_as_far_as_the_system_lets_it(
 
 def test_the_real_file_limit_allows_something() -> None:
     assert sockets.raise_file_limit() >= 64
+
+
+def close(socks: list[socket.socket]) -> None:
+    for sock in socks:
+        sock.close()
+
+
+def test_a_host_of_several_addresses_has_one_port_on_all_of_them() -> None:
+    socks = sockets.bound_sockets("", 0)
+    addresses = {family for family, *_ in socket.getaddrinfo(None, 0, flags=socket.AI_PASSIVE)}
+    try:
+        assert {sock.family for sock in socks} <= addresses
+        assert len({sock.getsockname()[1] for sock in socks}) == 1
+    finally:
+        close(socks)
+
+
+def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both loopback addresses of IPv4 stand in for IPv4 and IPv6, which not every machine has."""
+    both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    ports: list[int] = []
+    bind = sockets._bound
+
+    def unlucky(family: int, address: tuple[object, ...]) -> socket.socket | None:
+        if address[0] == "127.0.0.2":
+            ports.append(int(str(address[1])))
+            if len(ports) == 1:
+                raise OSError(errno.EADDRINUSE, "taken on this address")
+        return bind(family, address)
+
+    monkeypatch.setattr(sockets, "_bound", unlucky)
+    socks = sockets.bound_sockets("both", 0)
+    try:
+        assert [sock.getsockname()[1] for sock in socks] == [ports[1]] * 2
+    finally:
+        close(socks)
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"127.0.0.1 port {port}: ") as caught:
+            sockets.bound_sockets("127.0.0.1", port)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
+    with pytest.raises(OSError, match=r"'192\.0\.2\.1' is no address of this machine"):
+        sockets.bound_sockets("192.0.2.1", 0)
 
 
 # ------------------------------------------------------------------------------------------------ real forks

@@ -1,17 +1,17 @@
-"""Every message comes out of its bytes as it went in, and nothing that is not a message comes out at all."""
+"""Every message comes out of its bytes as it went in, by its layout, and nothing that is none comes out at all."""
 
 from __future__ import annotations
 
 import re
 import struct
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import messages, wire
+from store import layouts, messages, when, wire
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -25,6 +25,7 @@ from store.messages import (
     Done,
     Entry,
     Event,
+    Excessive,
     Failed,
     FailureKind,
     Figures,
@@ -190,8 +191,8 @@ def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> Non
 
 def test_there_is_a_strategy_above_for_every_message() -> None:
     """So that the round trips cannot forget one that is added later."""
-    known = set(wire._LAYOUT_OF)
-    base = {Request, Response}
+    known = set(layouts.LAYOUT_OF)
+    base = {Request, Response, Excessive}  # what is excessive stands for a request, and is never sent
     assert known == {
         kind
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
@@ -517,7 +518,7 @@ def test_what_becomes_the_right_type_on_the_way_may_be_given(given_: Any, arrive
 @settings(deadline=None)
 @given(REQUESTS)
 def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) -> None:
-    layout = wire._LAYOUT_OF[type(request)]
+    layout = layouts.LAYOUT_OF[type(request)]
     layout.verify(request)
     assert layout.build(msgpack.unpackb(msgpack.packb(layout.fields(request)), use_list=True)) == request
 
@@ -531,3 +532,20 @@ def test_the_layout_of_an_events_frame_is_what_its_head_says() -> None:
 
 def test_the_operations_of_a_transaction_are_those_that_messages_names() -> None:
     assert set(get_args(messages.Operation)) == {Put, Get, Delete, Add, Append}
+
+
+def test_fences_that_take_turns_are_not_mixed_up() -> None:
+    fences = [(when.mod_revision("round") == revision, when.exists("node")) for revision in (1, 2)]
+    for fence in (*fences, *fences, fences[0][:1]):
+        request = Guarded(when=fence, request=Get("k"))
+        assert wire.decode_request(wire.encode_request(1, 0, request)[4:]) == (1, 0, request)
+
+
+def test_conditions_that_python_takes_for_equal_are_not() -> None:
+    """1 equals True, but a revision is no existence; what is kept for the one must not come out as the other."""
+    for condition in (when.mod_revision("k") == 1, when.exists("k"), when.create_revision("k") == 1):
+        request = Guarded(when=(condition,), request=Get("k"))
+        for _ in range(2):
+            arrived = wire.decode_request(wire.encode_request(1, 0, request)[4:])
+            assert arrived == (1, 0, request)
+            assert type(cast("Any", arrived)[2].when[0].expected) is type(condition.expected)

@@ -98,6 +98,7 @@ class SimulatedJournal(Journal):
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
         self.commits = 0
+        self.in_doubt = False  # nothing of a group that fails here is on the disk
 
     def _open_to_read(self) -> sqlite3.Connection:
         return _Borrowed(self._disk.database)  # type: ignore[return-value]  # to it, but for closing

@@ -40,12 +40,13 @@ class Child(asyncio.SubprocessProtocol):
 
     Attributes:
         output: All lines, of both streams, in the order they came.
+        stdout: Those on standard output.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.output: list[str] = []
-        self._stdout: list[str] = []
+        self.stdout: list[str] = []
         self._stdout_seen = 0
         self._unfinished = {STDOUT: b"", STDERR: b""}
         self._open_streams = {STDOUT, STDERR}
@@ -71,8 +72,8 @@ class Child(asyncio.SubprocessProtocol):
         found: list[str] = []
 
         def is_settled() -> bool:
-            while not found and self._stdout_seen < len(self._stdout):
-                line = self._stdout[self._stdout_seen]
+            while not found and self._stdout_seen < len(self.stdout):
+                line = self.stdout[self._stdout_seen]
                 self._stdout_seen += 1
                 if containing in line:
                     found.append(line)
@@ -169,7 +170,7 @@ class Child(asyncio.SubprocessProtocol):
         text = line.decode(errors="backslashreplace")
         self.output.append(text)
         if fd == STDOUT:
-            self._stdout.append(text)
+            self.stdout.append(text)
 
     async def _until(self, condition: Callable[[], bool], timeout: float, otherwise: str) -> None:
         try:

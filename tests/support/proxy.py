@@ -46,6 +46,7 @@ class Proxy:
         self.bytes_to_target = 0
         self.bytes_from_target = 0
         self._server: asyncio.Server | None = None
+        self._left = False
         self._open: dict[asyncio.Task[None], _Connection] = {}
         self._cut_after: int | None = None
         self._passing = asyncio.Event()
@@ -58,6 +59,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._left = True
         await self.refuse()
         tasks = list(self._open)
         self.cut()
@@ -77,6 +79,11 @@ class Proxy:
     async def refuse(self) -> None:
         """Refuse new connections; those that exist stay."""
         if self._server is not None:
+            # asyncio leaves a socket open that is being accepted when its listener closes: let those be taken first.
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
             # Not wait_closed(): since Python 3.12 that waits for the connections, which are to stay.
             self._server.close()
             self._server = None
@@ -113,6 +120,9 @@ class Proxy:
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection()
         connection.add(writer)
+        if self._left:  # it was being accepted when the listener was closed
+            connection.reset()
+            return
         # A task of our own, not the one asyncio makes of a coroutine: 3.12 logs an error if that is cancelled.
         task = asyncio.get_running_loop().create_task(self._forward(connection, reader, writer))
         self._open[task] = connection

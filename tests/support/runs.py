@@ -7,6 +7,8 @@
 A node's links carry its name, so `run.network.partition("a")` cuts it off. `run.crash("a")` ends a node as `kill -9`
 does: its connection closes, and nothing it does afterwards reaches anybody. When the block is left every handler is
 closed, and a task that is still running then is an error: nobody awaits it.
+
+`VirtualRun(durable=True)` keeps its store on a real disk, in virtual time: `run.kill_store()`, `run.restart_store()`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
+import tempfile
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import store
@@ -25,6 +29,7 @@ from store.engine import Engine
 from store.keepalive import TaskKeeper
 from store.messages import KeepAlive, Ping, Request, Response
 from store.server import Server
+from tests.support.journals import OnTheLoopsClock
 from tests.support.memory_network import MemoryNetwork
 
 if TYPE_CHECKING:
@@ -59,11 +64,24 @@ class VirtualRun:
 
     Args:
         run_id: What the run is called.
+        seed: Of latencies, names and jitter.
+        limits: The store's.
+        durable: Whether the store is kept on disk, and may be killed and restarted.
         parameters: Settings of every handler that has no others of its own.
     """
 
-    def __init__(self, run_id: str = "job", *, seed: int = 0, **parameters: Any) -> None:
+    def __init__(
+        self,
+        run_id: str = "job",
+        *,
+        seed: int = 0,
+        limits: store.Limits | None = None,
+        durable: bool = False,
+        **parameters: Any,
+    ) -> None:
+        self._directory = tempfile.TemporaryDirectory() if durable else None
         self._run_id = run_id
+        self._limits = limits
         self._parameters = parameters
         self._rng = random.Random(seed)
         self._handlers: dict[str, Handler] = {}
@@ -83,8 +101,22 @@ class VirtualRun:
 
     def found_store(self) -> None:
         """A new and empty store, in place of the one there was."""
-        self.engine = Engine(store_id=f"{self._rng.getrandbits(32):08x}")
-        self.server = Server(self.engine, clock=self._clock)
+        if self._directory is not None:
+            self.restart_store()
+            return
+        self.journal: OnTheLoopsClock | None = None
+        self._serve(Engine(store_id=f"{self._rng.getrandbits(32):08x}", limits=self._limits))
+
+    def restart_store(self) -> None:
+        """The store comes back, as its disk has it."""
+        assert self._directory is not None, "a store that is memory only has nothing to come back with"
+        self.journal = OnTheLoopsClock(self._directory.name, new_id=secrets.token_hex(8))
+        self._serve(Engine.restore(self.journal.load(), limits=self._limits, now=self._clock()))
+
+    def _serve(self, engine: Engine) -> None:
+        self.engine = engine
+        self.server = Server(self.engine, clock=self._clock, journal=self.journal)
+        self.server.start_journal()
         self._listener = self.network.listen("store", self.server.protocol)
         self._time = asyncio.create_task(self.server.keep_time(), name="keep time")
 
@@ -95,10 +127,18 @@ class VirtualRun:
 
     async def end_store(self) -> None:
         """The store dies, and with it everything in it."""
+        self.kill_store()
+        await asyncio.wait([self._time])
+
+    def kill_store(self) -> None:
+        """The store dies between two steps of anybody's; of a durable one, what was acknowledged is on disk."""
         self._listener.close()
+        if self.journal is not None:
+            self.journal.kill()
+            self.server._journal = None  # the dead write nothing, not even that their connections have gone
+            self.journal = None
         self.network.reset("store")
         self._time.cancel()
-        await asyncio.wait([self._time])
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,8 +151,11 @@ class VirtualRun:
         await asyncio.gather(*self._burials)
         for handler in list(self._handlers.values()):
             await handler.aclose()
-        await self.server.leave()
+        if self.journal is None:  # else it would wait for a thread, and time would run on
+            await self.server.leave()
         await self.end_store()
+        if self._directory is not None:
+            self._directory.cleanup()
         if error is None:
             await asyncio.sleep(1)
             left = asyncio.all_tasks() - self._before
@@ -130,6 +173,8 @@ class VirtualRun:
             client = HookedClient(
                 dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
             )
+            if self._limits is not None:
+                client.operations_max = self._limits.operations_max
             self.clients[source] = client
             return client
 
@@ -174,6 +219,10 @@ class VirtualRun:
         """What the store holds of this run, below its prefix."""
         root = f"/rdzv/{self._run_id}/{under}"
         return [key.removeprefix(root) for key in sorted(self.engine._entries) if key.startswith(root)]
+
+    def keys_whole(self, under: str = "") -> list[str]:
+        """The same, with the prefix."""
+        return [f"/rdzv/{self._run_id}/{under}{key}" for key in self.keys(under)]
 
 
 class Heard:

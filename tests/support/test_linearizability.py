@@ -25,6 +25,7 @@ from tests.support.linearizability import (
     assert_linearizable,
     check,
 )
+from tests.support.seeds import FRESH
 
 
 def op(call: float, returned: float | None, input: RegisterInput, output: Any = None) -> Operation:
@@ -246,7 +247,7 @@ class AtomicStore:
         return self.rng.choice(requests)
 
 
-@pytest.mark.parametrize("seed", [*range(20), random.randrange(1 << 32)])
+@pytest.mark.parametrize("seed", [*range(20), FRESH])
 def test_histories_of_an_atomic_store_are_linearizable(seed: int) -> None:
     history = AtomicStore(random.Random(seed)).history(clients=5, operations=30)
     assert_linearizable(history, RegisterModel())

@@ -1,0 +1,99 @@
+"""The rendezvous on etcd: how soon a round is complete, how many requests each node makes, and a leader that dies.
+
+    python -m benchmarks.etcd                                       # 4, 16, 64 and 128 nodes on one etcd
+    python -m benchmarks.etcd --nodes 64 --runs 1 --fail-overs 3
+
+The round is that of `benchmarks.barrier`: all nodes but one are parked, and measured is from the arrival of the last
+until every node has its rank. Requests are those that etcd itself has counted (`/metrics`), from before the first
+connection until the last node is done, divided by the number of nodes; without those that renew leases and ask how
+etcd is, which are a matter of time and not of nodes.
+
+A fail-over: of a cluster of three the leader is killed while all nodes but one are parked; then the last one arrives.
+Measured is from the kill until every node has its rank. Data lies in memory where the system offers that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import time
+from collections import Counter
+
+from benchmarks import support
+from benchmarks.barrier import PATIENCE, SETTLE, complete, our_nodes, park
+from benchmarks.support import ms
+from tests.support.etcd import Etcd, serve_etcd
+
+STARTED = re.compile(r'^grpc_server_started_total\{grpc_method="(\w+)"')
+TIMELY = ("LeaseKeepAlive", "Status")  # the more of these, the longer it takes
+
+
+def requests(etcd: Etcd) -> Counter[str]:
+    """How many requests of each kind etcd has counted so far."""
+    counted: Counter[str] = Counter()
+    for name, value in etcd.metrics().items():
+        match = STARTED.match(name)
+        if match and match[1] not in TIMELY:
+            counted[match[1]] += int(value)
+    return counted
+
+
+def measure(etcd: Etcd, size: int, processes: int, *, kill_leader: bool = False) -> tuple[float, Counter[str]]:
+    """Seconds until everyone is done, and what was asked of etcd by all nodes together."""
+    url = f"{etcd.url}/barrier-{random.getrandbits(48):x}?min_nodes={size}&join_timeout=3600"
+    names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
+    before = requests(etcd)
+    with support.workers(*[(our_nodes, url, some) for some in [*names, ["the-last"]]]) as all_workers:
+        last = park(all_workers, PATIENCE)
+        time.sleep(random.uniform(*SETTLE))
+        killed = time.monotonic()
+        if kill_leader:
+            etcd.leader().kill()
+            killed = time.monotonic()
+        seconds, done_at = complete(all_workers, last, size, PATIENCE)
+        asked = Counter() if kill_leader else requests(etcd) - before
+        return (done_at - killed if kill_leader else seconds), asked
+
+
+def measure_fail_over(size: int, processes: int) -> float:
+    """Seconds from the leader's death until everyone is done."""
+    with serve_etcd(3) as etcd:
+        return measure(etcd, size, processes, kill_leader=True)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.etcd", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 16, 64, 128])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=4, help="that carry the parked nodes")
+    parser.add_argument("--fail-overs", type=int, default=3, help="how often a leader of three is killed")
+    options = parser.parse_args()
+    if shutil.which("etcd") is None:
+        parser.exit(1, "etcd is not installed: apt-get install etcd-server, say\n")
+
+    print(support.describe_machine())
+    rows = []
+    for size in options.nodes:
+        times, per_node = [], []
+        for _ in range(options.runs):
+            with serve_etcd() as etcd:
+                seconds, asked = measure(etcd, size, options.processes)
+            times.append(seconds)
+            per_node.append(sum(asked.values()) / size)
+            kinds = ", ".join(f"{kind} {count / size:.1f}" for kind, count in sorted(asked.items()))
+            print(f"{size} nodes: {ms(seconds)} ms; requests per node: {kinds}", flush=True)
+        rows.append(
+            (size, ms(support.median(times)), ms(min(times)), ms(max(times)), f"{support.median(per_node):.1f}")
+        )
+    header = ("nodes", "ms", "best", "worst", "requests per node")
+    support.table("One etcd: from the last arrival to everyone done, medians", header, rows)
+    fail_overs = [measure_fail_over(max(options.nodes), options.processes) for _ in range(options.fail_overs)]
+    if fail_overs:
+        shown = ", ".join(f"{seconds:.2f}" for seconds in sorted(fail_overs))
+        print(f"Of three the leader killed, {max(options.nodes)} nodes: complete {shown} s after")
+
+
+if __name__ == "__main__":
+    main()

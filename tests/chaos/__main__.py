@@ -1,0 +1,42 @@
+"""Play with real processes until something breaks, or the time is over.
+
+python -m tests.chaos                                five minutes
+python -m tests.chaos --seconds 30 --seed 7          what the suite plays
+python -m tests.chaos --store etcd://127.0.0.1:2379  over a store that is there already
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+
+from tests.chaos.checker import Violation
+from tests.chaos.runner import chaos
+
+
+def main() -> int:
+    """Play; the exit status is 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--nodes", type=int, default=6)
+    parser.add_argument("--store", metavar="URL", help="instead of a durable store of our own")
+    parser.add_argument("--quietly", action="store_true", help="say only what came of it")
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)
+    say = (lambda _: None) if chosen.quietly else print
+    try:
+        outcome = asyncio.run(
+            chaos(seconds=chosen.seconds, seed=chosen.seed, nodes=chosen.nodes, url=chosen.store, say=say)
+        )
+    except Violation as violation:
+        print("\n".join([str(violation), *getattr(violation, "__notes__", ())]), file=sys.stderr)
+        return 1
+    print(outcome)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

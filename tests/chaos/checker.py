@@ -1,0 +1,186 @@
+"""Pure: what the nodes of a chaotic run have written down, held against promises R2, R3, R5 and R9.
+
+A *stay* is one node's time in one round: from `in` until it says that it leaves, or is told that it was dropped, or is
+killed. What is checked:
+
+R3  All who were in a round agree on its size, on rank 0's address and on the members; no rank is had twice.
+R2  A write to a round that began after somebody was in a later one was not acknowledged, so that no two groups are
+    current at once whatever a zombie believes. And a node that nobody meddled with is not in a round any more when a
+    later one completes.
+R5  When a member is killed, each other stay in that round ends, or hears that it is lost, within a bounded time.
+R9  A node that stood still for longer than its TTL does not stay in the round it was in.
+
+Bounds on time count from the last meddling with the node that is to be told, or with the store.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Fault", "Stay", "Violation", "check", "stays_of"]
+
+Line = dict[str, Any]
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done to a node, or to the store (`node` is None), and when it was over."""
+
+    kind: str
+    node: str | None
+    began: float
+    ended: float
+
+
+@dataclass(slots=True)
+class Stay:
+    """One node's time in one round."""
+
+    node: str
+    round: int
+    rank: int
+    size: int
+    address: tuple[str, int]
+    members: tuple[str, ...] | None
+    began: float
+    ended: float = float("inf")
+    end: str = ""  # what ended it
+    told: list[tuple[float, str, tuple[str, ...]]] = field(default_factory=list)
+
+
+def stays_of(node: str, lines: list[Line], *, killed_at: float | None = None) -> list[Stay]:
+    """All stays of one process, in order."""
+    stays: list[Stay] = []
+    for line in lines:
+        current = stays[-1] if stays and not stays[-1].end else None
+        what = line["what"]
+        if what == "in":
+            if current is not None:
+                raise Violation(f"{node} is in round {line['round']}, and has not left {current.round}")
+            members = line["members"]
+            stays.append(
+                Stay(
+                    node=node,
+                    round=line["round"],
+                    rank=line["rank"],
+                    size=line["size"],
+                    address=tuple(line["address"]),
+                    members=None if members is None else tuple(members),
+                    began=line["at"],
+                )
+            )
+        elif what == "told" and current is not None and line["round"] == current.round:
+            current.told.append((line["at"], line["kind"], tuple(line["ids"])))
+            if line["kind"] == "Dropped":
+                current.ended, current.end = line["at"], "dropped"
+        elif what in ("leaving", "closed") and current is not None:
+            current.ended, current.end = line["at"], what
+    if stays and not stays[-1].end and killed_at is not None:
+        stays[-1].ended, stays[-1].end = killed_at, "killed"
+    return stays
+
+
+def check(
+    stays: list[Stay],
+    writes: list[tuple[str, Line]],
+    faults: list[Fault],
+    *,
+    ttl: float,
+    told_within: float,
+    over_at: float,
+) -> None:
+    """Hold it all against the promises.
+
+    Args:
+        stays: Of all processes.
+        writes: The acknowledged ones, each with its node.
+        faults: What was done.
+        ttl: Seconds of the nodes' leases.
+        told_within: Seconds in which a death is to be heard of, when nothing else is in the way. The next coordinator
+            may stand still just then, and must be replaced first.
+        over_at: When nothing was written down any more; what was not due by then is not missed.
+
+    Raises:
+        Violation: Naming the promise, and what was seen.
+    """
+    rounds: dict[int, list[Stay]] = defaultdict(list)
+    for stay in stays:
+        rounds[stay.round].append(stay)
+    _check_agreement(rounds)
+    first_in = {number: min(stay.began for stay in of_round) for number, of_round in rounds.items()}
+    _check_exclusive(stays, writes, faults, first_in)
+    _check_told(rounds, faults, told_within=told_within, over_at=over_at)
+    _check_paused(stays, faults, ttl=ttl, told_within=told_within, over_at=over_at)
+
+
+def _check_agreement(rounds: dict[int, list[Stay]]) -> None:
+    for number, of_round in rounds.items():
+        if len({(stay.size, stay.address) for stay in of_round}) != 1:
+            raise Violation(f"R3: the members of round {number} do not agree: {of_round}")
+        if len({stay.rank for stay in of_round}) != len(of_round):
+            raise Violation(f"R3: a rank of round {number} was had twice: {of_round}")
+        rosters = {stay.members for stay in of_round if stay.members is not None}
+        if len(rosters) > 1:
+            raise Violation(f"R3: the members of round {number} do not agree on who they are: {rosters}")
+        for roster in rosters:
+            if len(set(roster)) != len(roster) or len(roster) != of_round[0].size:
+                raise Violation(f"R3: round {number} of {of_round[0].size} has the members {roster}")
+            for stay in of_round:
+                if roster[stay.rank] != stay.node:
+                    raise Violation(f"R3: rank {stay.rank} of round {number} is {roster[stay.rank]}'s: {stay}")
+
+
+def _check_exclusive(
+    stays: list[Stay], writes: list[tuple[str, Line]], faults: list[Fault], first_in: dict[int, float]
+) -> None:
+    numbers = sorted(first_in)
+    for earlier, later in itertools.pairwise(numbers):
+        if first_in[later] < first_in[earlier]:
+            raise Violation(f"R2: round {later} was there before round {earlier}")
+    over_at = {number: first_in[later] for number, later in itertools.pairwise(numbers)}
+    for node, line in writes:
+        if line["began"] > over_at.get(line["round"], float("inf")):
+            raise Violation(f"R2, R9: {node} wrote to round {line['round']}, which was over: {line}")
+    for stay in stays:
+        over = over_at.get(stay.round, float("inf"))
+        meddled_with = any(fault.node in (stay.node, None) and fault.ended > stay.began for fault in faults)
+        if stay.end in ("leaving", "closed") and stay.ended > over and not meddled_with:
+            raise Violation(f"R2: {stay.node} was in round {stay.round} when a later one completed: {stay}")
+
+
+def _check_told(rounds: dict[int, list[Stay]], faults: list[Fault], *, told_within: float, over_at: float) -> None:
+    for of_round in rounds.values():
+        for dead in (stay for stay in of_round if stay.end == "killed"):
+            for stay in of_round:
+                if stay is dead or not stay.began < dead.ended < stay.ended:
+                    continue
+                heard = [at for at, kind, ids in stay.told if kind == "NodesLost" and dead.node in ids]
+                deadline = _deadline(dead.ended, stay, faults, told_within)
+                if deadline < over_at and min([stay.ended, *heard]) > deadline:
+                    raise Violation(f"R5: {stay.node} was not told that {dead.node} is lost: {stay}")
+
+
+def _check_paused(stays: list[Stay], faults: list[Fault], *, ttl: float, told_within: float, over_at: float) -> None:
+    for stay in stays:
+        for fault in faults:
+            was_in = stay.node == fault.node and stay.began < fault.began < stay.ended
+            if fault.kind == "pause" and was_in and fault.ended - fault.began > ttl + 1:
+                deadline = _deadline(fault.ended, stay, faults, told_within)
+                if deadline < over_at and stay.ended > deadline:
+                    raise Violation(f"R9: {stay.node} stood still for longer than its TTL, and stayed: {stay}")
+
+
+def _deadline(at: float, stay: Stay, faults: list[Fault], within: float) -> float:
+    """The moment by which something that happened at `at` must have been heard in this stay."""
+    deadline = at + within
+    for fault in sorted(faults, key=lambda fault: fault.began):
+        if fault.node in (stay.node, None) and fault.began < deadline and fault.ended > at:
+            deadline = max(deadline, fault.ended + within)
+    return deadline

@@ -1,0 +1,187 @@
+"""One node of a chaotic run, as a process of its own: it lives on whatever happens, and writes down what it sees.
+
+    python -m tests.chaos.node URL NAME awaited|blocking
+
+Each line is a JSON object with `what`, the moment `at` on the clock that all processes of a machine share, and more:
+
+    in        it is a member: round, rank, size, address of rank 0, and all members by rank if they could be read
+    wrote     a write to the round's store was acknowledged: round, and when it `began`; of many, the first after the
+              node has stood still, and else one in ten
+    fenced    such a write was refused, or a wait ended, because the round is over for this node
+    told      what `changes()` said: kind, round, and the ids it named
+    leaving   it is about to ask for the next round
+    error     a call failed in a way that a retry may mend
+    closed    the run is over, and so is this node
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+import rdzv
+import rdzv.sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rdzv.state import Change, Participant
+
+WRITES_EVERY = 0.02  # seconds; often, so that whoever wakes up from a pause is about to write
+STOOD_STILL = 0.5  # seconds between two writes that are worth a line of their own
+SAYS_ONE_IN = 10
+TRIES_AGAIN_AFTER = 0.2  # seconds
+
+_writing = threading.Lock()
+_last_write = 0.0
+_writes = 0
+
+
+def say(what: str, **more: Any) -> None:
+    """Write one line, whole, from whatever thread."""
+    with _writing:
+        print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
+
+
+def say_wrote(round: int, began: float) -> None:
+    """Write that a write was acknowledged, if that tells anything."""
+    global _last_write, _writes
+    _writes += 1
+    if began - _last_write > STOOD_STILL or _writes % SAYS_ONE_IN == 0:
+        say("wrote", round=round, began=began)
+    _last_write = began
+
+
+def say_in(info: rdzv.RendezvousInfo | rdzv.sync.RendezvousInfo, members: Iterable[Participant] | None) -> None:
+    """Write what a member was given."""
+    ids = None if members is None else [one.node_id for one in members]
+    where = {"round": info.round, "rank": info.rank, "size": info.world_size, "address": info.bootstrap_address}
+    say("in", **where, members=ids)
+
+
+def say_told(change: Change, round: int) -> bool:
+    """Write what was said; whether it calls for another round."""
+    ids = list(getattr(change, "node_ids", ()))
+    say("told", kind=type(change).__name__, round=round, ids=ids, count=getattr(change, "count", None))
+    return not (isinstance(change, rdzv.NodesWaiting) and change.count == 0)
+
+
+# ------------------------------------------------------------------------------------------------------ awaited
+
+
+async def live(url: str, name: str) -> None:
+    """The life of a node that awaits."""
+    async with rdzv.connect(url, node_id=name) as handler:
+        round = -1
+        changed = asyncio.Event()
+
+        async def listen() -> None:
+            async with handler.changes() as changes:
+                async for change in changes:
+                    if say_told(change, round):
+                        changed.set()
+
+        listening = asyncio.create_task(listen())
+        try:
+            while True:
+                try:
+                    info = await handler.next_rendezvous()
+                except (rdzv.RendezvousConnectionError, rdzv.RendezvousTimeoutError) as error:
+                    say("error", error=str(error))
+                    await asyncio.sleep(TRIES_AGAIN_AFTER)
+                    continue
+                round = info.round
+                changed.clear()
+                try:
+                    say_in(info, await info.participants())
+                except rdzv.RendezvousError:
+                    say_in(info, None)
+                while not changed.is_set():
+                    await write(info)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), WRITES_EVERY)
+                say("leaving", round=round)
+        finally:
+            listening.cancel()
+
+
+async def write(info: rdzv.RendezvousInfo) -> None:
+    """Write to the round's store, and write down whether that was taken."""
+    began = time.monotonic()
+    try:
+        await info.store.set(f"by/{info.rank}", str(began))
+    except rdzv.RoundSupersededError:
+        say("fenced", round=info.round)
+    except rdzv.RendezvousError as error:
+        say("error", error=str(error))
+    else:
+        say_wrote(info.round, began)
+
+
+# ----------------------------------------------------------------------------------------------------- blocking
+
+
+def live_blocking(url: str, name: str) -> None:
+    """The same, of a script that blocks; it listens in another thread."""
+    with rdzv.sync.connect(url, node_id=name) as handler:
+        round = -1
+        changed = threading.Event()
+
+        def listen() -> None:
+            with contextlib.suppress(rdzv.RendezvousError, CancelledError), handler.changes() as changes:
+                for change in changes:
+                    if say_told(change, round):
+                        changed.set()
+
+        threading.Thread(target=listen, daemon=True).start()
+        while True:
+            try:
+                info = handler.next_rendezvous()
+            except (rdzv.RendezvousConnectionError, rdzv.RendezvousTimeoutError) as error:
+                say("error", error=str(error))
+                time.sleep(TRIES_AGAIN_AFTER)
+                continue
+            round = info.round
+            changed.clear()
+            try:
+                say_in(info, info.participants())
+            except rdzv.RendezvousError:
+                say_in(info, None)
+            while not changed.is_set() and not handler.num_nodes_changed():
+                write_blocking(info)
+                changed.wait(WRITES_EVERY)
+            say("leaving", round=round)
+
+
+def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
+    """Write to the round's store, and write down whether that was taken."""
+    began = time.monotonic()
+    try:
+        info.store.set(f"by/{info.rank}", str(began))
+    except rdzv.RoundSupersededError:
+        say("fenced", round=info.round)
+    except rdzv.RendezvousError as error:
+        say("error", error=str(error))
+    else:
+        say_wrote(info.round, began)
+
+
+def main(url: str, name: str, twin: str) -> None:
+    """Live until the run is closed."""
+    try:
+        if twin == "awaited":
+            asyncio.run(live(url, name))
+        else:
+            live_blocking(url, name)
+    except (rdzv.RendezvousClosedError, rdzv.RendezvousGracefulExitError):
+        say("closed")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -1,0 +1,390 @@
+"""A run of real processes, and everything that can be done to them: killed, stopped, cut off; the store restarted.
+
+Every node is a process of its own (`tests.chaos.node`), half of them blocking, each behind a proxy of its own. A seed
+decides what is done to whom and when, one time in three to whoever coordinates; how the processes meet it is up to the
+machine. Then it is quiet: all that live must come to one round. Two scenes follow that leave nothing to chance: the
+coordinator is killed, and one node stands still for longer than its TTL. In the end the run is closed. What they have
+written down is held against the promises by `tests.chaos.checker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import rdzv
+import store
+from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
+from tests.support.processes import Child, free_port, start_python
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+__all__ = ["Outcome", "chaos"]
+
+TTL = 2.0
+PREFIX = "/chaos"
+PARAMETERS = (
+    f"ttl={TTL}&disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0&prefix={PREFIX}"
+)
+TOLD_WITHIN = TTL + 8  # seconds: a dead node's TTL, two coordinators that stand still (3 s each), and a busy machine
+TOLD_IN_QUIET = 4.0  # seconds, when nothing else happens: its disconnect_ttl, an election, and a busy machine
+QUIET_WITHIN = 30.0  # seconds in which all must have come to one round once nothing is done to them any more
+PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))  # seconds: so that nobody notices, and so that everybody must
+HOLES = ((0.2, 0.8), (TTL + 0.5, TTL + 3))
+FAULTS = ("kill", "kill", "pause", "pause", "cut", "hole", "refuse", "store")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to, for those who ask whether anything happened at all."""
+
+    rounds: int
+    writes: int
+    fenced: int
+    dropped: int
+    faults: Counter[str]
+
+
+@dataclass(slots=True)
+class _Life:
+    """One process, and when it was killed."""
+
+    node: str
+    child: Child
+    stack: contextlib.AsyncExitStack
+    killed_at: float | None = None
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A node's name, its proxy, and the process that has it now."""
+
+    node: str
+    twin: str
+    proxy: Proxy
+    life: _Life | None = None
+    busy: bool = False  # something is being done to it
+
+
+class _Store:
+    """The store of the run: a durable one of our own, which may be killed, or somebody else's."""
+
+    def __init__(self, url: str | None) -> None:
+        self.ours = url is None
+        self._stack = contextlib.AsyncExitStack()
+        self._server: contextlib.AsyncExitStack | None = None
+        scheme, _, rest = (url or "tcp://").partition("://")
+        host, _, port = rest.partition(":")
+        self.scheme, self.host = scheme, host or "127.0.0.1"
+        self.port = int(port) if port else free_port()
+
+    async def __aenter__(self) -> Self:
+        if self.ours:
+            self._directory = self._stack.enter_context(tempfile.TemporaryDirectory())
+            await self.start()
+        return self
+
+    async def start(self) -> None:
+        """Start it, on what it has left behind."""
+        self._server = contextlib.AsyncExitStack()
+        arguments = ("--port", str(self.port), "--data-dir", self._directory)
+        child = await self._server.enter_async_context(start_python("-m", "rdzv.cli", "serve", *arguments))
+        await child.says("listens on", timeout=30)
+
+    async def kill(self) -> None:
+        """End it as a power cut does its process."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.aclose()  # which kills it
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+        await self._stack.aclose()
+
+
+@dataclass(slots=True)
+class _Chaos:
+    """One run."""
+
+    store: _Store
+    run_id: str
+    nodes: int
+    rng: random.Random
+    say: Callable[[str], None]
+    seats: dict[str, _Seat] = field(default_factory=dict)
+    lives: list[_Life] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    restarting: bool = False
+
+    def url(self, port: int | None = None, *, joining: bool = True) -> str:
+        """Where a node finds the run, through its proxy if that has a port."""
+        where = f"{self.store.scheme}://{self.store.host if port is None else '127.0.0.1'}:{port or self.store.port}"
+        nodes = f"min_nodes=2&max_nodes={self.nodes}&" if joining else ""
+        return f"{where}/{self.run_id}?{nodes}{PARAMETERS}"
+
+    async def start(self, seat: _Seat) -> None:
+        """Put a new process on a seat."""
+        stack = contextlib.AsyncExitStack()
+        arguments = ("-m", "tests.chaos.node", self.url(seat.proxy.port), seat.node, seat.twin)
+        child = await stack.enter_async_context(start_python(*arguments))
+        seat.life = _Life(seat.node, child, stack)
+        self.lives.append(seat.life)
+
+    async def play(self, seconds: float) -> Outcome:
+        """Trouble, then quiet."""
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(self.nodes):
+                proxy = await stack.enter_async_context(Proxy(self.store.host, self.store.port))
+                seat = _Seat(f"n{number}", "blocking" if number % 2 else "awaited", proxy)
+                self.seats[seat.node] = seat
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for seat in self.seats.values():
+                        group.create_task(self.start(seat))
+                observer = await stack.enter_async_context(rdzv.connect(self.url(joining=False)))
+                await self.trouble(seconds, observer)
+                await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round")
+                await self.kill_the_coordinator(observer)
+                await self.let_one_stand_still()
+                await self.nothing_is_left_behind()
+                await self.close(observer)
+                outcome = self.judge()
+            except BaseException as error:
+                for life in self.lives:
+                    error.add_note(f"--- {life.node}, killed at {life.killed_at}\n{life.child.written()[-3000:]}")
+                error.add_note("\n".join(map(str, self.faults)))
+                raise
+            finally:
+                for life in self.lives:
+                    await life.stack.aclose()
+        return outcome
+
+    # -------------------------------------------------------------------------------------------------- trouble
+
+    async def trouble(self, seconds: float, observer: rdzv.RendezvousHandler) -> None:
+        """Do things to nodes and to the store, several at a time."""
+        await self.until(lambda: len(self.stays()) >= self.nodes, within=QUIET_WITHIN, what="come to a first round")
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            while time.monotonic() < until:
+                kind = self.rng.choice(FAULTS)
+                if kind == "store":
+                    if self.store.ours and not self.restarting:
+                        group.create_task(self.restart_store())
+                else:
+                    seat = await self.choose(observer)
+                    if seat is not None:
+                        seat.busy = True
+                        group.create_task(self.meddle(kind, seat))
+                await asyncio.sleep(self.rng.uniform(0.3, 1.2))
+
+    async def choose(self, observer: rdzv.RendezvousHandler) -> _Seat | None:
+        """Somebody who is not in trouble yet, often the coordinator; nobody while half of all are."""
+        free = [seat for seat in self.seats.values() if not seat.busy]
+        if 2 * len(free) <= self.nodes:
+            return None
+        if self.rng.random() < 1 / 3:
+            with contextlib.suppress(TimeoutError, rdzv.RendezvousError):
+                status = await asyncio.wait_for(observer.status(), 0.5)
+                free = [seat for seat in free if seat.node == status.coordinator] or free
+        return self.rng.choice(free)
+
+    async def meddle(self, kind: str, seat: _Seat) -> None:
+        """Do one thing to one node, and undo it."""
+        assert seat.life is not None
+        began = time.monotonic()
+        match kind:
+            case "kill":
+                seat.life.child.kill()
+                seat.life.killed_at = time.monotonic()
+                await asyncio.sleep(self.rng.uniform(0, 2))
+                await self.start(seat)
+            case "pause":
+                seat.life.child.stop()
+                began = time.monotonic()
+                await asyncio.sleep(self.rng.uniform(*self.rng.choice(PAUSES)))
+                ended = time.monotonic()
+                seat.life.child.resume()
+                self.faults.append(Fault(kind, seat.node, began, ended))
+            case "cut":
+                seat.proxy.cut()
+            case "hole":
+                seat.proxy.black_hole()
+                await asyncio.sleep(self.rng.uniform(*self.rng.choice(HOLES)))
+                seat.proxy.heal()
+            case _:
+                await seat.proxy.refuse()
+                seat.proxy.cut()
+                await asyncio.sleep(self.rng.uniform(0.1, 1.5))
+                await seat.proxy.accept()
+        if kind != "pause":
+            self.faults.append(Fault(kind, seat.node, began, time.monotonic()))
+        self.say(f"{kind} {seat.node}, {time.monotonic() - began:.1f} s")
+        seat.busy = False
+
+    async def restart_store(self) -> None:
+        """Kill the store, and let it come back."""
+        self.restarting = True
+        began = time.monotonic()
+        await self.store.kill()
+        await asyncio.sleep(self.rng.uniform(0, 1))
+        await self.store.start()
+        self.faults.append(Fault("store", None, began, time.monotonic()))
+        self.say(f"restart of the store, {time.monotonic() - began:.1f} s")
+        self.restarting = False
+
+    # -------------------------------------------------------------------------------------------- quiet, and verdict
+
+    async def kill_the_coordinator(self, observer: rdzv.RendezvousHandler) -> None:
+        """R5, R7: nobody else is in trouble, so all are told at once; a newcomer under its name is taken in."""
+        seat = self.seats[(await observer.status()).coordinator or "n0"]
+        assert seat.life is not None
+        others = [other for other in self.seats.values() if other is not seat]
+        seat.life.child.kill()
+        seat.life.killed_at = killed_at = time.monotonic()
+        self.faults.append(Fault("kill", seat.node, killed_at, killed_at))
+
+        def all_are_told() -> bool:
+            return all(
+                any(
+                    at > killed_at and kind == "NodesLost" and seat.node in ids
+                    for stay in self.stays_at(other)
+                    for at, kind, ids in stay.told
+                )
+                for other in others
+            )
+
+        await self.until(all_are_told, within=TOLD_IN_QUIET, what=f"hear that {seat.node} was killed (R5)")
+        await self.start(seat)
+        await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a kill")
+
+    async def let_one_stand_still(self) -> None:
+        """R9: the others go on without it; when it wakes up it is told, and may come again."""
+        seat = self.seats["n1"]
+        assert seat.life is not None
+        others = [other for other in self.seats.values() if other is not seat]
+        began = time.monotonic()
+        seat.life.child.stop()
+        try:
+            await self.until(
+                lambda: self.in_one_round(others), within=TTL + TOLD_WITHIN, what="go on without one that stands still"
+            )
+        finally:
+            resumed_at = time.monotonic()
+            seat.life.child.resume()
+        self.faults.append(Fault("pause", seat.node, began, resumed_at))
+
+        def it_is_told() -> bool:
+            return any(stay.began < began < resumed_at < stay.ended and stay.end for stay in self.stays_at(seat))
+
+        await self.until(it_is_told, within=TOLD_IN_QUIET, what=f"see {seat.node} dropped, which stood still (R9)")
+        await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round after a pause")
+
+    async def nothing_is_left_behind(self) -> None:
+        """What rounds left that are over, or what zombies wrote to them, is not in the store."""
+        where = f"{self.store.scheme}://{self.store.host}:{self.store.port}"
+        root = f"{PREFIX}/{self.run_id}/rounds/"
+        async with store.connect(where) as client:
+            numbers = {entry.key.removeprefix(root).split("/")[0] for entry in await client.list(root)}
+        if len(numbers) != 1:
+            raise Violation(f"R10: of the rounds {sorted(numbers)} something is in the store, and one is current")
+
+    async def close(self, observer: rdzv.RendezvousHandler) -> None:
+        """R6: all are told, and end."""
+        await observer.set_closed("chaos is over")
+        for seat in self.seats.values():
+            assert seat.life is not None
+            assert await seat.life.child.wait(timeout=QUIET_WITHIN) == 0
+            if self.lines_of(seat)[-1]["what"] != "closed":
+                raise Violation(f"R6: {seat.node} was not told that the run is closed; {seat.life.child.written()}")
+
+    def in_one_round(self, seats: Sequence[_Seat] = ()) -> bool:
+        """Whether these processes, or all, are in the same round, which holds nobody else."""
+        seats = seats or tuple(self.seats.values())
+        last = []
+        for seat in seats:
+            stays = self.stays_at(seat)
+            if not stays or stays[-1].end:
+                return False
+            last.append(stays[-1])
+        return len({stay.round for stay in last}) == 1 and last[0].size == len(seats)
+
+    def stays_at(self, seat: _Seat) -> list[Stay]:
+        """All stays of the process that is there now."""
+        return stays_of(seat.node, self.lines_of(seat))
+
+    def lines_of(self, seat: _Seat) -> list[dict[str, Any]]:
+        """What the process that is there now has written down."""
+        assert seat.life is not None
+        return lines_of(seat.life.child)
+
+    async def until(self, condition: Callable[[], bool], *, within: float, what: str) -> None:
+        """Wait until something is true of what has been written down."""
+        try:
+            async with asyncio.timeout(within):
+                while not condition():  # noqa: ASYNC110 - six processes write, and none of them tells us
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise Violation(f"the nodes did not {what} within {within:g} s") from None
+
+    def stays(self) -> list[Stay]:
+        """All stays so far, of all processes."""
+        return [
+            stay for life in self.lives for stay in stays_of(life.node, lines_of(life.child), killed_at=life.killed_at)
+        ]
+
+    def judge(self) -> Outcome:
+        """Hold what was written down against the promises."""
+        lines = [(life.node, line) for life in self.lives for line in lines_of(life.child)]
+        writes = [(node, line) for node, line in lines if line["what"] == "wrote"]
+        stays = self.stays()
+        check(stays, writes, self.faults, ttl=TTL, told_within=TOLD_WITHIN, over_at=time.monotonic())
+        return Outcome(
+            rounds=len({stay.round for stay in stays}),
+            writes=len(writes),
+            fenced=sum(line["what"] == "fenced" for _, line in lines),
+            dropped=sum(line.get("kind") == "Dropped" for _, line in lines),
+            faults=Counter(fault.kind for fault in self.faults),
+        )
+
+
+def lines_of(child: Child) -> list[dict[str, Any]]:
+    """What a node has written down; a line that a kill has cut short does not count."""
+    lines = []
+    for line in child.stdout:
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+async def chaos(
+    *, seconds: float, seed: int, nodes: int = 6, url: str | None = None, say: Callable[[str], None] = lambda _: None
+) -> Outcome:
+    """Play one run.
+
+    Args:
+        seconds: For how long there is trouble.
+        seed: Decides what is done to whom.
+        nodes: How many processes.
+        url: A store that is there already (`etcd://127.0.0.1:2379`); without it, a durable one of our own, which is
+            restarted as well.
+        say: Told what happens.
+
+    Raises:
+        Violation: A promise was broken.
+    """
+    async with _Store(url) as store:
+        run_id = f"chaos-{seed}-{random.Random().getrandbits(32):08x}"
+        return await _Chaos(store, run_id, nodes, random.Random(seed), say).play(seconds)

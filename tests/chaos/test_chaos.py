@@ -1,0 +1,128 @@
+"""Half a minute of chaos, and that the checker of it can tell.
+
+`python -m tests.chaos` plays five minutes. RDZV_CHAOS_SECONDS, RDZV_CHAOS_SEED and RDZV_CHAOS_STORE change what is
+played here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
+from tests.chaos.runner import chaos
+from tests.support.seeds import FRESH
+
+SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "12"))
+SEED = int(os.environ.get("RDZV_CHAOS_SEED", FRESH))
+
+
+async def test_whatever_is_done_to_processes_and_to_the_store_the_promises_hold() -> None:
+    """R2, R3, R5, R6 and R9, over kills, pauses, cuts and restarts of the store."""
+    try:
+        outcome = await chaos(seconds=SECONDS, seed=SEED, url=os.environ.get("RDZV_CHAOS_STORE"))
+    except BaseException as error:
+        error.add_note(f"python -m tests.chaos --seconds {SECONDS:g} --seed {SEED}")
+        raise
+    assert outcome.rounds >= 3, f"{outcome} is not what chaos looks like"
+    assert sum(outcome.faults.values()) >= 5
+
+
+# ------------------------------------------------------------------------------------------------- the checker
+
+
+def stay(node: str = "a", **changed: Any) -> Stay:
+    rank = "abc".index(node)
+    given = {"round": 0, "rank": rank, "size": 3, "address": ("host", 1), "members": ("a", "b", "c"), "began": 10.0}
+    return Stay(node=node, **{**given, **changed})
+
+
+def next_round(began: float = 20.0) -> list[Stay]:
+    return [stay(node, round=1, began=began, rank=rank, size=2, members=("b", "c")) for rank, node in enumerate("bc")]
+
+
+def judge(*stays: Stay, writes: Any = (), faults: Any = ()) -> None:
+    check(list(stays), list(writes), list(faults), ttl=2.0, told_within=5.0, over_at=100.0)
+
+
+def left(node: str, at: float = 15.0) -> Stay:
+    return stay(node, ended=at, end="leaving")
+
+
+def test_what_is_in_order_passes() -> None:
+    judge(stay("a"), stay("b"), stay("c"))
+    dead = stay("a", ended=14.0, end="killed")
+    judge(dead, left("b"), left("c"), *next_round(), writes=[("b", {"round": 0, "began": 14.9})])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"size": 4}, "do not agree"),
+        ({"address": ("host", 2)}, "do not agree"),
+        ({"rank": 0}, "had twice"),
+        ({"members": ("b", "a", "c")}, "who they are"),
+    ],
+)
+def test_members_that_do_not_agree_are_found_out(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(Violation, match=f"R3: .*{said}"):
+        judge(stay("a"), stay("b", **changed))
+
+
+def test_a_roster_that_gives_a_rank_to_another_or_is_not_whole_is_found_out() -> None:
+    with pytest.raises(Violation, match="R3: rank 1 of round 0 is c's"):
+        judge(stay("b", members=("a", "c", "b")))
+    with pytest.raises(Violation, match="R3: round 0 of 3 has the members"):
+        judge(stay("b", members=("a", "b")))
+
+
+def test_a_write_to_a_round_that_was_over_is_found_out() -> None:
+    with pytest.raises(Violation, match="R2, R9: a wrote to round 0, which was over"):
+        judge(left("a"), left("b"), *next_round(), writes=[("a", {"round": 0, "began": 20.1})])
+
+
+def test_a_round_that_completes_beside_a_living_one_is_found_out_unless_somebody_meddled() -> None:
+    with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
+        judge(left("a", 23.0), left("b"), *next_round())
+    judge(left("a", 23.0), left("b"), *next_round(), faults=[Fault("pause", "a", 12.0, 19.0)])
+    with pytest.raises(Violation, match="R2: round 1 was there before round 0"):
+        judge(left("a"), *next_round(began=5.0))
+
+
+def test_a_survivor_that_is_not_told_is_found_out() -> None:
+    dead, told = stay("a", ended=14.0, end="killed"), [(15.0, "NodesLost", ("a",))]
+    with pytest.raises(Violation, match="R5: b was not told that a is lost"):
+        judge(dead, stay("b", told=[(15.0, "NodesLost", ("c",))]))
+    judge(dead, stay("b", told=told))
+    judge(dead, stay("b", ended=18.0, end="dropped"))
+    late = stay("b", ended=23.0, end="leaving")
+    with pytest.raises(Violation, match="R5"):
+        judge(dead, late)
+    judge(dead, late, faults=[Fault("store", None, 14.5, 18.5)])
+    judge(dead, late, faults=[Fault("hole", "b", 13.0, 18.5)])
+
+
+def test_a_zombie_that_stays_is_found_out() -> None:
+    with pytest.raises(Violation, match="R9: a stood still for longer than its TTL, and stayed"):
+        judge(stay("a"), faults=[Fault("pause", "a", 12.0, 16.0)])
+    judge(stay("a"), faults=[Fault("pause", "a", 12.0, 14.0)])
+    judge(stay("a", ended=16.5, end="dropped"), faults=[Fault("pause", "a", 12.0, 16.0)])
+
+
+def test_stays_are_read_from_what_a_node_wrote_down() -> None:
+    where = {"round": 3, "rank": 0, "size": 1, "address": ["host", 1], "members": ["a"]}
+    lines = [
+        {"what": "in", "at": 1.0, **where},
+        {"what": "told", "at": 2.0, "kind": "NodesLost", "round": 2, "ids": ["old news"]},
+        {"what": "told", "at": 3.0, "kind": "Dropped", "round": 3, "ids": []},
+        {"what": "leaving", "at": 4.0},
+        {"what": "in", "at": 5.0, **where},
+    ]
+    first, second = stays_of("a", lines, killed_at=9.0)
+    assert (first.began, first.ended, first.end) == (1.0, 3.0, "dropped")
+    assert [kind for _, kind, _ in first.told] == ["Dropped"]
+    assert (second.began, second.ended, second.end) == (5.0, 9.0, "killed")
+    with pytest.raises(Violation, match="has not left 3"):
+        stays_of("a", [lines[0], lines[4]])

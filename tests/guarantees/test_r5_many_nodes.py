@@ -1,0 +1,113 @@
+"""Promises R2 and R5 at the size of a real job: sixty-four nodes, of which one is killed, or twenty are.
+
+On virtual time, so that what is bounded is what the protocol waits for, and not how fast this machine is; what that
+takes in real time, `python -m benchmarks.regroup` measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rdzv.state import NodesLeft, NodesLost
+from tests.support.runs import VirtualRun, assert_one_round
+
+if TYPE_CHECKING:
+    from rdzv.handler import Handler, RendezvousInfo
+
+pytestmark = pytest.mark.virtual_time
+
+NODES = 64
+DISCONNECT_TTL = 1.0
+TOLD_WITHIN = 0.2  # seconds on top of disconnect_ttl, for an election and a report
+MET_WITHIN = 0.3  # seconds from being told to the next round
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Life:
+    """One node that meets the others again when some are lost, once it has put its work down, and what it saw."""
+
+    def __init__(self, handler: Handler, *, puts_down_in: float) -> None:
+        self.handler = handler
+        self.puts_down_in = puts_down_in
+        self.infos: list[RendezvousInfo] = []
+        self.met_at: list[float] = []
+        self.told_at: list[float] = []
+        self.lost: set[str] = set()
+
+    async def live(self) -> None:
+        """Go on until cancelled."""
+        async with self.handler.changes() as changes:
+            while True:
+                self.infos.append(await self.handler.next_rendezvous())
+                self.met_at.append(now())
+                async for change in changes:
+                    if isinstance(change, NodesLost | NodesLeft):
+                        assert isinstance(change, NodesLost), "nobody has left on its own account"
+                        self.told_at.append(now())
+                        self.lost |= set(change.node_ids)
+                        break
+                await asyncio.sleep(self.puts_down_in)
+
+
+async def start_all(run: VirtualRun, *, put_down_within: float = 0.0) -> dict[str, Life]:
+    """All nodes, in their first round."""
+    names = [f"n{number}" for number in range(NODES)]
+    lives = {name: Life(run.handler(name), puts_down_in=run._rng.uniform(0, put_down_within)) for name in names}
+    for name, life in lives.items():
+        run._joins.append((life.handler, run.start(life.live(), f"life of {name}")))
+    await asyncio.sleep(20)
+    assert_one_round([life.infos[0] for life in lives.values()])
+    return lives
+
+
+@pytest.mark.parametrize("victim", ["the coordinator", "another"])
+async def test_r5_each_of_sixty_three_survivors_is_told_in_time_and_has_the_next_round_soon_after(victim: str) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=NODES, last_call_timeout=5, disconnect_ttl=DISCONNECT_TTL) as run:
+        lives = await start_all(run)
+        coordinator = (await lives["n0"].handler.status()).coordinator
+        assert coordinator is not None
+        dead = coordinator if victim == "the coordinator" else next(name for name in lives if name != coordinator)
+        killed_at = now()
+        run.crash(dead)
+        survivors = [life for name, life in lives.items() if name != dead]
+        await asyncio.sleep(20)
+        assert_one_round([life.infos[-1] for life in survivors])
+        assert {life.infos[-1].world_size for life in survivors} == {NODES - 1}
+        told = [life.told_at[0] - killed_at - DISCONNECT_TTL for life in survivors]
+        assert min(told) >= 0
+        assert max(told) <= TOLD_WITHIN
+        assert max(life.met_at[1] for life in survivors) - max(life.told_at[0] for life in survivors) <= MET_WITHIN
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_r2_twenty_killed_at_once_with_the_coordinator_among_them_make_one_new_round_of_forty_four(
+    seed: int,
+) -> None:
+    """Their connections end within a tenth of a second, and their leases lapse as far apart."""
+    async with VirtualRun(
+        seed=seed, min_nodes=2, max_nodes=NODES, last_call_timeout=5, disconnect_ttl=DISCONNECT_TTL
+    ) as run:
+        lives = await start_all(run, put_down_within=0.05)
+        coordinator = (await lives["n0"].handler.status()).coordinator
+        assert coordinator is not None
+        dead = {coordinator, *run._rng.sample(sorted(lives), 19)}
+        dead |= set([name for name in lives if name not in dead][: 20 - len(dead)])
+        killed_at = now()
+        for name in sorted(dead):
+            run.crash(name)
+            await asyncio.sleep(run._rng.uniform(0, 0.01))
+        await asyncio.sleep(20)
+        survivors = [life for name, life in lives.items() if name not in dead]
+        for life in survivors:
+            assert [info.round for info in life.infos] == [0, 1], "one new round, and not several"
+            assert life.lost <= dead
+        assert_one_round([life.infos[1] for life in survivors])
+        assert survivors[0].infos[1].world_size == 44
+        met = max(life.met_at[1] for life in survivors) - killed_at - DISCONNECT_TTL
+        assert met <= 0.1 + TOLD_WITHIN + MET_WITHIN

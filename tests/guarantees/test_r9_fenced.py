@@ -1,0 +1,201 @@
+"""Promise R9: a node that was dropped is told at the latest when its TTL has run out on its own clock, and is fenced.
+
+The harder cases, on virtual time: the one that is cut off is the coordinator itself, and its commit is on its way. What
+is paused for real is in `test_real_processes_handlers.py` and in `tests/chaos`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.errors import RoundSupersededError
+from rdzv.state import Dropped, NodesLost, NodesWaiting
+from store import ConditionFailed
+from store.messages import Put, Transact, TransactionResult
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rdzv.handler import RendezvousInfo
+    from rdzv.shared_store import SharedStore
+    from store.messages import Request
+
+pytestmark = pytest.mark.virtual_time
+
+LATENCY_MOST = 0.001  # seconds, of the network these runs meet over
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def commits(request: Request[Any]) -> bool:
+    """Whether this would complete a round."""
+    return isinstance(request, Transact) and any(
+        isinstance(write, Put) and write.key.endswith("/head/round") for write in request.then
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_r9_who_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
+    """Its TTL counts from the *sending* of what was acknowledged, so it ends before the store's does."""
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6, seed=seed) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        await asyncio.sleep(run._rng.uniform(0, 6))
+        at_a, at_b = await listen(run, a), await listen(run, b)
+        cut_at = now()
+        run.network.partition("a")
+        await at_a.until(Dropped, within=6.001)
+        await at_b.until(NodesLost(1, ("a",)), within=9)
+        assert at_a.times[-1] <= at_b.times[-1]
+        assert at_a.times[-1] - cut_at >= 6 * 2 / 3 - 0.1, "and no sooner than it must"
+
+
+@pytest.mark.parametrize("away", [5, 15], ids=["for less than its ttl", "for longer"])
+@pytest.mark.parametrize("cut", ["before it reaches the store", "before its answer comes back"])
+async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_second_round(cut: str, away: float) -> None:
+    async with VirtualRun(min_nodes=3, max_nodes=3, ttl=10, join_timeout=120) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await a._connect()
+        sent_at = 0.0
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal sent_at
+            if when == "before" and commits(request) and not sent_at:
+                sent_at = now()
+                if cut == "before it reaches the store":
+                    run.network.partition("a")
+                else:
+                    asyncio.get_running_loop().call_later(LATENCY_MOST + 1e-5, run.network.partition, "a")
+
+        run.clients["a"].hook = hook
+        joining = {node: await run.join(node) for node in (a, b, c)}
+        await asyncio.sleep(away)
+        assert sent_at
+        first = [await joining[b], await joining[c]]
+        committed_by = {term_of(info) for info in first}
+        run.network.heal("a")
+        if away == 15:  # the others had the round, of three, and have lost one of them
+            heard = await listen(run, b)
+            await heard.until(NodesLost(1, ("a",)), NodesWaiting(1))
+            joining |= {node: await run.join(node) for node in (b, c)}
+        infos = [await task for task in joining.values()]
+        assert_one_round(infos)
+        assert {info.round for info in first} == {0}
+        assert infos[0].round == (1 if away == 15 else 0)
+        assert len(committed_by) == 1
+        await asyncio.sleep(5)
+        assert [info.superseded() for info in infos] == [None] * 3, "what was on its way has changed nothing"
+        assert (await b.status()).round == infos[0].round
+        assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "the other attempt is cleared away"
+
+
+def term_of(info: RendezvousInfo) -> int:
+    """Which coordinator's round this is."""
+    return info._membership.round.term
+
+
+async def test_r9_a_coordinator_that_is_cut_off_is_dropped_fenced_and_can_come_again() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1, ttl=6) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        joining = [await run.join(node) for node in (a, b, c)]
+        (mine, *_) = [await task for task in joining]
+        assert (await a.status()).coordinator == "a"
+        at_a, at_b = await listen(run, a), await listen(run, b)
+        run.network.partition("a")
+        await at_a.until(Dropped)
+        await at_b.until(NodesLost(1, ("a",)))
+        again = await run.meet(b, c)
+        assert_one_round(again)
+        run.network.heal("a")
+        with pytest.raises(RoundSupersededError):
+            await mine.store.set("key", "late")
+        await asyncio.sleep(5)
+        assert (await b.status()).coordinator in {"b", "c"}, "the role is another's, and stays so"
+        back = await run.join(a)
+        await at_b.until(NodesWaiting(1))
+        infos = [*(await run.meet(b, c)), await back]
+        assert_one_round(infos)
+        assert infos[0].round == 2
+
+
+WRITES: dict[str, Callable[[SharedStore], Awaitable[object]]] = {
+    "set": lambda shared: shared.set("key", "late"),
+    "add": lambda shared: shared.add("sum", 1),
+    "append": lambda shared: shared.append("log", "late"),
+    "compare_set": lambda shared: shared.compare_set("key", "value", "late"),
+    "delete_key": lambda shared: shared.delete_key("key"),
+    "queue_push": lambda shared: shared.queue_push("queue", "late"),
+    "multi_set": lambda shared: shared.multi_set(["key", "other"], ["late", "late"]),
+}
+
+
+@pytest.mark.parametrize("way", ["its lease lapses", "a later round completes"])
+@pytest.mark.parametrize("write", WRITES)
+async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_by_the_store(
+    write: str, way: str
+) -> None:
+    """R9: "every such write is conditional on the round and on the node's own record". What the node itself knows by
+    then does not count: it has sent it already, and the network has taken its time.
+    """
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5, ttl=6) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        (mine,) = [info for info in infos if info.node_id == "a"]
+        (theirs,) = [info for info in infos if info.node_id == "b"]
+        await theirs.store.set("key", "value")
+        sent: list[Request[Any]] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "before":
+                sent.append(request)
+                await asyncio.Event().wait()
+
+        run.clients["a"].hook = hook
+        run.start(WRITES[write](mine.store))
+        await asyncio.sleep(0.1)
+        (request,) = sent
+        run.clients["a"].hook = None
+        if way == "its lease lapses":
+            run.network.partition("a")
+            await asyncio.sleep(8)
+            holds = theirs
+        else:
+            joining = await run.join(b)
+            await a.leave()
+            back = await run.join(a)
+            holds = await joining
+            if not back.done():
+                back.cancel()
+        before = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        with contextlib.suppress(ConditionFailed):
+            response = await run.clients["b"].call(request)
+            assert isinstance(response, TransactionResult)
+            assert not response.succeeded
+        after = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        assert before == after
+        assert holds.superseded() is None
+
+
+async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
+    """Or the test above would pass for writes that are refused always."""
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run:
+        (info,) = await run.meet(run.handler("a"))
+        sent: list[Request[Any]] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "before":
+                sent.append(request)
+
+        run.clients["a"].hook = hook
+        await info.store.set("key", "value")
+        run.clients["a"].hook = None
+        observer = run.handler("observer", min_nodes=None, max_nodes=None)
+        await observer._connect()
+        await run.clients["observer"].call(sent[0])

@@ -1,0 +1,128 @@
+"""S10: "A client that comes back to another store than it knew gets `StoreReplaced`", and what that means to a run.
+
+A memory store's death ends its runs' exclusivity; but whoever was in a round is told, rejoins above the highest round
+it knows, and no group forms beside a living one without both hearing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rdzv.errors import RendezvousTimeoutError, RoundSupersededError
+from rdzv.state import Dropped, NodesWaiting
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+pytestmark = pytest.mark.virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def replace(run: VirtualRun) -> None:
+    """The store dies, and another one, which is empty, stands in its place."""
+    await run.end_store()
+    await asyncio.sleep(0.5)
+    run.found_store()
+
+
+async def test_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_the_highest_round_they_know() -> None:
+    async with VirtualRun(min_nodes=3, max_nodes=5, last_call_timeout=1) as run:
+        old = [run.handler(name) for name in "abc"]
+        for _ in range(3):
+            await run.meet(*old)
+        infos = await run.meet(*old)
+        heard = [await listen(run, node) for node in old]
+        began = now()
+        await replace(run)
+        for one in heard:
+            await one.until(Dropped, within=5)
+        assert now() - began < 5, "as soon as they are connected again"
+        for info in infos:
+            with pytest.raises(RoundSupersededError):
+                await info.store.set("key", "of the old round")
+        newcomers = [run.handler(name) for name in "de"]
+        again = await run.meet(*newcomers, *old)
+        assert_one_round(again)
+        assert again[0].round == 4
+
+
+async def test_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_from_the_old_one() -> None:
+    """Who knew no round got number 0; those who know of round 3 do not make a second group, but wait for it."""
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
+        old = [run.handler(name) for name in "ab"]
+        for _ in range(4):
+            await run.meet(*old)
+        run.network.refuse("a")
+        run.network.refuse("b")
+        await replace(run)
+        new = [run.handler(name) for name in "cd"]
+        first = await run.meet(*new)
+        assert {info.round for info in first} == {0}
+        heard = await listen(run, new[0])
+        run.network.accept("a")
+        run.network.accept("b")
+        joining = [await run.join(node) for node in old]
+        await heard.until(NodesWaiting(2))
+        await asyncio.sleep(60)
+        assert not any(task.done() for task in joining), "the living group is not overrun"
+        together = [*(await run.meet(*new)), *[await task for task in joining]]
+        assert_one_round(together)
+        assert together[0].round == 4
+
+
+async def test_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropped_by_its_own_clock() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1, ttl=6) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        infos = await run.meet(a, b, c)
+        at_a = await listen(run, a)
+        run.network.partition("a")
+        cut_at = now()
+        await replace(run)
+        for one in [await listen(run, node) for node in (b, c)]:
+            await one.until(Dropped)
+        together = await run.meet(b, c)
+        assert {info.round for info in together} == {1}
+        await at_a.until(Dropped, within=8)
+        assert now() - cut_at <= 6.001
+        run.network.heal("a")
+        (mine,) = [info for info in infos if info.node_id == "a"]
+        with pytest.raises(RoundSupersededError):
+            await mine.store.set("key", "late")
+        heard = await listen(run, b)
+        back = await run.join(a)
+        await heard.until(NodesWaiting(1))
+        infos = [*(await run.meet(b, c)), await back]
+        assert_one_round(infos)
+        assert infos[0].round == 2
+
+
+async def test_a_node_that_waits_while_the_store_is_replaced_waits_on_in_the_new_one_for_as_long_as_it_would_have(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The call failed, and whoever did not call again was missing in the new store."""
+    async with VirtualRun(min_nodes=2, join_timeout=60) as run:
+        a, b = run.handler("a"), run.handler("b")
+        for _ in range(3):
+            await run.meet(a, b)
+        joining = await run.join(a)
+        await asyncio.sleep(20)
+        await replace(run)
+        await asyncio.sleep(20)
+        assert not joining.done()
+        assert "replaced by" in caplog.text
+        assert "it joins the run in the new one" in caplog.text
+        infos = [await b.next_rendezvous(), await joining]
+        assert_one_round(infos)
+        assert infos[0].round == 3
+        await a.leave()
+        await b.leave()
+        joining = await run.join(a)
+        began = now()
+        await asyncio.sleep(20)
+        await replace(run)
+        with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes"):
+            await joining
+        assert 59 <= now() - began <= 61

@@ -1,0 +1,359 @@
+"""S6: "Frames, values, keys, watches, outboxes, history, sessions, total memory: each has a limit that a client cannot
+pass, and a clear error at it.", at a real server: somebody goes past each limit, and a bystander notices nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from store import when, wire
+from store.errors import ConnectionLost, LimitExceeded, WatchCompacted
+from store.limits import Limits
+from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Put, Request, Watch
+from tests.support.stores import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from store.server import Server
+
+MIB = 2**20
+
+
+class Scene:
+    """A server, somebody who goes too far, and what the log says."""
+
+    def __init__(self, server: Server, client: store.Client, log: pytest.LogCaptureFixture) -> None:
+        self.server = server
+        self.client = client
+        self.log = log
+        self._stack = contextlib.AsyncExitStack()
+
+    async def another(self, **options: Any) -> store.Client:
+        """One more client, for as long as the scene lasts."""
+        return await self._stack.enter_async_context(store.connect(self.server.url, **options))
+
+    async def a_peer(self, **options: Any) -> Peer:
+        """One without manners."""
+        loop = asyncio.get_running_loop()
+        _, peer = await loop.create_connection(lambda: Peer(**options), "127.0.0.1", self.server.port)
+        self._stack.push_async_callback(peer.lost.wait)
+        self._stack.callback(peer.transport.abort)
+        await peer.until(lambda: peer.connection.welcomed)
+        return peer
+
+    async def says(self, what: str) -> str:
+        """The line of the log that contains this."""
+        while True:
+            for record in self.log.records:
+                if what in record.getMessage():
+                    return record.getMessage()
+            await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        await self._stack.aclose()
+
+
+async def refusal(call: Awaitable[object], error: type[Exception] = LimitExceeded) -> str:
+    """What a call is refused with."""
+    with pytest.raises(error) as caught:
+        await call
+    return str(caught.value)
+
+
+async def unacknowledged(peer: Peer, request: Request[Any], *, first: int, count: int) -> str:
+    """Ask as a client that never says that it has had a reply; the last answer, which is a refusal."""
+    peer.transport.write(b"".join(wire.encode_request(first + each, 0, request) for each in range(count)))
+    answer = await peer.answer(first + count - 1)
+    assert isinstance(answer, Failed)
+    return answer.message
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], Callable[[Scene], Awaitable[str]]]] = {}
+"""By limit: the limits of its server; what the error must show beside the limit's name and value, and what to do."""
+
+
+def past(
+    limits: dict[str, Any], *shown: str
+) -> Callable[[Callable[[Scene], Awaitable[str]]], Callable[[Scene], Awaitable[str]]]:
+    """How one goes past the first of these limits; the others make room for that."""
+
+    def register(case: Callable[[Scene], Awaitable[str]]) -> Callable[[Scene], Awaitable[str]]:
+        name = next(iter(limits))
+        assert name not in CASES
+        CASES[name] = (limits, shown, case)
+        return case
+
+    return register
+
+
+@past({"frame_bytes_max": 20_000, "value_bytes_max": 15_000}, "bytes", "send less at once")
+async def a_frame(scene: Scene) -> str:
+    return await refusal(scene.client.transact(then=[Put("a", bytes(12_000)), Put("b", bytes(12_000))]))
+
+
+@past({"value_bytes_max": 1000}, "1001 bytes", "store a reference to it instead")
+async def a_value(scene: Scene) -> str:
+    await scene.client.put("a", bytes(1000))
+    await scene.client.delete("a")
+    return await refusal(scene.client.put("a", bytes(1001)))
+
+
+@past({"key_bytes_max": 100}, "101 bytes", "use a shorter one")
+async def a_key(scene: Scene) -> str:
+    assert "prefix" in await refusal(scene.client.watch("k" * 101).__aenter__())
+    return await refusal(scene.client.put("k" * 101, b""))
+
+
+@past({"keys_max": 3}, "holds 3 keys", "delete some")
+async def keys(scene: Scene) -> str:
+    await scene.client.transact(then=[Put("a", b""), Put("b", b"")])
+    message = await refusal(scene.client.put("c", b""))
+    await scene.client.delete_prefix("")
+    await scene.client.put("bystander", b"0")
+    return message
+
+
+@past({"stored_bytes_max": 10_000}, "would hold", "delete some")
+async def stored_bytes(scene: Scene) -> str:
+    return await refusal(scene.client.put("a", bytes(10_000)))
+
+
+@past({"history_bytes_max": 5000}, "history begins at", "watch with snapshot=True")
+async def history(scene: Scene) -> str:
+    for _ in range(10):
+        await scene.client.put("a", bytes(1000))
+    assert scene.server.figures()["history_bytes"] <= 5000
+    message = await refusal(scene.client.watch("a", start_revision=1).__aenter__(), WatchCompacted)
+    await scene.client.delete("a")
+    return message
+
+
+@past({"operations_max": 3}, "4 conditions", "split it")
+async def operations(scene: Scene) -> str:
+    assert "operations_max is 3: split it" in await refusal(scene.client.get_many(["k"] * 5000))
+    return await refusal(scene.client.transact(when=[when.missing("a")] * 4, then=[Get("a")]))
+
+
+@past({"watches_max": 2}, "2 watches and waits", "end some")
+async def watches(scene: Scene) -> str:
+    async with scene.client.watch("a"), scene.client.watch("b"):
+        assert "watches_max" in await refusal(scene.client.wait(["never"]))
+        return await refusal(scene.client.watch("c").__aenter__())
+
+
+@past({"waits_bytes_max": 2000}, "bytes", "wait for fewer keys")
+async def waits(scene: Scene) -> str:
+    return await refusal(scene.client.wait([f"never/{number}" for number in range(20)]))
+
+
+@past({"outbox_bytes_max": 20_000}, "bytes", "longer prefixes")
+async def an_outbox(scene: Scene) -> str:
+    peer = await scene.a_peer()
+    await peer.answer(*peer.ask(Watch(prefix="a")))
+    peer.transport.pause_reading()
+    while not any("reads too slowly" in record.getMessage() for record in scene.log.records):
+        await scene.client.put("a", bytes(15_000))  # what the system's buffers take is not the server's
+        assert scene.server.figures()["outbox_bytes"] <= 40_000
+    scene.log.clear()
+    await scene.client.put("b", bytes(15_000))
+    message = await refusal(scene.client.watch("", snapshot=True).__aenter__())
+    await scene.client.transact(then=[store.Delete("a"), store.Delete("b")])
+    return message
+
+
+@past({"outboxes_bytes_max": 3 * MIB}, "bytes wait in all outboxes", "is hung up on")
+async def all_outboxes(scene: Scene) -> str:
+    deaf = [await scene.a_peer() for _ in range(4)]
+    for peer in deaf:
+        await peer.answer(*peer.ask(Watch(prefix="a")))
+        peer.transport.pause_reading()
+    while not scene.log.records:
+        await scene.client.put("a", bytes(200_000))
+        assert scene.server.figures()["outbox_bytes"] <= 3 * MIB
+    message = await scene.says("is hung up on")
+    await scene.client.ping()
+    assert scene.server.connections == 6, "three of the four, the client, and the bystander's two are left"
+    scene.log.clear()
+    for peer in deaf:
+        peer.transport.abort()
+    await scene.client.delete("a")
+    return message
+
+
+@past({"connections_max": 3}, "it has 3 connections", "within 0.3 s")
+async def connections(scene: Scene) -> str:
+    message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    return message.replace("3 connections", "connections_max is 3: it has 3 connections")
+
+
+@past({"sessions_max": 3}, "the server has 3 sessions", "come again")
+async def sessions(scene: Scene) -> str:
+    message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    scene.log.clear()
+    return message
+
+
+@past({"session_replies_max": 4}, "4 replies of this client", "read replies before sending more")
+async def session_replies(scene: Scene) -> str:
+    return await unacknowledged(await scene.a_peer(), Add("a", 1), first=1, count=5)
+
+
+@past({"session_replies_bytes_max": 450}, "500 bytes of replies of this client", "read replies before sending more")
+async def session_replies_bytes(scene: Scene) -> str:
+    return await unacknowledged(await scene.a_peer(), Add("a", 1), first=1, count=6)
+
+
+@past({"replies_bytes_max": 5000}, "bytes of replies,", "read replies before sending more")
+async def all_replies(scene: Scene) -> str:
+    large = CompareAndSet(key="a", value=bytes(400), expected_revision=0)
+    await unacknowledged(await scene.a_peer(), large, first=1, count=40)
+    message = await unacknowledged(await scene.a_peer(), Append("b", b"x"), first=1, count=2)
+    assert scene.server.figures()["replies_bytes"] <= 6000
+    return message
+
+
+@past({"session_ttl": 0.2}, "another session", "")
+async def a_session_that_was_left(scene: Scene) -> str:
+    numbers = []
+    for pause in (0.0, 0.3, 0.0):
+        peer = await scene.a_peer(session_id=b"a session's name")
+        assert peer.connection.welcomed is not None
+        numbers.append(peer.connection.welcomed.session)
+        peer.transport.abort()
+        while scene.server.connections > 3:
+            await scene.client.ping()
+        await asyncio.sleep(pause)  # of `session_ttl`, which is counted on the server's real clock
+    assert numbers[0] == numbers[1], "in time"
+    assert numbers[2] != numbers[0], "too late: its client knows by the number that nobody remembers it"
+    return "session_ttl is 0.2: another session"
+
+
+@past({"leases_max": 2}, "has 2 leases", "revoke some")
+async def leases(scene: Scene) -> str:
+    await scene.client.grant(10.0)
+    await scene.client.grant(10.0)
+    return await refusal(scene.client.grant(10.0))
+
+
+@past({"lease_ttl_max": 2.5}, "ttl is 3 s", "ask for less, and renew it")
+async def a_ttl(scene: Scene) -> str:
+    return await refusal(scene.client.grant(3.0))
+
+
+async def hung_up_on(scene: Scene, said: bytes) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+    writer.write(said)
+    told = (await asyncio.wait_for(reader.read(), 5.0)).decode(errors="replace")
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    assert len(scene.log.records) == 1
+    logged = scene.log.records[0].getMessage()
+    scene.log.clear()
+    assert logged.partition("disconnected: ")[2] in told, "who is hung up on is told the same"
+    return logged
+
+
+@past({"handshake_timeout": 0.2}, "no hello within 0.2 s", "")
+async def a_handshake(scene: Scene) -> str:
+    return await hung_up_on(scene, b"\0\0")
+
+
+@past({"frame_timeout": 0.2}, "half a frame and 0.2 s of silence", "")
+async def half_a_frame(scene: Scene) -> str:
+    hello = wire.encode_hello(wire.Hello(wire.VERSION, bytes(16), bytes(16), b""))
+    return await hung_up_on(scene, hello + b"\0\0\1\0half")
+
+
+class Bystander:
+    """Two clients that go on working all the while, and must not notice anything."""
+
+    def __init__(self, writer: store.Client, reader: store.Client, watch: Any) -> None:
+        self.writer, self.reader, self.watch = writer, reader, watch
+        self.losses: list[bool] = []
+        self.written = 0
+        for client in (writer, reader):
+            client.on_connection(self.losses.append)
+
+    async def works(self) -> None:
+        """Write, and hear of it; with nothing in between."""
+        self.written += 1
+        await self.writer.put("bystander", b"%d" % self.written, timeout=5.0)
+        async with asyncio.timeout(5.0):
+            event = await anext(self.watch)
+            while event.value == b"0" or event.kind == "delete":  # what a case that clears all keys does
+                event = await anext(self.watch)
+        assert event.value == b"%d" % self.written
+        assert self.losses == []
+
+
+@contextlib.asynccontextmanager
+async def bystander(server: Server) -> AsyncIterator[Bystander]:
+    async with (
+        store.connect(server.url) as writer,
+        store.connect(server.url) as reader,
+        reader.watch("bystander") as watch,
+    ):
+        it = Bystander(writer, reader, aiter(watch))
+        await it.works()
+        yield it
+        await it.works()
+
+
+@pytest.mark.parametrize("limit", CASES)
+async def test_s6_one_past_a_limit_is_one_clear_error_and_disturbs_nobody(
+    limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits, shown, go_past = CASES[limit]
+    async with (
+        store.serve(limits=Limits(**limits)) as server,
+        bystander(server) as others,
+        store.connect(server.url, timeout=10.0) as client,
+    ):
+        scene = Scene(server, client, caplog)
+        try:
+            async with asyncio.timeout(20.0):
+                message = await go_past(scene)
+            for what in (limit, f"{limits[limit]:g}" if limits[limit] < 10**6 else str(limits[limit]), *shown):
+                assert what in message, message
+            assert "\n" not in message
+            assert len(message) < 400
+            await others.works()
+            await client.ping(timeout=5.0)
+            assert caplog.records == [], "and nothing more in the log"
+        finally:
+            await scene.aclose()
+
+
+def test_s6_every_limit_has_a_case_that_goes_past_it() -> None:
+    """So that a limit added later is not forgotten."""
+    assert set(CASES) == {field.name for field in dataclasses.fields(Limits)}
+    assert all(re.fullmatch("[a-z_]+", limit) for limit in CASES)
+
+
+async def test_s6_one_transaction_carries_ten_thousand_conditions() -> None:
+    """ "One transaction may carry 10,000 conditions within the frame limit." """
+    keys = [f"rdzv/a-run-with-a-long-name/nodes/{number:05d}" for number in range(10_000)]
+    async with store.serve() as server, store.connect(server.url) as client:
+        await asyncio.gather(*[client.put(key, b"", timeout=60.0) for key in keys])
+        entries = await client.get_many(keys)
+        conditions = [
+            when.mod_revision(key) == entry.mod_revision
+            for key, entry in zip(keys, entries, strict=True)
+            if entry is not None
+        ]
+        assert len(conditions) == 10_000
+        result = await client.transact(when=conditions, then=[Put("done", b"")])
+        assert result.succeeded
+        await client.put(keys[-1], b"changed")
+        result = await client.transact(when=conditions, then=[Put("done", b"again")])
+        assert not result.succeeded, "each of them counts"
+        assert len(wire.encode_request(1, 0, GetMany(keys=tuple(keys)))) < Limits().frame_bytes_max

@@ -1,0 +1,106 @@
+"""S6: "A slow reader loses its watch, not the server its memory.": what a real server takes, as the system counts it.
+
+`RDZV_DEAF_MIB` says how much passes a client that reads nothing: a gigabyte, if nothing else is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store.messages import Watch
+from store.wire import Lagged
+from tests.support.processes import start_python
+from tests.support.stores import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+DEAF_MIB = int(os.environ.get("RDZV_DEAF_MIB", "1024"))
+MIB = 2**20
+OUTBOX = 64 * MIB
+VALUE = 256 * 1024
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="skipped, only Linux tells what a process has used")
+
+
+def most_memory(pid: int) -> int:
+    """The most that a process has had in memory so far, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: str) -> AsyncIterator[tuple[int, int]]:
+    """A server's port and process."""
+    async with start_python("-m", "rdzv.cli", "serve", "--port", "0", *arguments) as child:
+        line = await child.says("listens on")
+        yield int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2]), child.pid
+
+
+@contextlib.asynccontextmanager
+async def watchers(port: int, count: int, *, deaf: bool = True) -> AsyncIterator[list[Peer]]:
+    """Peers that watch, and from now on read nothing, if they are `deaf`."""
+    peers: list[Peer] = []
+    try:
+        for _ in range(count):
+            _, peer = await asyncio.get_running_loop().create_connection(Peer, "127.0.0.1", port)
+            peers.append(peer)
+            await peer.until(lambda peer=peer: peer.connection.welcomed)  # type: ignore[misc]
+            await peer.answer(*peer.ask(Watch(prefix="")))
+            if deaf:
+                peer.transport.pause_reading()
+        yield peers
+    finally:
+        for peer in peers:
+            peer.transport.abort()
+            await peer.lost.wait()
+
+
+async def pass_by(client: store.Client, mib: int) -> None:
+    """Let so much be told to whoever watches."""
+    for first in range(0, mib * MIB // VALUE, 8):
+        await asyncio.gather(*[client.put(f"k{first + number}", bytes(VALUE)) for number in range(8)])
+        await client.delete_prefix("k")
+
+
+async def memory_without_them(client: store.Client, port: int, pid: int) -> int:
+    """What the server has used once it has done all the same for a client that does read."""
+    async with watchers(port, 1, deaf=False):
+        for _ in range(2):
+            await pass_by(client, 64)
+    return most_memory(pid)
+
+
+async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit() -> None:
+    """ "A client that reads nothing while 1 GB of events passes costs the server less than its outbox limit." """
+    limits = ("--outbox-bytes-max", str(OUTBOX), "--history-bytes-max", str(4 * MIB))
+    async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
+        before = await memory_without_them(client, port, pid)
+        async with watchers(port, 1) as (deaf,):
+            await pass_by(client, DEAF_MIB)
+            cost = most_memory(pid) - before
+            print(f"{DEAF_MIB} MiB of events passed; the client that read nothing cost {cost / MIB:.1f} MiB")
+            assert cost < OUTBOX
+            deaf.transport.resume_reading()
+            await deaf.until(lambda: any(isinstance(said, Lagged) for said in deaf.said))
+
+
+async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all_outboxes() -> None:
+    """ "total memory": eight of them, each of which stays below its own limit."""
+    limits = ("--outboxes-bytes-max", str(OUTBOX), "--history-bytes-max", str(4 * MIB))
+    async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
+        before = await memory_without_them(client, port, pid)
+        async with watchers(port, 8):
+            await pass_by(client, 48)
+            cost = most_memory(pid) - before
+            print(f"eight of them cost {cost / MIB:.1f} MiB")
+            assert cost < OUTBOX
+            assert (await client.stats())["connections"] < 9, "some were hung up on"

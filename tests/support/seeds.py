@@ -1,0 +1,12 @@
+"""One fresh seed for a whole run of the tests, besides the fixed ones: every run tries something new.
+
+The process that starts first chooses it; those that it starts, to share the work (pytest-xdist), inherit it, for they
+must all name their tests alike. It stands at the head of the output, and `RDZV_TEST_SEED` sets it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+FRESH = int(os.environ.setdefault("RDZV_TEST_SEED", str(random.SystemRandom().randrange(10**6, 10**9))))
