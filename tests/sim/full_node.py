@@ -26,6 +26,7 @@ from rdzv.errors import (
 from rdzv.handler import Handler
 from rdzv.settings import parse
 from rdzv.state import Closed, Dropped
+from store.errors import LimitExceeded
 from store.keepalive import ThreadKeeper, _KeeperThread
 from store.messages import Put, Transact
 
@@ -124,6 +125,7 @@ class Node:
         self.client: HeardClient | None = None
         self.handler = self._new_handler(settings)
         self._life = process.host.start(self._live())
+        self._life.add_done_callback(self._ended)
 
     def _new_handler(self, settings: dict[str, Any]) -> _Handler:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
@@ -214,6 +216,10 @@ class Node:
         except (RendezvousTimeoutError, RendezvousConnectionError) as error:
             story.gave_up(self, error)
 
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        if self.alive and not life.cancelled() and (error := life.exception()) is not None:
+            self.story.truth.fail(f"{self.name} has ended with {error!r}")
+
     async def _take_part(self, info: RendezvousInfo) -> None:
         """Until there is a reason to meet again."""
         host, rng = self.process.host, self.rng
@@ -289,7 +295,7 @@ class Node:
                         number == info.round, f"{self.name} read of round {number} in {info} (R10)"
                     )
                 step += 1
-                await asyncio.sleep(rng.uniform(0.1, 0.6))
+                await asyncio.sleep(rng.uniform(0.2, 1.2))
         except (RoundSupersededError, RendezvousConnectionError):
             pass
 
@@ -300,7 +306,7 @@ class Node:
         except RoundSupersededError:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=True)
             raise
-        except SharedStoreTimeoutError:
-            pass
+        except (SharedStoreTimeoutError, LimitExceeded):
+            pass  # the disk is full, say
         else:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=False)
