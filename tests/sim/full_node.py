@@ -24,6 +24,7 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
 )
 from rdzv.handler import Handler
+from rdzv.ports import HeldPort
 from rdzv.settings import parse
 from rdzv.state import Closed, Dropped
 from store.errors import LimitExceeded
@@ -68,14 +69,11 @@ class _Keeper(ThreadKeeper):
         """The loop lasts as long as its process."""
 
 
-class _Handler(Handler):
-    """The real handler, but for a port that is not taken from this machine."""
+class _Port(HeldPort):
+    """A port that is not taken from this machine."""
 
-    def _hold_port(self) -> int:
+    def hold(self) -> int:
         return 40_000
-
-    def _release_port(self) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -127,7 +125,7 @@ class Node:
         self._life = process.host.start(self._live())
         self._life.add_done_callback(self._ended)
 
-    def _new_handler(self, settings: dict[str, Any]) -> _Handler:
+    def _new_handler(self, settings: dict[str, Any]) -> Handler:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
@@ -139,12 +137,14 @@ class Node:
             self.keeper_client = self.process.client(thread=KEEPER)
             return self.keeper_client
 
-        return _Handler(
+        handler = Handler(
             parsed,
             open_store=open_store,
             open_keeper=lambda _: _Keeper(open_keeper_client, self.keeper_host),
             rng=random.Random(self.rng.random()),
         )
+        handler._port = _Port()
+        return handler
 
     # ------------------------------------------------------------------------------------------ what befalls it
 
