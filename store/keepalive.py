@@ -117,7 +117,7 @@ class _Keeping:
     async def _keep(self, lease: Lease, ours_until: float, on_lapse: Callable[[str], None]) -> None:
         """Renew until it is lost. `ours_until` is when we may no longer believe in it."""
         reason = ""
-        pause = lease.ttl / RENEWALS_PER_TTL
+        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
         while not reason:
             with anyio.CancelScope(deadline=ours_until):
                 with anyio.move_on_after(pause):
@@ -127,7 +127,8 @@ class _Keeping:
                     try:
                         await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
                         ours_until = sent_at + lease.ttl
-                        pause = lease.ttl / RENEWALS_PER_TTL
+                        # Of what is left: that may be little, if the answer was long under way.
+                        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
                     except LeaseNotFound:
                         reason = "the store has let its lease lapse"
                     except StoreError as error:
