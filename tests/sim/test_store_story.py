@@ -46,8 +46,8 @@ def test_a_story_is_told_in_the_same_words_again() -> None:
 
 
 SEEDS = {
-    "a reply that is kept too short": 22,
-    "a reply that does not survive the store": 6,
+    "a reply that is kept too short": 2,
+    "a reply that does not survive the store": 3,
     "an acknowledgement before the commit": 0,
     "an event lost on reconnecting": 0,
     "a lease that is resurrected": 0,
