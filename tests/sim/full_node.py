@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
@@ -32,7 +32,7 @@ from store.keepalive import ThreadKeeper, _KeeperThread
 from store.messages import Put, Transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from rdzv.membership import Membership, RendezvousInfo
     from rdzv.state import Change
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fuse", "Node", "commits"]
 
+T = TypeVar("T")
+
 KEEPER = " keeper"
 
 
@@ -52,7 +54,10 @@ class _SimulatedThread(_KeeperThread):
     """The keeper's thread: another loop of the same process, which goes on while the main one is blocked."""
 
     def __init__(self, host: Host) -> None:
-        self._loop = host
+        self._host = host
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._host))
 
 
 class _Keeper(ThreadKeeper):
