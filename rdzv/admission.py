@@ -11,6 +11,8 @@ import inspect
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.kinds import NAME
+from rdzv.refusal import refuse, shown
 from rdzv.settings import describe_difference
 from rdzv.state import Ban, Keys, Round, pack_settings, unpack_settings
 from rdzv.status import find_member, read_nodes
@@ -20,7 +22,19 @@ if TYPE_CHECKING:
     from rdzv.settings import Settings
     from store import Entry, Store
 
-__all__ = ["agree_on_settings", "check_health", "put_ban"]
+__all__ = ["agree_on_settings", "check_health", "check_node_id", "put_ban"]
+
+
+def check_node_id(node_id: str) -> None:
+    """Refuse what no node can be called; a ban of it would look as if it did something.
+
+    Raises:
+        RendezvousSettingsError: It says what a node may be called.
+    """
+    try:
+        NAME.convert(node_id)
+    except (TypeError, ValueError):
+        refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
 async def check_health(store: Store, keys: Keys, settings: Settings, *, node_id: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from rdzv.admission import agree_on_settings, check_health, put_ban
+from rdzv.admission import agree_on_settings, check_health, check_node_id, put_ban
 from rdzv.barrier import Barrier, Listeners
 from rdzv.coordinator import Candidacy
 from rdzv.decision import Candidate, JoinClock, Me, Parked, Refused, Rules, changes_since, follow
@@ -844,6 +844,7 @@ class Handler(RendezvousHandler):
 
         A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
         """
+        check_node_id(node_id)
         link = await self._connect()
         try:
             ban = Ban(reason=reason, by=self._node_id, now=now)
@@ -853,6 +854,7 @@ class Handler(RendezvousHandler):
 
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
+        check_node_id(node_id)
         link = await self._connect()
         try:
             await link.store.delete(self._keys.banned(node_id))
