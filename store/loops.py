@@ -8,7 +8,7 @@ import importlib.util
 import os
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["PortalThread", "backend_options", "loop_factory"]
+__all__ = ["PortalThread", "backend_options", "in_thread", "loop_factory"]
+
+T = TypeVar("T")
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -33,6 +35,36 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 def backend_options() -> dict[str, Any]:
     """The same, as anyio's portals take it."""
     return {"loop_factory": loop_factory()}
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do some work in a thread of its own, which keeps nobody: neither who is cancelled, nor a process from its end.
+
+    A thread of anyio's or asyncio's would: a process that ends waits for those, and may wait for a disk for ever.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def report(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has gone meanwhile
+            loop.call_soon_threadsafe(report, result, failure)
+
+    threading.Thread(target=run, name="store work", daemon=True).start()
+    return await done
 
 
 class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):

@@ -112,6 +112,7 @@ async def test_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_a
         peer = await a_peer(server, journal)
         peer.ask(Put("large", bytes(100_000)))
         await taken(journal.begun)
+        asked = 0
         for done in range(1, 21):
             asked = peer.ask(Get("large"))[0]
             for _ in range(20):
