@@ -45,6 +45,7 @@ from store.doorstep import Doorstep
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
+from store.loops import in_thread
 from store.messages import Failed, FailureKind, Stats
 from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
 from store.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
@@ -88,7 +89,7 @@ class Server:
         clock: Callable[[], float],
         secure: bool = False,
         journal: Journal | None = None,
-        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread,
     ) -> None:
         self._engine = engine
         self._journal = journal

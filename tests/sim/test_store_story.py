@@ -69,7 +69,7 @@ def test_a_bug_planted_in_the_store_is_found(bug: str) -> None:
 
 
 def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "--hours", "0.01", "--first", "3"]) == 0
+    assert main(["store", "--hours", "0.01", "--first", "3", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
     assert "no promise was broken" in told
     assert "--first 3" in told, "what is printed plays the same stories again"
