@@ -83,6 +83,15 @@ class ServerConnection:
         """Whether the client is in the middle of a frame."""
         return self._reader.half_a_frame
 
+    @property
+    def held_bytes(self) -> int:
+        """How much of that frame has come."""
+        return self._reader.held_bytes
+
+    def let_go(self) -> None:
+        """Nothing more is wanted from this client: what has come of a frame need not be kept."""
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+
     def greeting(self) -> bytes:
         """What to send first."""
         return wire.encode_greeting(self._greeting)

@@ -19,6 +19,8 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, cast
 
+import anyio
+
 from store import wire
 from store.address import host_and_port
 from store.peer import LEAVE_WITHIN
@@ -80,7 +82,8 @@ class Doorstep:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            with anyio.CancelScope(shield=True):  # whoever was cancelled still has a farewell to say to all others
+                await asyncio.wait(tasks)
 
     async def _let_in(self, sock: socket.socket) -> None:
         """Bring a connection through its handshake, and give it to the server; or say why not."""

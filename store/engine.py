@@ -61,7 +61,6 @@ from store.messages import (
     Response,
     Revoke,
     Stats,
-    Target,
     TimeToLive,
     Transact,
     TransactionResult,
@@ -72,6 +71,7 @@ from store.messages import (
     mutates,
 )
 from store.quick import maker
+from store.replies import reply_cost, reply_cost_at_most
 from store.sessions import Session, Sessions, _Forgotten
 from store.waits import Parked, Waits, wait_bytes
 from store.watches import History, Watcher, Watches, event_bytes
@@ -86,6 +86,7 @@ __all__ = ["Answer", "Applied", "Delivery", "Engine"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
 ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
+SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
 SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
 
 
@@ -174,7 +175,7 @@ class Engine:
             if lease is not None:
                 lease.keys.add(entry.key)
         engine._history.restore(saved.history, compacted=saved.compacted)
-        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=_response_cost)
+        engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=reply_cost)
         return engine
 
     def take_facts(self) -> Facts | None:
@@ -255,7 +256,7 @@ class Engine:
             if replayed is not None:
                 self._keep_again(replayed, peer)
                 return Applied(response=replayed)
-            refusal = self._check_session(session)
+            refusal = self._check_session(session, request)
             if refusal is not None:
                 return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
         try:
@@ -265,7 +266,7 @@ class Engine:
             response = Failed(kind=_FAILURES[type(error)], message=str(error))
         self._announce()
         if changes and response is not None:
-            session.keep(request_id, response, _response_cost(response))
+            session.keep(request_id, response, reply_cost(response))
             if self._facts is not None:
                 self._facts.replies.append(
                     KeptReply(
@@ -672,16 +673,7 @@ class Engine:
     # -------------------------------------------------------------------------------------- conditions and limits
 
     def _holds(self, condition: Condition) -> bool:
-        entry = self._entries.get(condition.key)
-        match condition.target:
-            case Target.MOD_REVISION:
-                return (entry.mod_revision if entry else 0) == condition.expected
-            case Target.CREATE_REVISION:
-                return (entry.create_revision if entry else 0) == condition.expected
-            case Target.VALUE:
-                return entry is not None and entry.value == condition.expected
-            case Target.EXISTS:
-                return (entry is not None) == condition.expected
+        return condition.holds(self._entries.get(condition.key))
 
     def _require(self, when: Sequence[Condition]) -> None:
         if not all(map(self._holds, when)):
@@ -744,7 +736,7 @@ class Engine:
         self._check_room(room)
         self._check_answer(answer)
 
-    def _check_session(self, session: Session) -> Failed | None:
+    def _check_session(self, session: Session, request: Request[Any]) -> Failed | None:
         """What to answer a mutation that could not be kept, or whose reply could not."""
         limits = self.limits
         if self.read_only is not None:
@@ -756,21 +748,25 @@ class Engine:
         elif session.held_bytes >= limits.session_replies_bytes_max:
             held = f"{session.held_bytes} bytes of replies of this client"
             limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
-        elif self._sessions.held_bytes >= limits.replies_bytes_max and not self._made_room(session):
+        elif self._sessions.held_bytes >= limits.replies_bytes_max and not self._made_room(session, request):
             held = f"{self._sessions.held_bytes} bytes of replies, {session.held_bytes} of them of this client,"
             limit = f"replies_bytes_max is {limits.replies_bytes_max}"
         else:
             return None
-        message = f"{held} wait to be acknowledged; {limit}: read replies before sending more"
+        remedy = "read replies before sending more" if session.replies else "come again, or ask for no large values"
+        message = f"{held} wait to be acknowledged; {limit}: {remedy}"
         return Failed(kind=FailureKind.LIMIT, message=message)
 
-    def _made_room(self, session: Session) -> bool:
+    def _made_room(self, session: Session, request: Request[Any]) -> bool:
         """Whether a reply to this session can be kept, though all of them together hold too much.
 
-        Who has acknowledged everything is let through: what others do not read is not to keep it from working.
+        Who has acknowledged everything is let through, unless that may take much more: what others do not read is not
+        to keep it from working, and many who come for one large reply each are not to take all memory there is.
         """
         self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
-        return self._sessions.held_bytes < self.limits.replies_bytes_max or not session.replies
+        if self._sessions.held_bytes < self.limits.replies_bytes_max:
+            return True
+        return not session.replies and reply_cost_at_most(request, self._entries) <= SMALL_REPLY_BYTES
 
     def _check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
         """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
@@ -905,20 +901,6 @@ def _number(value: bytes) -> int:
     if not digits.isdigit() or len(digits) > 20:
         raise ValueError(value)
     return int(value)
-
-
-def _response_cost(response: Response) -> int:
-    """About how many bytes a kept reply holds on to."""
-    if type(response) is Written or type(response) is Added:  # most are, and a `match` takes its time
-        return 100
-    if type(response) is CompareAndSetResult:
-        return 100 if response.entry is None else 300 + len(response.entry.value)
-    match response:
-        case TransactionResult(results=results):
-            return 100 + sum(100 + (len(result.value) if isinstance(result, Entry) else 0) for result in results)
-        case Failed(message=message):
-            return 100 + len(message)
-    return 100
 
 
 def _forgotten(request_id: int) -> Failed:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from store.watches import event_bytes
+
 if TYPE_CHECKING:
     from store.messages import Entry, Event, Response
+
+FACTS_OVERHEAD = 500  # bytes of bookkeeping for one step, rounded up
 
 __all__ = ["Facts", "KeptReply", "Saved", "SavedLease", "SavedSession"]
 
@@ -61,6 +65,11 @@ class Facts:
 
     def __bool__(self) -> bool:
         return bool(self.revisions or self.granted or self.ended or self.replies or self.sessions)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes to keep them until they are durable; replies are counted by their sessions."""
+        return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     def opened(self, session_id: bytes, number: int) -> None:
         """Note a session that is new; one of the same id is gone, and its replies with it."""

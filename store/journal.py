@@ -96,6 +96,8 @@ class Journal:
         self._wake = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._probing = threading.Lock()  # held while it is probed whether the disk takes anything
+        self._closed = False
         self.commits = 0
         self.in_doubt = False
         self._lock_file = _take_lock(self._directory)
@@ -228,11 +230,16 @@ class Journal:
         with self._wake:
             self._pending.clear()
             self._durable = self._appended
+        with self._probing:
+            return not self._closed and self._probe(self._database)
+
+    def _probe(self, database: sqlite3.Connection) -> bool:
+        """Write something as large as a group may be, and take it away again."""
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?), 0)", (PROBE_BYTES,))
-            self._database.execute("COMMIT")
-            self._database.execute("DELETE FROM meta WHERE name = 'probe'")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?), 0)", (PROBE_BYTES,))
+            database.execute("COMMIT")
+            database.execute("DELETE FROM meta WHERE name = 'probe'")
         except sqlite3.Error as error:
             log.debug("%s cannot be written yet: %s", self._directory, error)
             self._roll_back()
@@ -248,12 +255,18 @@ class Journal:
         """
         if os.getpid() != self._pid:
             return
-        if not self.stop(within=within):
+        # A probe may hang like a write; the database is in its hands then.
+        idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
+        if not idle:
             log.error("%s takes nothing: what was not acknowledged is given up", self._directory)
             return
+        self._closed = True
         if self._database is not None:
             self._database.close()
+        if not self._lock_file.closed:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a child that was forked a moment ago may still have it, too
         self._lock_file.close()
+        self._probing.release()
 
     def _write(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         while True:
@@ -267,7 +280,9 @@ class Journal:
                 self._commit(group)
             except Exception as error:  # whatever it is: a writer that is silently gone stops everybody
                 self._roll_back()
-                if isinstance(error, sqlite3.Error) and error.sqlite_errorcode not in _WITHOUT_ITS_END:
+                # Those that Python raises, and not SQLite, have no code, and prove nothing.
+                code = getattr(error, "sqlite_errorcode", None)
+                if isinstance(error, sqlite3.Error) and code not in _WITHOUT_ITS_END:
                     self.in_doubt = True
                 if not isinstance(error, sqlite3.Error):
                     log.exception("a group of facts cannot be written, which is a defect")

@@ -64,6 +64,16 @@ class Limits:
         "What waits for all slow readers together.",
         past="who has most waiting is hung up on; its client comes back and resumes",
     )
+    inboxes_bytes_max: int = _limit(
+        1024 * MIB,
+        "What has come of messages that are not whole yet, or cannot be carried out yet, of all connections together.",
+        past="who takes up most of it, and for longest, is hung up on; its client comes back and sends it again",
+    )
+    journal_bytes_max: int = _limit(
+        64 * MIB,
+        "Changes that the disk of a durable store has not taken yet.",
+        past="who writes is read no further until it has",
+    )
     connections_max: int = _limit(
         32_768,
         "Connections, those that have not said hello yet included.",
@@ -117,4 +127,9 @@ class Limits:
             raise ValueError(
                 f"value_bytes_max ({self.value_bytes_max}) leaves no room in a frame of frame_bytes_max "
                 f"({self.frame_bytes_max}): keep it at least 4096 below"
+            )
+        if self.inboxes_bytes_max < self.frame_bytes_max:
+            raise ValueError(
+                f"inboxes_bytes_max ({self.inboxes_bytes_max}) has no room for one frame of frame_bytes_max "
+                f"({self.frame_bytes_max}): keep it at least as high"
             )

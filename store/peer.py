@@ -55,6 +55,8 @@ class Peer(asyncio.BufferedProtocol):
         self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
         self.queued_bytes = 0  # by `weight`, in the outbox, and not handed to the transport yet
         self._handed_bytes = 0  # to the transport, when it asked us to stop
+        self.inbox_bytes = 0  # of a frame that is not whole yet, or of requests that wait
+        self._inbox_since = 0.0  # on the server's clock
         self.gone = False
         self.lags = False
         self.says_goodbye = False
@@ -112,6 +114,7 @@ class Peer(asyncio.BufferedProtocol):
         forget(self)
         self.gone = True
         self._empty()
+        self._let_go()
         self._count_handed(0)
         self._set_timer(None)
         self._server.lost(self)
@@ -169,10 +172,8 @@ class Peer(asyncio.BufferedProtocol):
             transport.write(piece)
             if transport.is_closing():  # the write found out that nobody is there
                 return
-        if self._out or (self._held and self.queued_bytes > PIECE_BYTES):
-            if not self.reading_paused:
-                self.reading_paused = True
-                transport.pause_reading()
+        if self._out or (self._held and (self.queued_bytes > PIECE_BYTES or self._server.disk_is_behind)):
+            self._pause_reading()
         elif self._ending and not self._held:
             transport.close()
 
@@ -180,12 +181,31 @@ class Peer(asyncio.BufferedProtocol):
         """Carry out and read what this peer asks again, if its outbox has been emptied."""
         if not self.reading_paused or self._out or self._held or self.gone:
             return
+        if self._server.disk_is_behind:
+            self._server.waits_for_disk(self)
+            return
         self.lags = self.reading_paused = False
         if self.unread is not None:
             self._server.go_on(self)
         if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
             self.received_at = self._server.now()  # its silence was ours
             self._transport.resume_reading()
+
+    def wait_for_disk(self) -> None:
+        """Read no more until the disk has taken what was written; the server says when that is."""
+        self._pause_reading()
+        self._server.waits_for_disk(self)
+
+    def count_inbox(self, size: int, *, progress: bool) -> None:
+        """So many bytes have come that cannot be let go of yet; `progress` if a request among them could."""
+        if progress or not self.inbox_bytes:
+            self._inbox_since = self.received_at
+        self._server.inboxes_bytes += size - self.inbox_bytes
+        self.inbox_bytes = size
+
+    def inbox_cost(self, now: float) -> float:
+        """What its unfinished requests cost: bytes, and for how long. Who sends slowly on purpose is found by it."""
+        return self.inbox_bytes * (1.0 + now - self._inbox_since)
 
     def refuse(self, sorry: Sorry) -> None:
         """Say why, and close."""
@@ -196,7 +216,7 @@ class Peer(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close once what is queued has been read, or after `LEAVE_WITHIN` seconds: there are peers that never read."""
         self.gone = self._ending = True
-        self.unread = None
+        self._let_go()
         if self._transport is not None:
             self._set_timer(asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort))
             self.flush()
@@ -204,7 +224,7 @@ class Peer(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Close at once; nothing of what waits is sent."""
         self.gone = True
-        self.unread = None
+        self._let_go()
         self._empty()
         self._count_handed(0)
         if self._transport is not None:
@@ -225,6 +245,19 @@ class Peer(asyncio.BufferedProtocol):
             frames.append(frame)
         self._count_queued(-taken)
         return first if len(frames) == 1 else b"".join(frames)
+
+    def _pause_reading(self) -> None:
+        assert self._transport is not None
+        if not self.reading_paused:
+            self.reading_paused = True
+            self._transport.pause_reading()
+
+    def _let_go(self) -> None:
+        """Nothing that this peer has sent is wanted any more."""
+        self.unread = None
+        if self.connection is not None:
+            self.connection.let_go()
+        self.count_inbox(0, progress=False)
 
     def _empty(self) -> None:
         self._out.clear()

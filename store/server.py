@@ -10,10 +10,14 @@ revision sent, and its client resumes from the next; while its replies pile up, 
 those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
 which is for all of them together, who has most waiting is hung up on; its client comes back and resumes.
 
+A frame that has come in part takes memory, too, for as long as its sender likes: past `inboxes_bytes_max`, which is for
+all of them together, whoever has taken up most of it for longest is hung up on.
+
 Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
 
 On a durable store (S3) whatever a step led to is handed to the journal before anything is said, and from then on every
-frame, answers to reads included, waits in its outbox until the journal reports that step durable. If the journal cannot
+frame, answers to reads included, waits in its outbox until the journal reports that step durable. While the disk is
+behind by more than `journal_bytes_max`, those who write are not read. If the journal cannot
 write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
 (their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
 If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
@@ -28,6 +32,7 @@ import logging
 import secrets
 import ssl
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -40,6 +45,7 @@ from store.doorstep import Doorstep
 from store.engine import Answer, Delivery, Engine
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.journal import Journal
+from store.loops import in_thread
 from store.messages import Failed, FailureKind, Stats
 from store.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
 from store.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
@@ -83,13 +89,15 @@ class Server:
         clock: Callable[[], float],
         secure: bool = False,
         journal: Journal | None = None,
-        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = anyio.to_thread.run_sync,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread,
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
         self._durable = 0  # up to which number of the journal; every frame that says more is held
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
+        self._unwritten: deque[tuple[int, int]] = deque()  # what is not durable yet: the journal's number, and bytes
+        self._unwritten_bytes = 0
         self._token = token
         self._clock = clock
         self._secure = secure
@@ -97,7 +105,9 @@ class Server:
         self._peers: dict[int, Peer] = {}
         self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
+        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.outboxes_bytes = 0  # counted by the peers, as they queue and send
+        self.inboxes_bytes = 0  # and as they receive
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
@@ -139,6 +149,15 @@ class Server:
         """Whether one more connection may come, beside those there are and so many that are about to be."""
         return not self._leaving and len(self._peers) + others < self._connections_max
 
+    @property
+    def disk_is_behind(self) -> bool:
+        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
+        return self._unwritten_bytes > self._limits.journal_bytes_max
+
+    def waits_for_disk(self, peer: Peer) -> None:
+        """This peer is to be read again when the disk has taken more."""
+        self._slowed[peer] = None
+
     def turned_away(self) -> None:
         """Somebody was refused before there was a peer."""
         self._refused += 1
@@ -157,6 +176,8 @@ class Server:
             "bytes_in": self._bytes_in,
             "bytes_out": self._bytes_out,
             "outbox_bytes": sum(peer.backlog for peer in self._peers.values()),
+            "inbox_bytes": self.inboxes_bytes,
+            "journal_bytes": self._unwritten_bytes,
             "commits": self._journal.commits if self._journal is not None else 0,
         }
 
@@ -206,8 +227,16 @@ class Server:
         finally:
             self._flush()  # whatever happened: what was announced is told
         if request is None:
+            before = peer.connection.held_bytes
+            peer.count_inbox(before + len(data), progress=False)
             peer.unread = peer.connection.receive(data)
             self.go_on(peer)
+            if peer.unread is not None:
+                peer.count_inbox(before + RECEIVE_BYTES, progress=True)  # they keep all of the buffer
+            if self.inboxes_bytes > self._limits.inboxes_bytes_max:
+                self._make_room_in_inboxes(peer.received_at)
+            if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
+                peer.wait_for_disk()
 
     def go_on(self, peer: Peer) -> None:
         """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
@@ -233,7 +262,7 @@ class Server:
                         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
                         break
             else:
-                peer.unread = None
+                self._has_read(peer)
         except AuthenticationError as error:
             self._hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
@@ -241,12 +270,20 @@ class Server:
         finally:
             self._flush()  # whatever happened: what was announced is told
 
+    def _has_read(self, peer: Peer) -> None:
+        """Everything that has come from this peer is done, but for a frame that has not come whole."""
+        assert peer.connection is not None, "only peers that were taken in are read"
+        held = peer.connection.held_bytes
+        peer.unread = None
+        peer.count_inbox(held, progress=held < peer.inbox_bytes)
+
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
         self._dirty.pop(peer, None)
         self._holding.pop(peer, None)
+        self._slowed.pop(peer, None)
         self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
         self._record()
         if not self._peers:
@@ -313,6 +350,8 @@ class Server:
         if self._journal is not None and self._journal.appended > self._durable:
             peer.hold(frame, self._journal.appended)
             self._holding[peer] = None
+            if peer.queued_bytes > PIECE_BYTES or self.disk_is_behind:
+                self._dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
         else:
             peer.queue(frame)
             self._dirty[peer] = None
@@ -338,6 +377,19 @@ class Server:
             self._refused += 1
             slowest.abort()
 
+    def _make_room_in_inboxes(self, now: float) -> None:
+        """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
+        while self.inboxes_bytes > self._limits.inboxes_bytes_max:
+            costliest = max(
+                (peer for peer in self._peers.values() if not peer.gone),
+                key=lambda peer: peer.inbox_cost(now),
+            )
+            what = (
+                f"{self.inboxes_bytes} bytes of unfinished requests wait in all inboxes, and inboxes_bytes_max is "
+                f"{self._limits.inboxes_bytes_max}; yours have cost most, and for longest"
+            )
+            self._hang_up(costliest, Sorry("limit", what))
+
     def _flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
         while self._dirty:
@@ -352,7 +404,9 @@ class Server:
         if self._journal is not None and self._engine.read_only is None and not self._leaving:
             facts = self._engine.take_facts()
             if facts is not None:
-                self._journal.append(facts)
+                size = facts.size
+                self._unwritten.append((self._journal.append(facts), size))
+                self._unwritten_bytes += size
 
     def start_journal(self) -> None:
         """Have the journal write from now on."""
@@ -373,13 +427,16 @@ class Server:
     def _became_durable(self, number: int) -> None:
         """Let go of the frames that waited for this."""
         self._durable = number
+        while self._unwritten and self._unwritten[0][0] <= number:
+            self._unwritten_bytes -= self._unwritten.popleft()[1]
         waiting = list(self._holding)
         for peer in waiting:
             if not peer.release(number):
                 del self._holding[peer]
             self._dirty[peer] = None
         self._flush()
-        for peer in waiting:
+        slowed, self._slowed = self._slowed, {}
+        for peer in {**dict.fromkeys(waiting), **slowed}:
             peer.read_on()
 
     def _cannot_write(self, reason: str) -> None:
@@ -398,6 +455,8 @@ class Server:
             return
         self._engine.read_only = f"the disk does not take it ({reason})"
         self._durable = self._journal.appended
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
         self._probing = asyncio.create_task(self._try_to_write())
         self._probing.add_done_callback(self.timer_ended)
 

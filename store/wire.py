@@ -176,6 +176,11 @@ class FrameReader:
         """Whether a frame has begun but not ended."""
         return bool(self._held)
 
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of it have come."""
+        return len(self._held)
+
     def only_frame(self, data: memoryview) -> memoryview | None:
         """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
         if self._held or len(data) < 4:

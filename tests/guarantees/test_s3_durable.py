@@ -28,13 +28,11 @@ from store.errors import ConnectionLost, LeaseNotFound, LimitExceeded
 from store.journal import Journal
 from store.messages import Found, Get, List, Put, TimeToLive, Watch, Watching, Written
 from store.wire import Events, Reply
-from tests.support.journals import HeldBack
+from tests.support.journals import a_peer, held_back, taken
 from tests.support.processes import Child, free_port, start, start_python
-from tests.support.stores import Peer
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from store import Client, Event
     from store.facts import Facts
@@ -203,24 +201,6 @@ async def test_s3_leases_survive_kill_9_with_their_full_ttl(tmp_path: Path) -> N
 # -------------------------------------------------------------------------------------------- nothing before its time
 
 
-@contextlib.asynccontextmanager
-async def held_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[store.Server, HeldBack]]:
-    """A served store whose disk takes what it is let."""
-    monkeypatch.setattr("store.server.Journal", HeldBack)
-    async with store.serve(data_dir=directory) as server:
-        journal = server._journal
-        assert isinstance(journal, HeldBack)
-        try:
-            yield server, journal
-        finally:
-            journal.may_commit.release(1000)
-
-
-async def taken(semaphore: threading.Semaphore) -> None:
-    """The writer has a group in hand."""
-    assert await asyncio.to_thread(semaphore.acquire, timeout=10)
-
-
 async def until(condition: Callable[[], bool]) -> None:
     """Let the server, which runs on this loop, go on until something is true of it."""
     async with asyncio.timeout(10):
@@ -231,17 +211,6 @@ async def until(condition: Callable[[], bool]) -> None:
 async def has_done(server: store.Server, requests: int) -> None:
     """The server has carried out so many requests since it started, and announced what they led to."""
     await until(lambda: server.figures()["requests"] >= requests)
-
-
-async def a_peer(server: store.Server, journal: HeldBack) -> Peer:
-    """A peer that has been welcomed, which takes a commit: its session is made durable first."""
-    _, peer = await asyncio.get_running_loop().create_connection(Peer, server.host, server.port)
-    await taken(journal.begun)
-    assert peer.connection.welcomed is None, "the welcome waits, too"
-    journal.may_commit.release()
-    await peer.until(lambda: peer.connection.welcomed)
-    peer.said.clear()
-    return peer
 
 
 async def test_s3_nothing_that_reflects_a_revision_leaves_before_it_is_durable(

@@ -216,6 +216,34 @@ def test_s6_what_others_do_not_read_keeps_nobody_from_working() -> None:
     assert "1100 bytes of replies, 100 of them of this client, wait to be acknowledged" in refused.message
 
 
+@pytest.mark.parametrize(
+    "large",
+    [
+        Transact(when=(), then=(Put("b", b""), Get("large"))),
+        Transact(when=(when.missing("x"),), then=(), otherwise=(Get("large"),)),
+        Transact(when=(), then=(Append("a", bytes(100_000)), Get("a"))),
+        CompareAndSet(key="large", value=b"", expected_revision=77),
+        CompareAndSet(key="new", value=bytes(100_000), expected_revision=0),
+        Guarded(when=(), request=CompareAndSet(key="large", value=b"", expected_revision=77)),
+    ],
+)
+def test_s6_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_replies(large: Request[Any]) -> None:
+    """ "sessions (...), total memory": a reply holds on to the values in it, long after their keys are overwritten.
+
+    Each client with nothing unread was let through, whatever it asked for: one reply of a frame's size for each.
+    """
+    desk = Desk(replies_bytes_max=10_000)
+    desk.ask(Put("large", bytes(100_000)), peer=1)
+    desk.ask(Transact(when=(), then=(Get("large"),)), peer=1, acknowledged=0)
+    for peer in range(2, 10):
+        refused = desk.ask(large, peer=peer, acknowledged=0)
+        assert refused.kind is FailureKind.LIMIT
+        assert "replies_bytes_max is 10000: come again, or ask for no large values" in refused.message
+    assert desk.engine.figures()["replies_bytes"] < 110_000
+    assert desk.ask(CompareAndSet(key="small", value=b"", expected_revision=0), peer=2).succeeded
+    assert desk.ask(Transact(when=(), then=(Put("b", b""), Get("small"))), peer=3).succeeded
+
+
 def test_s6_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_guessed() -> None:
     """ "sessions (...), total memory"; S2: "the caller gets `ConnectionLost` (...), never a guess"."""
     desk = Desk(replies_bytes_max=1000)

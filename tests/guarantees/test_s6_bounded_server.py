@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from typing import TYPE_CHECKING
 
 import pytest
 
 import store
 from store.errors import ConnectionLost, LimitExceeded
 from store.limits import Limits
+from store.messages import Found, Get, Put
+from tests.support.journals import a_peer, held_back, taken
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1024 * 1024
 
@@ -96,3 +102,25 @@ async def test_limits_are_clear_errors_and_change_nothing() -> None:
         with pytest.raises(LimitExceeded, match="leases_max is 2"):
             await client.grant(10)
         assert await client.count("") == 3
+
+
+async def test_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_answers_may_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests came one in a packet: what stopped a peer then was only looked at after packets of several."""
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        peer = await a_peer(server, journal)
+        peer.ask(Put("large", bytes(100_000)))
+        await taken(journal.begun)
+        asked: list[int] = []
+        for done in range(1, 21):
+            asked += peer.ask(Get("large"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+                if server.figures()["requests"] > done:
+                    break
+        assert server.figures()["requests"] < 8
+        assert server.figures()["outbox_bytes"] < 600_000
+        journal.may_commit.release(1000)
+        assert isinstance(await peer.answer(asked[-1]), Found)
+        peer.transport.abort()

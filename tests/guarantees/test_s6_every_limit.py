@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import dataclasses
 import re
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,8 @@ import store
 from store import when, wire
 from store.errors import ConnectionLost, LimitExceeded, WatchCompacted
 from store.limits import Limits
-from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Put, Request, Watch
+from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Put, Request, Watch, Written
+from tests.support.journals import a_peer, held_back
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
@@ -186,6 +189,48 @@ async def all_outboxes(scene: Scene) -> str:
         peer.transport.abort()
     await scene.client.delete("a")
     return message
+
+
+@past({"inboxes_bytes_max": 3 * MIB, "frame_bytes_max": 2 * MIB, "value_bytes_max": MIB}, "unfinished requests wait")
+async def all_inboxes(scene: Scene) -> str:
+    slow = [await scene.a_peer() for _ in range(4)]
+    for peer in slow:
+        peer.transport.write((2 * MIB).to_bytes(4, "big") + bytes(MIB - 1000))
+        assert scene.server.figures()["inbox_bytes"] <= 3 * MIB
+    message = await scene.says("is disconnected")
+    await slow[0].lost.wait()
+    assert "inboxes_bytes_max" in str(slow[0].problem), "who has held so much for longest is told, and comes again"
+    scene.log.clear()
+    await scene.client.put("a", bytes(1000))
+    assert scene.server.connections == 6, "three of the four, the client, and the bystander's two are left"
+    for peer in slow:
+        peer.transport.abort()
+    while scene.server.figures()["inbox_bytes"]:
+        await scene.client.ping()
+    return message
+
+
+@past({"journal_bytes_max": 2 * MIB}, "of changes", "")
+async def a_disk_that_takes_nothing(scene: Scene) -> str:
+    limits = scene.server._limits
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        async with held_back(Path(directory), patch, limits=limits) as (server, journal):
+            early, late = [await a_peer(server, journal) for _ in range(2)]
+            asked = early.ask(*[Put("a", bytes(MIB - 1000))] * 10)[-1]
+            while server.figures()["journal_bytes"] <= 2 * MIB:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0)
+            asked_late = late.ask(Put("b", bytes(MIB - 1000)))[0]
+            for _ in range(200):  # in each of which a packet of 256 KiB could be taken from each
+                await asyncio.sleep(0)
+                assert server.figures()["journal_bytes"] < 3.1 * MIB, "no more than the request that went past it"
+            assert server.figures()["inbox_bytes"] < 1.5 * MIB, "and not the whole of the next one of each"
+            journal.may_commit.release(1000)
+            assert isinstance(await early.answer(asked), Written)
+            assert isinstance(await late.answer(asked_late), Written)
+            assert server.figures()["journal_bytes"] == 0
+            early.transport.abort()
+            late.transport.abort()
+    return "journal_bytes_max is 2097152: no more of changes than that waits for the disk"
 
 
 @past({"connections_max": 3}, "it has 3 connections", "within 0.3 s")

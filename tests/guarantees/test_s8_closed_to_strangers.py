@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Any
 
 import pytest
@@ -192,3 +193,30 @@ def test_s8_without_a_token_nothing_is_proven_and_nothing_wanted() -> None:
     assert there.greeted
     greeting = Greeting(VERSION, VERSION, "store-1", b"server nonce 001", token_wanted=False)
     assert there.greeting() == wire.encode_greeting(greeting)
+
+
+def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "bound to role and protocol version": who rewrites a hello cannot have both sides speak another version."""
+    there = server()
+    hello = decoded(hello_to(client(), there))
+    monkeypatch.setattr("store.connection.VERSION", VERSION + 1)
+    with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
+        list(there.receive(wire.encode_hello(hello._replace(version=VERSION + 1))))
+
+
+def test_s8_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "constant-time compare": an early end would tell, byte by byte, what the right proof is."""
+    compared: list[bytes] = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    here, there = client(), server()
+    monkeypatch.setattr(hmac, "compare_digest", compare_digest)
+    said = meet(here, there)
+    assert len(compared) == 2
+    assert all(len(proof) == 32 and proof in said for proof in compared), "the client's, and the server's"
+    with pytest.raises(AuthenticationError):
+        meet(client(b"another token"), server())
+    assert len(compared) == 3

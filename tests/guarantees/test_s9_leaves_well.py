@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 import store
 from store.address import Address
 from store.client import Client, dial
-from store.errors import ConnectionLost
+from store.errors import ConnectionLost, LimitExceeded
+from store.journal import Journal
 from store.server import LEAVE_WITHIN, Server
 from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from store.facts import Facts
 
 
 def client_of(server: Server, *, timeout: float) -> Client:
@@ -119,3 +129,44 @@ async def test_ending_it_a_second_time_ends_it_at_once() -> None:
     assert loop.time() - cancelled_at < 1.0
     peer.transport.abort()
     await peer.lost.wait()
+
+
+class Hanging(Journal):
+    """A disk that is full first, and takes whatever comes after that into its hands and never gives it back."""
+
+    hangs = threading.Event()
+    may_go_on = threading.Event()
+
+    def _commit(self, group: list[Facts]) -> None:
+        if any(facts.revisions for facts in group):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        super()._commit(group)
+
+    def _probe(self, database: sqlite3.Connection) -> bool:
+        self.hangs.set()
+        self.may_go_on.wait(20.0)
+        return super()._probe(database)
+
+
+async def test_a_disk_that_hangs_keeps_no_server_from_leaving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("store.server.Journal", Hanging)
+    monkeypatch.setattr("store.server.TRY_AGAIN_AFTER", 0.01)
+    monkeypatch.setattr("store.server.STOP_WITHIN", 0.3)
+    try:
+        async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
+            with pytest.raises(LimitExceeded, match="the disk does not take it"):
+                await client.put("k", b"")
+            assert await asyncio.to_thread(Hanging.hangs.wait, 10.0)
+            journal = server._journal
+            assert journal is not None
+            started = time.monotonic()
+        assert time.monotonic() - started < 10.0
+        assert "takes nothing" in caplog.text, "and the directory is not let go of, since it is in the disk's hands"
+        assert [thread for thread in threading.enumerate() if thread.name == "store work" and not thread.daemon] == []
+    finally:
+        Hanging.may_go_on.set()
+    journal.close()

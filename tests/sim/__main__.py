@@ -13,9 +13,14 @@ A failure prints the command that plays it again, and ends the run with status 1
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import os
 import random
 import sys
 import time
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
@@ -26,9 +31,10 @@ from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import tell_store_story
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from tests.sim.machines import Seams
+    from tests.sim.store_story import StoreOutcome
 
 FRESH = 10**9
 
@@ -67,6 +73,7 @@ def _store(arguments: list[str]) -> None:
     which.add_argument("--seed", type=int, help="one story, told step by step")
     which.add_argument("--hours", type=float, help="as many stories as this takes in simulated hours")
     parser.add_argument("--first", type=int, help="the first of their seeds; without it, a fresh one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time (%(default)s)")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
         print(tell_store_story(chosen.seed, trace=print))
@@ -74,17 +81,34 @@ def _store(arguments: list[str]) -> None:
     seed = chosen.first if chosen.first is not None else random.SystemRandom().randrange(FRESH)
     print(f"python -m tests.sim store --hours {chosen.hours:g} --first {seed}", flush=True)
     began, seconds, stories, operations, faults, starts = time.perf_counter(), 0.0, 0, 0, 0, 0
-    while seconds < chosen.hours * 3600:
-        outcome = tell_store_story(seed + stories)
-        stories += 1
-        seconds += outcome.seconds
-        operations += outcome.answers_checked
-        faults += outcome.faults
-        starts += outcome.starts
+    with contextlib.closing(_stories_from(seed, jobs=chosen.jobs)) as outcomes:
+        for outcome in outcomes:
+            stories += 1
+            seconds += outcome.seconds
+            operations += outcome.answers_checked
+            faults += outcome.faults
+            starts += outcome.starts
+            if seconds >= chosen.hours * 3600:
+                break
     print(
         f"{stories} stories, {seconds / 3600:.1f} simulated hours, {operations} answers and events, {faults} faults, "
         f"{starts} starts of the store in {time.perf_counter() - began:.1f} s; no promise was broken"
     )
+
+
+def _stories_from(seed: int, *, jobs: int) -> Generator[StoreOutcome, None, None]:
+    """Story after story, in the order of their seeds, several told at a time, each by a process."""
+    if jobs == 1:
+        yield from map(tell_store_story, itertools.count(seed))
+    with ProcessPoolExecutor(jobs) as pool:
+        seeds = itertools.count(seed)
+        being_told = deque(pool.submit(tell_store_story, next(seeds)) for _ in range(2 * jobs))
+        try:
+            while True:
+                yield being_told.popleft().result()
+                being_told.append(pool.submit(tell_store_story, next(seeds)))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _full(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import os
 import ssl
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 import store
@@ -119,6 +120,29 @@ async def test_a_server_that_leaves_sends_away_who_still_stands_there(
         assert loop.time() - left_at < 2.0
         for reader in readers:
             assert await all_of(reader) == b""
+
+
+async def test_a_server_that_is_cancelled_still_says_goodbye_though_somebody_stands_there(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        serving: asyncio.Future[store.Server] = asyncio.get_running_loop().create_future()
+
+        async def serve() -> None:
+            async with store.serve(tls=contexts[0]) as server:
+                serving.set_result(server)
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve)
+            server = await serving
+            await stack.enter_async_context(standing(server.port, b"\x16"))
+            client = await stack.enter_async_context(store.connect(server.url, tls=contexts[1]))
+            lost = asyncio.Event()
+            client.on_connection(lambda _: lost.set())
+            tasks.cancel_scope.cancel()
+        await lost.wait()
+        assert client._last_problem == "the server is leaving"
 
 
 async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_handshake_may_take(

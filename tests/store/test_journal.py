@@ -397,6 +397,25 @@ def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog
     journal.close()
 
 
+def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no code to look at, which used to end the writer without a word, and everybody waited."""
+
+    def fail(*_: object) -> None:
+        raise sqlite3.ProgrammingError("made by Python")
+
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    monkeypatch.setattr(journal, "_commit", fail)
+    outcome = Outcome()
+    outcome.start(journal)
+    journal.append(change(put(1, "k")))
+    assert outcome.wait_for_failure() == "made by Python"
+    assert journal.in_doubt
+    journal.close()
+
+
 async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tmp_path: Path) -> None:
     """The same as above, with a disk that is really full: the system refuses the write."""
     script = """

@@ -52,3 +52,9 @@ def test_the_table_in_the_readme_is_that_of_the_limits() -> None:
 
 def test_every_limit_is_explained() -> None:
     assert [one.name for one in fields(Limits) if not one.metadata["help"].endswith(".")] == []
+
+
+def test_all_inboxes_together_have_room_for_one_frame() -> None:
+    assert Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9).inboxes_bytes_max == 10**9
+    with pytest.raises(ValueError, match=r"inboxes_bytes_max .* has no room for one frame"):
+        Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9 - 1)

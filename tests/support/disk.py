@@ -94,6 +94,7 @@ class SimulatedJournal(Journal):
         self._appended = self._durable = 0
         self._wake = threading.Condition()
         self._in_hand: tuple[list[Facts], int] | None = None
+        self._probing, self._closed = threading.Lock(), False
         self._timer: asyncio.TimerHandle | None = None
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None

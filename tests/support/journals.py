@@ -7,18 +7,24 @@ journal.may_commit.release()    now it may write it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+import store
 from store.journal import Journal
+from tests.support.stores import Peer
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    import pytest
 
     from store.facts import Facts
 
-__all__ = ["HeldBack", "OnTheLoopsClock"]
+__all__ = ["HeldBack", "OnTheLoopsClock", "a_peer", "held_back", "taken"]
 
 PATIENCE = 20.0  # seconds after which a test that forgot to let go fails instead of hanging
 
@@ -43,6 +49,37 @@ class HeldBack(Journal):
         assert self.may_commit.acquire(timeout=PATIENCE), "nobody let this group be written"
         super()._commit(group)
         self.groups.append(group)
+
+
+@contextlib.asynccontextmanager
+async def held_back(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> AsyncIterator[tuple[store.Server, HeldBack]]:
+    """A served store whose disk takes what it is let."""
+    monkeypatch.setattr("store.server.Journal", HeldBack)
+    async with store.serve(data_dir=directory, **options) as server:
+        journal = server._journal
+        assert isinstance(journal, HeldBack)
+        try:
+            yield server, journal
+        finally:
+            journal.may_commit.release(1000)
+
+
+async def taken(semaphore: threading.Semaphore) -> None:
+    """The writer has a group in hand."""
+    assert await asyncio.to_thread(semaphore.acquire, timeout=10)
+
+
+async def a_peer(server: store.Server, journal: HeldBack) -> Peer:
+    """A peer that has been welcomed, which takes a commit: its session is made durable first."""
+    _, peer = await asyncio.get_running_loop().create_connection(Peer, server.host, server.port)
+    await taken(journal.begun)
+    assert peer.connection.welcomed is None, "the welcome waits, too"
+    journal.may_commit.release()
+    await peer.until(lambda: peer.connection.welcomed)
+    peer.said.clear()
+    return peer
 
 
 class OnTheLoopsClock(Journal):
