@@ -68,7 +68,9 @@ def _rounds(arguments: list[str]) -> None:
 
 
 def _store(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim store", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim store", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one story, told step by step")
     which.add_argument("--hours", type=float, help="as many stories as this takes in simulated hours")
