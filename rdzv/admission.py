@@ -1,4 +1,4 @@
-"""Shell: who may join: the health check that a node makes of itself, and the bans that others lay on it (promise R17).
+"""Shell: who may join: a node's health check and the bans on it (promise R17), the settings all must come with (R18).
 
 A ban is a key under the head, so that every node hears of it; a node's arrival is conditional on there being none for
 it. Why a node failed its health check lies beside the run, for `status` to show.
@@ -10,16 +10,31 @@ import contextlib
 import inspect
 from typing import TYPE_CHECKING
 
-from rdzv.errors import RendezvousRefusedError
-from rdzv.state import Ban, Keys, Round
-from rdzv.status import find_member
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.kinds import NAME
+from rdzv.refusal import refuse, shown
+from rdzv.settings import describe_difference
+from rdzv.state import Ban, Keys, Round, pack_settings, unpack_settings
+from rdzv.status import find_member, read_nodes
 from store import ConditionFailed, when
 
 if TYPE_CHECKING:
     from rdzv.settings import Settings
-    from store import Store
+    from store import Entry, Store
 
-__all__ = ["check_health", "put_ban"]
+__all__ = ["agree_on_settings", "check_health", "check_node_id", "put_ban"]
+
+
+def check_node_id(node_id: str) -> None:
+    """Refuse what no node can be called; a ban of it would look as if it did something.
+
+    Raises:
+        RendezvousSettingsError: It says what a node may be called.
+    """
+    try:
+        NAME.convert(node_id)
+    except (TypeError, ValueError):
+        refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
 async def check_health(store: Store, keys: Keys, settings: Settings, *, node_id: str) -> None:
@@ -43,6 +58,30 @@ async def check_health(store: Store, keys: Keys, settings: Settings, *, node_id:
     reason = f"failed its health check: {verdict}" if isinstance(verdict, str) else "failed its health check"
     await store.put(keys.unfit(node_id), reason.encode(), ttl=settings.closed_ttl)
     raise RendezvousRefusedError(f"run {keys.run_id}: node {node_id} {reason}")
+
+
+async def agree_on_settings(store: Store, keys: Keys, settings: Settings, *, node_id: str, there: Entry | None) -> None:
+    """See to it that the run has this node's settings; if nobody else is in it, they are rewritten.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        settings: This node's.
+        node_id: This node.
+        there: Those of the run, as they were a moment ago.
+
+    Raises:
+        RendezvousSettingsError: Others are in it, with other settings.
+    """
+    ours = pack_settings(settings.shared())
+    if there is None:
+        await store.compare_and_set(keys.settings, ours, expected_revision=0)
+    elif there.value != ours:
+        others = (await read_nodes(store, keys)).keys() - {node_id}
+        if others:
+            difference = describe_difference(settings.shared(), unpack_settings(there.value))
+            raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
+        await store.compare_and_set(keys.settings, ours, expected_revision=there.mod_revision)
 
 
 async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:

@@ -203,8 +203,10 @@ def _read_secret(name: str, path: str, what: str) -> bytes:
 
 
 def _bad_certificates(settings: Settings, error: OSError) -> RendezvousSettingsError:
+    named = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
+    given = ", ".join(f"{name}={path!r}" for name, path in named.items() if path is not None)
     return RendezvousSettingsError(
-        f"ca={settings.ca!r}, cert={settings.cert!r}, key={settings.key!r} cannot be used: {error}; "
+        f"{given} cannot be used: {error.strerror or error}; "
         f"they must be readable PEM files, and the key the certificate's"
     )
 

@@ -16,17 +16,20 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import signal
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 
 import store
 from rdzv import demo, launcher, serving
 from rdzv.backends import Credentials, connect
+from rdzv.endpoint import split_url
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
-            raise
+            traceback.print_exc()
         sys.stderr.write(f"rdzv {options.command}: {error}\n")
         return _status_of(error) + (OF_RUN if options.command == "run" else 0)
 
@@ -111,8 +114,15 @@ def _version() -> str:
         return "(not installed)"
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one line, as all of ours; argparse would put the usage before it, which may be twenty."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rdzv", description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again."
     )
     parser.add_argument("--version", action="version", version=f"rdzv {_version()}")
@@ -176,8 +186,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("node", metavar="NODE", help="the node's id")
 
     sub = command("ping", _ping, "measure how quickly a store answers")
-    sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id]")
-    sub.add_argument("--count", type=int, default=5, help="how often (default: %(default)s)")
+    sub.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
+    sub.add_argument("--count", type=_whole(1), metavar="N", default=5, help="how often (default: %(default)s)")
     _within(sub)
     return parser
 
@@ -192,7 +202,10 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def _duration(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 <= seconds <= DURATION_MAX:  # false for NaN, too
         raise argparse.ArgumentTypeError(f"{text!r} is not from 0 to {DURATION_MAX:.0f} seconds")
     return seconds
@@ -206,7 +219,7 @@ def _looking_at_a_run(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _within(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
     sub.add_argument(
         "--timeout",
-        type=float,
+        type=_duration,
         default=LOOK_WITHIN,
         metavar="SECONDS",
         help="how long the store may take to answer (default: %(default)g)",
@@ -310,26 +323,31 @@ async def _chapters(options: argparse.Namespace) -> tuple[str, list[Chapter]]:
 async def _close(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.set_closed(options.reason)
-        print(f"run {handler.run_id} is closed")
+        shown = (await handler.status()).closed if isinstance(handler, Handler) else options.reason
+        before = "" if shown == options.reason else f", and was before: {shown or 'no reason was given'}"
+        print(f"run {handler.run_id} is closed{before}")
     return DONE
 
 
 async def _ban(options: argparse.Namespace) -> int:
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.ban(options.node, options.reason, now=options.now)
         print(f"node {options.node} is banned from run {handler.run_id}")
     return DONE
 
 
 async def _unban(options: argparse.Namespace) -> int:
-    async with connect(options.url, is_host=False, join_timeout=LOOK_WITHIN) as handler:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         await handler.unban(options.node)
         print(f"node {options.node} may come again to run {handler.run_id}")
     return DONE
 
 
 async def _ping(options: argparse.Namespace) -> int:
-    url = options.url if options.url.rpartition("://")[2].count("/") else f"{options.url}/ping"
+    url = options.url
+    if not split_url(url).run_id:  # a store answers without one
+        where, question_mark, parameters = url.partition("?")
+        url = f"{where.rstrip('/')}/ping{question_mark}{parameters}"
     settings = parse(url, {}, os.environ)
     credentials = Credentials.of(settings)
     connecting = store.connect(
@@ -341,9 +359,9 @@ async def _ping(options: argparse.Namespace) -> int:
         timeout=options.timeout,
     )
     async with connecting as client:
-        times = [await client.ping() for _ in range(max(options.count, 1))]
-        for seconds in times:
-            print(f"{settings.endpoint.url} answers in {seconds * 1000:.3f} ms")
+        for _ in range(options.count):
+            seconds = await client.ping()
+            print(f"{settings.endpoint.url} answers in {seconds * 1000:.3f} ms", flush=True)
     return DONE
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from rdzv.admission import check_health, put_ban
+from rdzv.admission import agree_on_settings, check_health, check_node_id, put_ban
 from rdzv.barrier import Barrier, Listeners
 from rdzv.coordinator import Candidacy
 from rdzv.decision import Candidate, JoinClock, Me, Parked, Refused, Rules, changes_since, follow
@@ -40,8 +40,8 @@ from rdzv.errors import (
 from rdzv.interface import RendezvousHandler
 from rdzv.link import Link
 from rdzv.membership import Membership, RendezvousInfo
+from rdzv.ports import HeldPort
 from rdzv.ranks import order_named
-from rdzv.settings import describe_difference
 from rdzv.shared_store import SharedStore
 from rdzv.state import (
     NAMED_MOST,
@@ -57,7 +57,6 @@ from rdzv.state import (
     RunStatus,
     pack_settings,
     unpack_roster,
-    unpack_settings,
 )
 from rdzv.status import find_member, read_history, read_status
 from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, StoreReplaced, when
@@ -121,7 +120,7 @@ class Handler(RendezvousHandler):
         self._joining = False
         self._closed = False
         self._reason = "not waiting for anything"
-        self._port_holder: socket.socket | None = None
+        self._port = HeldPort()
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------------------------------ life
@@ -289,7 +288,7 @@ class Handler(RendezvousHandler):
         finally:
             self._joining = False
             self._reason = "not waiting for anything"
-            self._release_port()
+            self._port.release()
 
     async def _join(self) -> RendezvousInfo:
         clock = JoinClock(self._settings.join_timeout, now=anyio.current_time())
@@ -403,7 +402,13 @@ class Handler(RendezvousHandler):
                 settings_entry, there, ban = result.results
                 if isinstance(ban, Entry):
                     raise self._banned_error(Ban.unpack(ban.value))
-                await self._agree_on_settings(link, settings_entry, ours)  # type: ignore[arg-type]  # results of Gets
+                await agree_on_settings(
+                    link.store,
+                    self._keys,
+                    self._settings,
+                    node_id=self._node_id,
+                    there=settings_entry,  # type: ignore[arg-type]  # results of Gets
+                )
                 expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
     def _new_record(self, link: Link) -> NodeRecord:
@@ -413,7 +418,7 @@ class Handler(RendezvousHandler):
             incarnation=self._incarnation,
             arrived_after=self._known_round,
             address=settings.address or getattr(link.store, "seen_as", None) or socket.gethostname(),
-            port=self._hold_port(),
+            port=self._port.hold(),
             payload=settings.payload,
             attributes=settings.attributes,
             requested_rank=settings.requested_rank,
@@ -440,28 +445,6 @@ class Handler(RendezvousHandler):
             )
         link.lease = held
         return held
-
-    async def _agree_on_settings(self, link: Link, entry: Entry | None, ours: bytes) -> None:
-        """See to it that the run has our settings, or raise (promise R18)."""
-        key = self._keys.settings
-        if entry is None:
-            await link.store.compare_and_set(key, ours, expected_revision=0)
-        elif entry.value != ours:
-            if await self._others_live(link):
-                difference = describe_difference(self._settings.shared(), unpack_settings(entry.value))
-                raise RendezvousSettingsError(f"run {self.run_id} was started with other settings: {difference}")
-            await link.store.compare_and_set(key, ours, expected_revision=entry.mod_revision)
-
-    async def _others_live(self, link: Link) -> bool:
-        """Whether any node but this one is in the run. A record that says that its node has left is about to go."""
-        for entry in await link.store.list(self._keys.nodes):
-            node_id = entry.key.removeprefix(self._keys.nodes)
-            if (
-                node_id != self._node_id
-                and not NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision).left
-            ):
-                return True
-        return False
 
     async def _claim_name(self, link: Link, clock: JoinClock, there: Entry | None) -> int:
         """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
@@ -861,6 +844,7 @@ class Handler(RendezvousHandler):
 
         A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
         """
+        check_node_id(node_id)
         link = await self._connect()
         try:
             ban = Ban(reason=reason, by=self._node_id, now=now)
@@ -870,6 +854,7 @@ class Handler(RendezvousHandler):
 
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
+        check_node_id(node_id)
         link = await self._connect()
         try:
             await link.store.delete(self._keys.banned(node_id))
@@ -896,22 +881,6 @@ class Handler(RendezvousHandler):
     def reason(self) -> str:
         """What this node waits for, in words."""
         return self._reason
-
-    # ------------------------------------------------------------------------------------------ a free port
-
-    def _hold_port(self) -> int:
-        """A port for others to meet at, should this node become rank 0; held so that nobody takes it meanwhile."""
-        if self._port_holder is None:
-            holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            holder.bind(("", 0))
-            self._port_holder = holder
-        port: int = self._port_holder.getsockname()[1]
-        return port
-
-    def _release_port(self) -> None:
-        holder, self._port_holder = self._port_holder, None
-        if holder is not None:
-            holder.close()
 
 
 async def _first_change(watch: Watch, key: str, changed: Barrier) -> None:

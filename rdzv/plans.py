@@ -56,7 +56,6 @@ from store.messages import (
     Put,
     Request,
     Response,
-    Target,
     Transact,
     TransactionResult,
     Wait,
@@ -199,7 +198,7 @@ class Plans:
         seen = dict(zip((read.key for read in self._fence_reads), response.results[:reads], strict=True))
         for condition in self._fence:
             entry = seen[condition.key]
-            if not _holds(condition, entry if isinstance(entry, Entry) else None):
+            if not condition.holds(entry if isinstance(entry, Entry) else None):
                 raise ConditionFailed(
                     f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r}"
                 )
@@ -470,18 +469,6 @@ def _common_prefix(keys: Iterable[str]) -> str:
         if not last.startswith(character, at):
             return first[:at]
     return first
-
-
-def _holds(condition: Condition, entry: Entry | None) -> bool:
-    match condition.target:
-        case Target.MOD_REVISION:
-            return (entry.mod_revision if entry else 0) == condition.expected
-        case Target.CREATE_REVISION:
-            return (entry.create_revision if entry else 0) == condition.expected
-        case Target.VALUE:
-            return entry is not None and entry.value == condition.expected
-        case Target.EXISTS:
-            return (entry is not None) == condition.expected
 
 
 def _taken(result: TransactionResult) -> bytes | None:

@@ -114,10 +114,9 @@ def _say(what: str) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{port} is not from 0 to 65535")
-    return port
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 65535")
+    return int(text)
 
 
 def _limits(options: argparse.Namespace) -> store.Limits:
@@ -158,8 +157,10 @@ def _load(options: argparse.Namespace, context: ssl.SSLContext) -> None:
         if options.ca is not None:
             context.load_verify_locations(options.ca)
     except OSError as error:
+        named = {"--cert": options.cert, "--key": options.key, "--ca": options.ca}
+        given = ", ".join(f"{name} {path}" for name, path in named.items() if path is not None)
         raise store.StoreUsageError(
-            f"--cert {options.cert}, --key {options.key}, --ca {options.ca} cannot be used: {error}; "
+            f"{given} cannot be used: {error.strerror or error}; "
             f"they must be readable PEM files, and the key the certificate's"
         ) from error
 

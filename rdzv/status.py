@@ -12,7 +12,7 @@ from rdzv.state import Head, Keys, Member, NodeRecord, Participant, Phase, Round
 if TYPE_CHECKING:
     from store import Store
 
-__all__ = ["find_member", "read_history", "read_status"]
+__all__ = ["find_member", "read_history", "read_nodes", "read_status"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -23,15 +23,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         keys: The run's keys.
         head: Its head, as known.
     """
-    records: dict[str, NodeRecord] = {}
-    for entry in await store.list(keys.nodes):
-        node_id = entry.key.removeprefix(keys.nodes)
-        try:
-            record = NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision)
-        except RendezvousStateError:
-            continue  # not a node of ours
-        if not record.left:
-            records[node_id] = record
+    records = await read_nodes(store, keys)
     members = []
     ranked = set()
     if head.round is not None:
@@ -75,6 +67,20 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
     )
+
+
+async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
+    """Who is in the run: the record of each node, but for those that say that their node is about to be gone."""
+    records = {}
+    for entry in await store.list(keys.nodes):
+        node_id = entry.key.removeprefix(keys.nodes)
+        try:
+            record = NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision)
+        except RendezvousStateError:
+            continue  # not a node of ours
+        if not record.left:
+            records[node_id] = record
+    return records
 
 
 async def read_history(store: Store, keys: Keys) -> list[Chapter]:

@@ -160,6 +160,21 @@ class HungUp(ConnectionResetError):
         )
 
 
+NEVER_ANSWERED = "it has never answered"
+
+
+class LeftWithoutAWord(HungUp):
+    """A server that was never met ended a plain connection; of one that was met we know what it speaks."""
+
+    def __str__(self) -> str:
+        """What may be the matter."""
+        return "it closed the connection without a word; if it speaks TLS, write tcps://"
+
+
+SAYS_NOTHING = "it takes connections and says nothing, as one does that speaks TLS: for that, write tcps://"
+"""Of a server without TLS that has not sent its greeting, which is the first thing that ours do."""
+
+
 class _Wire(asyncio.Protocol):
     """One connection as asyncio sees it."""
 
@@ -202,11 +217,19 @@ class _Wire(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(error)
 
+    @property
+    def mute(self) -> bool:
+        """Whether a server without TLS has not said a word yet."""
+        return not self._heard and not self._secure
+
     def reason(self) -> str:
         """Why it ended."""
         error: Exception = (self.closed.result() if self.closed.done() else None) or ConnectionResetError()
-        if not self._heard and self._secure and isinstance(error, ConnectionResetError):
-            error = HungUp()
+        if not self._heard and isinstance(error, ConnectionResetError):
+            if self._secure:
+                error = HungUp()
+            elif self._client.store_id is None:
+                error = LeftWithoutAWord()
         return self.farewell or in_words(error)
 
     def pause_writing(self) -> None:
@@ -251,7 +274,7 @@ class Client(interface.Store):
         self._watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
-        self._last_problem = "it has never answered"
+        self._last_problem = NEVER_ANSWERED
         self._heard_at = 0.0
         self._pid = os.getpid()
         self._welcomed = asyncio.Event()
@@ -281,9 +304,14 @@ class Client(interface.Store):
             raise self._failed
         if not self._welcomed.is_set():
             raise ConnectionLost(
-                f"no store at {self._name} within {self._connect_timeout:g} s: {self._last_problem}",
+                f"no store at {self._name} within {self._connect_timeout:g} s: {self._what_is_wrong()}",
                 maybe_applied=False,
             )
+
+    def _what_is_wrong(self) -> str:
+        """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
+        mute = self._wire is not None and self._wire.mute
+        return SAYS_NOTHING if mute and self._last_problem == NEVER_ANSWERED else self._last_problem
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """A defect of ours must not leave callers waiting; `aclose` raises it."""
@@ -383,7 +411,8 @@ class Client(interface.Store):
                 if link.closed.done():
                     break
                 if unanswered >= HEARTBEAT and silence >= 2 * HEARTBEAT:
-                    link.farewell = f"it has been silent for {silence:.0f} s"
+                    hint = "; if it speaks TLS, write tcps://" if link.mute and self.store_id is None else ""
+                    link.farewell = f"it has been silent for {silence:.0f} s{hint}"
                     link.transport.abort()
                     break
                 # Watches want to hear how far the store has come, also while others keep the connection busy.
@@ -830,7 +859,9 @@ _TLS_IN_WORDS = {
 
 def in_words(error: BaseException) -> str:
     """An operating-system error as a person would say it."""
-    if isinstance(error, ssl.SSLEOFError | HungUp):
+    if isinstance(error, HungUp):
+        return str(error)
+    if isinstance(error, ssl.SSLEOFError):
         return str(HungUp())
     if isinstance(error, ssl.SSLError):
         return f"TLS failed: {_TLS_IN_WORDS.get(error.reason or '', error.reason or str(error))}"

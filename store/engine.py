@@ -61,7 +61,6 @@ from store.messages import (
     Response,
     Revoke,
     Stats,
-    Target,
     TimeToLive,
     Transact,
     TransactionResult,
@@ -674,16 +673,7 @@ class Engine:
     # -------------------------------------------------------------------------------------- conditions and limits
 
     def _holds(self, condition: Condition) -> bool:
-        entry = self._entries.get(condition.key)
-        match condition.target:
-            case Target.MOD_REVISION:
-                return (entry.mod_revision if entry else 0) == condition.expected
-            case Target.CREATE_REVISION:
-                return (entry.create_revision if entry else 0) == condition.expected
-            case Target.VALUE:
-                return entry is not None and entry.value == condition.expected
-            case Target.EXISTS:
-                return (entry is not None) == condition.expected
+        return condition.holds(self._entries.get(condition.key))
 
     def _require(self, when: Sequence[Condition]) -> None:
         if not all(map(self._holds, when)):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import math
 import os
 import random
@@ -105,8 +104,6 @@ if TYPE_CHECKING:
     from store.etcd_writes import Outcome
 
 __all__ = ["RECEIPTS", "Client", "Watch"]
-
-log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")

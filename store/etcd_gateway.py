@@ -374,6 +374,8 @@ class Gateway:
 
     def _answered(self, here: int) -> None:
         self._failing.discard(here)
+        if not self._failing:
+            self._problem = ""
 
     async def pause(self, failures: int, deadline: float) -> None:
         """Before another attempt: hardly any while there are members that were not asked yet."""
@@ -384,7 +386,8 @@ class Gateway:
     def late(self, what: str, doubt: Doubt | None) -> StoreError:
         """The error for a caller whose time is over."""
         maybe = doubt is not None and doubt.any
-        message = f"{what} at {self.name} was not answered in time: {self._problem}"
+        problem = f": {self._problem}" if self._problem else ""
+        message = f"{what} at {self.name} was not answered in time{problem}"
         if self.connected:
             return StoreTimeoutError(message, maybe_applied=maybe)
         return ConnectionLost(message, maybe_applied=maybe)

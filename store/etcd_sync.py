@@ -7,7 +7,6 @@ by a signal handler that raises, gets out at once, and is cancelled there.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import functools
@@ -22,7 +21,7 @@ import anyio
 from store import etcd, interface
 from store.client import DEFAULT_TIMEOUT, fresh
 from store.errors import ConnectionLost, StoreError, UsedAfterFork
-from store.loops import loop_factory
+from store.loops import LoopThread
 from store.messages import Ping, Request, Response
 
 if TYPE_CHECKING:
@@ -43,70 +42,6 @@ T = TypeVar("T")
 CLOSE_WITHIN = 3.0  # seconds for the thread to hang up
 
 
-class _Loop:
-    """A thread with an event loop, in which one async client lives."""
-
-    def __init__(self, client: etcd.Client) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._client = client
-        self._started = threading.Event()
-        self._problem: Exception | None = None
-        self._thread = threading.Thread(target=self._main, name=f"client of {client.name}", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._problem is not None:
-            raise RuntimeError(f"the thread of {client.name} could not start: {self._problem}") from self._problem
-
-    def _main(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve())
-        except Exception as error:
-            if self._started.is_set():
-                raise
-            self._problem = error  # there is no loop to be had, and whoever waits must not wait for ever
-            self._started.set()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        await self._client.open()
-        self._started.set()
-        try:
-            await self._stop.wait()
-        finally:
-            await self._client.aclose()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it here; whoever gets out of here by force cancels it there."""
-        assert self._loop is not None, "the thread has started"
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:  # the loop has been closed by another thread
-            work.close()
-            raise ConnectionLost(f"the client of {self._client.name} is closed", maybe_applied=False) from None
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Call something there, from any thread; if the loop is closed, there is nothing to call it for."""
-        assert self._loop is not None, "the thread has started"
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback)
-
-    def stop(self) -> None:
-        """Hang up, and end the thread."""
-        assert self._loop is not None, "the thread has started"
-        assert self._stop is not None, "the thread has started"
-        self.soon(self._stop.set)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_WITHIN)
-
-
 class Client(interface.BlockingStore):
     """The blocking client of an etcd cluster; safe to use from several threads.
 
@@ -121,7 +56,7 @@ class Client(interface.BlockingStore):
         self.name = str(cluster)
         self.timeout = timeout
         self._client = etcd.Client(cluster, timeout=timeout, **options)
-        self._thread: _Loop | None = None
+        self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._failed: StoreError | None = None
         self._pid = os.getpid()
@@ -144,7 +79,7 @@ class Client(interface.BlockingStore):
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
-            thread.stop()
+            thread.stop(within=CLOSE_WITHIN)
             _open.discard(self)
 
     def interrupt(self, error: StoreError) -> None:
@@ -163,9 +98,17 @@ class Client(interface.BlockingStore):
         except BaseException:
             work.close()
             raise
-        return thread.run(work)
+        try:
+            future = thread.run(work)
+        except RuntimeError:  # another thread has closed it
+            raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # whoever gets out of here by force ends it there, too
+            raise
 
-    def _started(self) -> _Loop:
+    def _started(self) -> LoopThread:
         if self._pid != os.getpid():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self._failed is not None:
@@ -173,7 +116,8 @@ class Client(interface.BlockingStore):
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
-                    self._thread = _Loop(self._client)
+                    name = f"client of {self.name}"
+                    self._thread = LoopThread(name, start=self._client.open, end=self._client.aclose)
                     _open.add(self)
         return self._thread
 

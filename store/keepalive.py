@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from store.errors import LeaseNotFound, StoreError, UsedAfterFork
-from store.loops import loop_factory
+from store.loops import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -117,7 +117,7 @@ class _Keeping:
     async def _keep(self, lease: Lease, ours_until: float, on_lapse: Callable[[str], None]) -> None:
         """Renew until it is lost. `ours_until` is when we may no longer believe in it."""
         reason = ""
-        pause = lease.ttl / RENEWALS_PER_TTL
+        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
         while not reason:
             with anyio.CancelScope(deadline=ours_until):
                 with anyio.move_on_after(pause):
@@ -127,7 +127,8 @@ class _Keeping:
                     try:
                         await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
                         ours_until = sent_at + lease.ttl
-                        pause = lease.ttl / RENEWALS_PER_TTL
+                        # Of what is left: that may be little, if the answer was long under way.
+                        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
                     except LeaseNotFound:
                         reason = "the store has let its lease lapse"
                     except StoreError as error:
@@ -245,44 +246,19 @@ class ThreadKeeper(Keeper):
 
 
 class _KeeperThread:
-    """The one thread; a daemon, so that a process whose main thread is done can end."""
+    """The one thread, for as long as it has users."""
 
     def __init__(self) -> None:
         self.users = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._started = threading.Event()
-        self._stop: asyncio.Event | None = None
-        self._problem: Exception | None = None
-        threading.Thread(target=self._main, name="rdzv keeper", daemon=True).start()
-        self._started.wait()
-        if self._problem is not None:
-            raise RuntimeError(f"the thread that keeps leases could not start: {self._problem}") from self._problem
-
-    def _main(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve())
-        except Exception as error:
-            if self._started.is_set():
-                raise
-            self._problem = error  # there is no loop to be had, and whoever waits must not wait for ever
-            self._started.set()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        self._started.set()
-        await self._stop.wait()
+        self._thread = LoopThread("rdzv keeper")
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the thread and wait for it here; cancelling here cancels it there."""
-        assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._thread.run(work))
 
     def stop(self) -> None:
-        assert self._loop is not None
-        assert self._stop is not None
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """End it."""
+        self._thread.stop()
 
 
 _lock = threading.Lock()

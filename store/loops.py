@@ -1,4 +1,7 @@
-"""Shell: the event loops of our own threads, uvloop's where it is installed, and a thread with one for who blocks."""
+"""Shell: the event loops of our own threads, uvloop's where it is installed, and the threads that run them.
+
+`LoopThread` is for work that the end of the process may cut short, `PortalThread` for what is to be seen to its end.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
-__all__ = ["PortalThread", "backend_options", "in_thread", "loop_factory"]
+__all__ = ["LoopThread", "PortalThread", "backend_options", "in_thread", "loop_factory"]
 
 T = TypeVar("T")
 
@@ -65,6 +68,79 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="store work", daemon=True).start()
     return await done
+
+
+class LoopThread:
+    """A thread with an event loop; a daemon, so that a process whose main thread is done can end.
+
+    Args:
+        name: What the thread is called.
+        start: Awaited there first.
+        end: Awaited there last.
+
+    Raises:
+        RuntimeError: There is no loop to be had.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        start: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._start, self._end = start, end
+        started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except Exception as error:
+            raise RuntimeError(f"the thread {name!r} could not start: {error}") from error
+
+    def _main(self, started: Future[None]) -> None:
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._serve(started))
+        except Exception as error:
+            if started.done():
+                raise
+            started.set_exception(error)  # whoever waits must not wait for ever
+
+    async def _serve(self, started: Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        if self._start is not None:
+            await self._start()
+        started.set_result(None)
+        try:
+            await self._stop.wait()
+        finally:
+            if self._end is not None:
+                await self._end()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin a coroutine there; cancelling the future cancels it.
+
+        Raises:
+            RuntimeError: The thread has ended.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call something there, from any thread; if the thread has ended, there is nothing to call it for."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+    def stop(self, *, within: float = 0.0) -> None:
+        """End it, and wait so many seconds until it has."""
+        self.soon(self._stop.set)
+        if within and threading.current_thread() is not self._thread:
+            self._thread.join(within)
 
 
 class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):

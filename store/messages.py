@@ -125,6 +125,18 @@ class Condition:
     target: Target
     expected: int | bytes | bool
 
+    def holds(self, entry: Entry | None) -> bool:
+        """Whether it does, of what the key holds."""
+        match self.target:
+            case Target.MOD_REVISION:
+                return (entry.mod_revision if entry else 0) == self.expected
+            case Target.CREATE_REVISION:
+                return (entry.create_revision if entry else 0) == self.expected
+            case Target.VALUE:
+                return entry is not None and entry.value == self.expected
+            case Target.EXISTS:
+                return (entry is not None) == self.expected
+
 
 # ---------------------------------------------------------------------------------------------------- responses
 

@@ -96,6 +96,8 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         reason = os.strerror(error.errno or 0).lower()
+        if error.errno == errno.EADDRINUSE:
+            reason += "; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
 

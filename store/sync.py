@@ -156,6 +156,13 @@ class _Channel:
             self.close()
             if without_a_word and address.secure:
                 raise async_client.HungUp from None
+            if without_a_word and self._client.store_id is None:
+                raise async_client.LeftWithoutAWord from None
+            raise
+        except _Expired:
+            if not self.connection.met and not address.secure:
+                self._problem = async_client.SAYS_NOTHING
+            self.close()
             raise
         except BaseException:
             self.close()  # half a handshake is no connection that the next call could use
@@ -264,9 +271,14 @@ class _Channel:
         if self.sock is not None and self.connection.welcomed is not None:
             return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
         return ConnectionLost(
-            f"{what} was not answered within {timeout:g} s: the connection is lost, {self._problem}",
+            f"{what} was not answered within {timeout:g} s: {self._what_is_wrong()}",
             maybe_applied=maybe,
         )
+
+    def _what_is_wrong(self) -> str:
+        if self.connection.store_id is not None:
+            return f"the connection is lost, {self._problem}"
+        return self._problem
 
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""

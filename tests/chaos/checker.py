@@ -76,9 +76,10 @@ def stays_of(node: str, lines: list[Line], *, killed_at: float | None = None) ->
                     began=line["at"],
                 )
             )
-        elif what == "told" and current is not None and line["round"] == current.round:
-            current.told.append((line["at"], line["kind"], tuple(line["ids"])))
-            if line["kind"] == "Dropped":
+        elif what == "told" and stays and line["round"] == stays[-1].round:
+            # Also just after it has ended: a blocking node listens in one thread, and leaves in another.
+            stays[-1].told.append((line["at"], line["kind"], tuple(line["ids"])))
+            if line["kind"] == "Dropped" and current is not None:
                 current.ended, current.end = line["at"], "dropped"
         elif what in ("leaving", "closed") and current is not None:
             current.ended, current.end = line["at"], what

@@ -155,7 +155,7 @@ class _Chaos:
                         group.create_task(self.start(seat))
                 observer = await stack.enter_async_context(rdzv.connect(self.url(joining=False)))
                 await self.trouble(seconds, observer)
-                await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round")
+                await self.until(self.settled, within=QUIET_WITHIN, what="come to one round, and stay in it")
                 await self.kill_the_coordinator(observer)
                 await self.let_one_stand_still()
                 await self.nothing_is_left_behind()
@@ -320,6 +320,12 @@ class _Chaos:
                 return False
             last.append(stays[-1])
         return len({stay.round for stay in last}) == 1 and last[0].size == len(seats)
+
+    def settled(self) -> bool:
+        """Whether all have been in one round for a TTL: what was done to them before has had its consequences."""
+        return self.in_one_round() and all(
+            self.stays_at(seat)[-1].began < time.monotonic() - TTL for seat in self.seats.values()
+        )
 
     def stays_at(self, seat: _Seat) -> list[Stay]:
         """All stays of the process that is there now."""

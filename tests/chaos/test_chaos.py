@@ -118,11 +118,12 @@ def test_stays_are_read_from_what_a_node_wrote_down() -> None:
         {"what": "told", "at": 2.0, "kind": "NodesLost", "round": 2, "ids": ["old news"]},
         {"what": "told", "at": 3.0, "kind": "Dropped", "round": 3, "ids": []},
         {"what": "leaving", "at": 4.0},
+        {"what": "told", "at": 4.1, "kind": "NodesLost", "round": 3, "ids": ["b"]},
         {"what": "in", "at": 5.0, **where},
     ]
     first, second = stays_of("a", lines, killed_at=9.0)
     assert (first.began, first.ended, first.end) == (1.0, 3.0, "dropped")
-    assert [kind for _, kind, _ in first.told] == ["Dropped"]
+    assert [kind for _, kind, _ in first.told] == ["Dropped", "NodesLost"], "by another thread"
     assert (second.began, second.ended, second.end) == (5.0, 9.0, "killed")
     with pytest.raises(Violation, match="has not left 3"):
-        stays_of("a", [lines[0], lines[4]])
+        stays_of("a", [lines[0], lines[5]])

@@ -50,6 +50,16 @@ async def test_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may
         assert (await handler.status()).refused == {}
 
 
+async def test_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> None:
+    """The command would say that it was banned, and nobody be kept out."""
+    async with VirtualRun() as run:
+        handler = run.handler("a")
+        for judged in (handler.ban("b/c", "slow disk"), handler.unban("b/c")):
+            with pytest.raises(rdzv.RendezvousSettingsError, match="'b/c' must be 1 to 255 printable characters"):
+                await judged
+        assert (await handler.status()).refused == {}
+
+
 async def test_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:
     """R17: "a node can be banned and unbanned"."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:

@@ -176,3 +176,21 @@ async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_
         back = asyncio.get_running_loop().time()
         await heard.until(NodesLost(1, ("b",)), within=10)
         assert 3 < heard.times[-1] - back <= 6.2
+
+
+async def test_r8_a_lease_whose_grant_was_long_under_way_is_renewed_in_time() -> None:
+    """It was renewed a third of its TTL later, as ever, and little of it was left by then: the node was dropped."""
+    async with VirtualRun(min_nodes=2, ttl=10) as run:
+        a = run.handler("a")
+        await a._connect()
+        run.network.partition("a")
+        joining = run.start(a.next_rendezvous())
+        await asyncio.sleep(8)
+        run.network.heal("a")
+        await asyncio.sleep(0.5)
+        assert a._link is not None
+        lease = a._link.lease
+        assert lease is not None
+        await asyncio.sleep(20)
+        assert a._link.lease is lease, "the first one still holds"
+        assert_one_round([await run.handler("b").next_rendezvous(), await joining])

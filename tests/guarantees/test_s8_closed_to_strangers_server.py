@@ -374,6 +374,33 @@ async def test_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
     assert TOKEN not in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+@pytest.mark.parametrize(
+    ("hangs_up", "told"), [(False, "takes connections and says nothing"), (True, "without a word")]
+)
+async def test_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
+    kind: str, hangs_up: bool, told: str
+) -> None:
+    """As at a server with TLS before its own time is up, which is longer than that of most who only look."""
+    met: list[asyncio.StreamWriter] = []
+
+    async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.append(writer)
+        if hangs_up:
+            writer.close()
+
+    listener = await asyncio.start_server(mute, "127.0.0.1")
+    url = f"tcp://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    with pytest.raises(ConnectionLost, match=f"{told}.*write tcps://"):
+        if kind == "async":
+            async with store.connect(url, timeout=0.25):
+                raise AssertionError("it was let in")
+        await asyncio.to_thread(connect_blocking, url, timeout=0.25)
+    listener.close()
+    for writer in met:
+        writer.close()
+
+
 async def test_uvloop_tells_the_same(certificates: Certificates, tmp_path: Path) -> None:
     """Handshakes are another's code there."""
     require("uvloop")

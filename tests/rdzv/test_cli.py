@@ -120,6 +120,8 @@ async def test_status_close_and_watch_show_a_run() -> None:
                 ]
                 status, output = await run("close", url, "--reason", "enough")
                 assert (status, output) == (0, ["run job is closed"])
+                status, output = await run("close", url, "--reason", "more")
+                assert (status, output) == (0, ["run job is closed, and was before: enough"])
                 await watching.line("run job: closed: the run is closed by")
                 assert await watching.wait() == 0
                 assert (await node.status()).closed == "enough"
@@ -159,10 +161,24 @@ async def test_wrong_usage_is_2_and_one_line(arguments: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--port", "70000"), ("serve", "--port", "x")])
-async def test_what_argparse_refuses_is_2_as_well(arguments: tuple[str, ...]) -> None:
-    status, output = await run(*arguments)
+async def test_what_argparse_refuses_is_2_and_one_line_as_well(arguments: tuple[str, ...]) -> None:
+    status, line = await fails(*arguments)
     assert status == 2
-    assert "usage: rdzv" in output[0]
+    prog = f"rdzv {arguments[0]}" if len(arguments) > 1 else "rdzv"
+    assert line.startswith(f"{prog}: ")
+    assert line.endswith(f"; see {prog} --help")
+
+
+async def test_ping_takes_parameters_without_a_run_and_measures_below_a_millisecond(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    async with store.serve(token="hunter2") as server:
+        status, output = await run("ping", f"{server.url}?token_file={secret}", "--count", "4")
+    assert status == 0
+    taken = [float(re.fullmatch(rf"{server.url} answers in (\d+\.\d+) ms", line).group(1)) for line in output]  # type: ignore[union-attr]  # it fails either way
+    assert len(taken) == 4
+    assert all(milliseconds > 0 for milliseconds in taken)
+    assert any(milliseconds % 1 for milliseconds in taken), "more than whole milliseconds, which is all uvloop counts"
 
 
 async def test_no_connection_is_5_and_one_line() -> None:
@@ -210,6 +226,10 @@ def test_each_kind_of_error_has_its_status(
     monkeypatch.setattr(cli, "_ping", fail)
     assert cli.main(["ping", "tcp://127.0.0.1"]) == status
     assert capsys.readouterr().err == "rdzv ping: x\n"
+    assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert told.endswith("rdzv ping: x\n")
 
 
 async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:

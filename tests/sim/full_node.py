@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
@@ -24,13 +24,15 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
 )
 from rdzv.handler import Handler
+from rdzv.ports import HeldPort
 from rdzv.settings import parse
 from rdzv.state import Closed, Dropped
+from store.errors import LimitExceeded
 from store.keepalive import ThreadKeeper, _KeeperThread
 from store.messages import Put, Transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from rdzv.membership import Membership, RendezvousInfo
     from rdzv.state import Change
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fuse", "Node", "commits"]
 
+T = TypeVar("T")
+
 KEEPER = " keeper"
 
 
@@ -50,7 +54,10 @@ class _SimulatedThread(_KeeperThread):
     """The keeper's thread: another loop of the same process, which goes on while the main one is blocked."""
 
     def __init__(self, host: Host) -> None:
-        self._loop = host
+        self._host = host
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._host))
 
 
 class _Keeper(ThreadKeeper):
@@ -67,14 +74,11 @@ class _Keeper(ThreadKeeper):
         """The loop lasts as long as its process."""
 
 
-class _Handler(Handler):
-    """The real handler, but for a port that is not taken from this machine."""
+class _Port(HeldPort):
+    """A port that is not taken from this machine."""
 
-    def _hold_port(self) -> int:
+    def hold(self) -> int:
         return 40_000
-
-    def _release_port(self) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -124,8 +128,9 @@ class Node:
         self.client: HeardClient | None = None
         self.handler = self._new_handler(settings)
         self._life = process.host.start(self._live())
+        self._life.add_done_callback(self._ended)
 
-    def _new_handler(self, settings: dict[str, Any]) -> _Handler:
+    def _new_handler(self, settings: dict[str, Any]) -> Handler:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
@@ -137,12 +142,14 @@ class Node:
             self.keeper_client = self.process.client(thread=KEEPER)
             return self.keeper_client
 
-        return _Handler(
+        handler = Handler(
             parsed,
             open_store=open_store,
             open_keeper=lambda _: _Keeper(open_keeper_client, self.keeper_host),
             rng=random.Random(self.rng.random()),
         )
+        handler._port = _Port()
+        return handler
 
     # ------------------------------------------------------------------------------------------ what befalls it
 
@@ -213,6 +220,10 @@ class Node:
             story.truth.require(story.checker.closed, f"{self.name} was refused, and the run is not closed: {error}")
         except (RendezvousTimeoutError, RendezvousConnectionError) as error:
             story.gave_up(self, error)
+
+    def _ended(self, life: asyncio.Task[None]) -> None:
+        if self.alive and not life.cancelled() and (error := life.exception()) is not None:
+            self.story.truth.fail(f"{self.name} has ended with {error!r}")
 
     async def _take_part(self, info: RendezvousInfo) -> None:
         """Until there is a reason to meet again."""
@@ -289,7 +300,7 @@ class Node:
                         number == info.round, f"{self.name} read of round {number} in {info} (R10)"
                     )
                 step += 1
-                await asyncio.sleep(rng.uniform(0.1, 0.6))
+                await asyncio.sleep(rng.uniform(0.2, 1.2))
         except (RoundSupersededError, RendezvousConnectionError):
             pass
 
@@ -300,7 +311,7 @@ class Node:
         except RoundSupersededError:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=True)
             raise
-        except SharedStoreTimeoutError:
-            pass
+        except (SharedStoreTimeoutError, LimitExceeded):
+            pass  # the disk is full, say
         else:
             checker.refused_write(self.name, membership.round, membership.arrival, refused=False)

@@ -17,13 +17,15 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdzv.coordinator import LEADER_DISCONNECT_TTL, LEADER_TTL
+from rdzv.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
 from rdzv.decision import Rules
 from rdzv.ranks import order_named
 from rdzv.state import Keys, NodesLeft, NodesLost
+from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import Fuse, Node, commits
 from tests.sim.machines import Cosmos, Seams, quiet_logs
+from tests.support.memory_network import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +92,20 @@ class FullStory:
         self.rng = rng = random.Random(f"full story {seed}")
         self.replay = f"python -m tests.sim full --seed {seed}"
         self.durable = rng.random() < 0.85
+        # A history so short that watches must begin anew, and sessions so short that answers are lost.
+        limits = Limits(
+            history_bytes_max=rng.choice((64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500)),
+            session_ttl=rng.choice((300.0, 300.0, 300.0, 2.5)),
+        )
+        self.harsh = limits.session_ttl < TTL  # a call may then fail for good, and a node give up
         self.cosmos = Cosmos(
-            seed, replay=self.replay, durable=self.durable, seams=seams, trace=trace, on_revision=self._revision
+            seed,
+            replay=self.replay,
+            durable=self.durable,
+            limits=limits,
+            seams=seams,
+            trace=trace,
+            on_revision=self._revision,
         )
         self.truth = self.cosmos.truth
         self.calm = False
@@ -99,11 +113,13 @@ class FullStory:
         self.disturbed_until = 0.0
         self.fuse: Fuse | None = None  # of whichever node it is
         self.held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
-        needed = rng.randint(1, 3)
+        unit = rng.choice((1, 1, 1, 1, 2))
+        needed = unit * rng.randint(1, 3 if unit == 1 else 1)
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
         self.rules = Rules(
             needed=needed,
-            capacity=needed + rng.randint(0, 3),
+            capacity=needed + unit * rng.randint(0, 3 if unit == 1 else 1),
+            unit=unit,
             last_call=rng.choice((0.3, 1.0, 3.0)),
             early_last_call=rng.random() < 0.7,
             order=order_named(order),
@@ -114,6 +130,7 @@ class FullStory:
             "last_call_timeout": self.rules.last_call,
             "early_last_call": self.rules.early_last_call,
             "rank_order": order,
+            "node_unit": unit,
             "ttl": TTL,
             "disconnect_ttl": DISCONNECT_TTL,
         }
@@ -124,7 +141,10 @@ class FullStory:
         self.nodes: dict[str, Node] = {}
         self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
         self.director = self.cosmos.timeline.host("the director")
-        self.say(f"seed {seed}: {'durable' if self.durable else 'memory only'}, {self.rules}")
+        self.say(
+            f"seed {seed}: {'durable' if self.durable else 'memory only'}, history {limits.history_bytes_max} bytes, "
+            f"sessions {limits.session_ttl:g} s, {self.rules}"
+        )
 
     @property
     def now(self) -> float:
@@ -184,7 +204,9 @@ class FullStory:
     def gave_up(self, node: Node, error: Exception) -> None:
         """A node's process ends, because it could not join in time; it is started again."""
         self.disturbed(f"{node.name} gives up: {error}", lasting=TTL + 1.0)
-        self.truth.require(self.patience < PATIENCE, f"{node.name} has all the time, and gave up: {error}")
+        self.truth.require(
+            self.harsh or self.patience < PATIENCE, f"{node.name} has all the time, and gave up: {error}"
+        )
         self.director.call_later(0.5, lambda: self._start_again(node))
 
     def _start_again(self, node: Node) -> None:
@@ -210,7 +232,7 @@ class FullStory:
         faults += [self._start_another] * 2
         faults += [self._stop_store, self._cut_store, self._partition_store]
         if self.durable:
-            faults += [self._kill_store, self._kill_store, self._stall_disk]
+            faults += [self._kill_store, self._kill_store, self._stall_disk, self._fill_disk]
         self.rng.choice(faults)()
 
     def _somebody(self) -> Node | None:
@@ -274,8 +296,9 @@ class FullStory:
                 self._hold_until_something_happens(node, seconds * 2)
 
     def _hold(self, seconds: float, *sources: str) -> None:
+        way = self.rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
         for source in sources:
-            self.cosmos.network.partition(source)
+            self.cosmos.network.partition(source, way=way)
             self._later(seconds, lambda source=source: self.cosmos.network.heal(source))  # type: ignore[misc]
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
@@ -326,6 +349,14 @@ class FullStory:
         seconds = self._draw_seconds()
         self.disturbed(f"the disk takes nothing for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
         self.cosmos.store.disk.stalled_until = self.now + seconds
+
+    def _fill_disk(self) -> None:
+        assert self.cosmos.store.disk is not None
+        seconds = self._draw_seconds()
+        self.harsh = True  # who writes just then is told so, and comes again
+        self.disturbed(f"the disk is full for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
+        self.cosmos.store.disk.fill()
+        self._later(seconds, self.cosmos.store.disk.make_room)
 
     # ------------------------------------------------------------------------------------------ what is looked at
 
@@ -406,6 +437,7 @@ class FullStory:
         cosmos.network.heal()
         if cosmos.store.disk is not None:
             cosmos.store.disk.stalled_until = 0.0
+            cosmos.store.disk.make_room()
         if cosmos.store.host is not None:
             cosmos.store.host.resume()
         else:
@@ -429,6 +461,7 @@ class FullStory:
             if self._settled():
                 timeline.run(self.now + 1.0)  # and it stays so; what is left of older rounds is cleared away
                 if self._settled():
+                    self._be_still()
                     self._check_what_is_left()
                     self._lose_one()
                     return
@@ -455,24 +488,28 @@ class FullStory:
 
     def _check_what_is_left(self) -> None:
         """Of rounds before the last, nothing (R10)."""
-        if self.checker.closed or self.checker.last is None:
+        if self.checker.closed or self.checker.last is None or self.checker.last.at > self.now - 1.0:
             return
         round = self.checker.last.round
         kept = KEYS.attempt(round.number, round.term)
         left = [key for key in self.cosmos.store.books.now_under(KEYS.rounds) if not key.startswith(kept)]
         self.truth.require(not left, f"round {round.number} stands, and of older ones there is {left} (R10)")
 
+    def _be_still(self) -> None:
+        """Until all are connected, and somebody coordinates who has looked around."""
+        timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
+        while not all(node.connected for node in self._alive() if node.refused is None) and self.now < deadline:
+            timeline.run(self.now + 0.25)
+        timeline.run(self.now + (LEADER_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
+
     def _lose_one(self) -> None:
         """One member dies, and the others are told within a second of the time that it is given to come back (R5)."""
         last = self.checker.last
         if self.checker.closed or last is None or last.round.size < 2:
             return
-        timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
-        while not all(node.connected for node in self._alive()) and self.now < deadline:
-            timeline.run(self.now + 0.25)
-        timeline.run(self.now + LEADER_TTL * CLOCKS_APART + self.promptly)  # and somebody coordinates
+        timeline = self.cosmos.timeline
         members = [node for node in self._alive() if self._is_in(node, last.round.revision)]
-        if self.checker.last is not last or len(members) < last.round.size:
+        if len(members) < last.round.size:
             return  # who was cut off meanwhile has been dropped
         lost, *others = self.rng.sample(members, len(members))
         lost.die(silently=False)

@@ -44,6 +44,7 @@ from tests.support.linearizability import (
     check,
 )
 from tests.support.linearizability import Put as Write
+from tests.support.memory_network import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,8 +203,9 @@ class _Story:
     def _partition(self) -> None:
         which = self.rng.choice(("store", self._somebody().source, self._somebody().source))
         seconds = self.rng.choice((0.3, 2.0, 6.0, 14.0)) * self.rng.uniform(0.5, 1.5)
-        self.truth.say(f"{which} is cut off for {seconds:.2f} s")
-        self.cosmos.network.partition(which)
+        way = self.rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
+        self.truth.say(f"{which} is cut off for {seconds:.2f} s: {way.value}")
+        self.cosmos.network.partition(which, way=way)
         self._later(seconds, lambda: self._heal(which))
 
     def _heal(self, which: str) -> None:

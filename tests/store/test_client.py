@@ -335,7 +335,7 @@ async def test_a_session_that_was_forgotten_leaves_writes_in_doubt_and_repeats_r
     ):
         network.refuse("client")
         (_, link) = network.links("client")
-        link.hold(held=True)
+        link.hold(upward=True, downward=True)
         calls = [asyncio.create_task(client.put("a", b"")), asyncio.create_task(client.get("b"))]
         await asyncio.sleep(0.1)
         link.reset()

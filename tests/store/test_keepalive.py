@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from store import interface, keepalive
+from store import interface, keepalive, loops
 from store.errors import LeaseNotFound, LimitExceeded, UsedAfterFork
 from store.keepalive import RELEASE_WITHIN, TaskKeeper, ThreadKeeper
 from store.messages import Granted, KeepAlive, Request, Revoke
@@ -281,7 +281,7 @@ async def test_a_thread_that_cannot_start_is_an_error_not_a_wait_for_ever(monkey
     def no_loop() -> Callable[[], asyncio.AbstractEventLoop]:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(keepalive, "loop_factory", no_loop)
+    monkeypatch.setattr(loops, "loop_factory", no_loop)
     keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1"))
     with pytest.raises(RuntimeError, match=r"could not start: .*Too many open files"):
         await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())

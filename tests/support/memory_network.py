@@ -40,6 +40,14 @@ AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 P = TypeVar("P", bound=AnyProtocol)
 
 
+class Way(enum.Enum):
+    """Which of what is sent on a link is held."""
+
+    BOTH = "both"
+    UPWARD = "what the dialer sends"
+    DOWNWARD = "what the listener sends"
+
+
 class MemoryNetwork:
     """Listeners, the links between them and their dialers, and the faults on those.
 
@@ -69,7 +77,7 @@ class MemoryNetwork:
         self._links: dict[str, Link] = {}
         self._numbers = itertools.count(1)
         self._refused: set[str] = set()
-        self._partitioned: set[str] = set()
+        self._partitioned: dict[str, Way] = {}
         self._dead: set[str] = set()
         self._waiting: dict[asyncio.Future[None], None] = {}  # dials that nobody answers
 
@@ -128,7 +136,7 @@ class MemoryNetwork:
             server_loop=listener.loop or here,
         )
         self._links[link.name] = link
-        link.hold(held=self._is_partitioned(link.names))
+        self._hold(link)
         try:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
@@ -175,9 +183,12 @@ class MemoryNetwork:
             if silently:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
 
-    def partition(self, which: str | Link = EVERYTHING) -> None:
-        """Hold all that is sent, and all dials; nobody is told. Never healed, it is a black hole."""
-        self._partitioned.add(_name(which))
+    def partition(self, which: str | Link = EVERYTHING, *, way: Way | None = None) -> None:
+        """Hold all that is sent, or what is sent one way, and all dials; nobody is told.
+
+        Never healed, it is a black hole.
+        """
+        self._partitioned[_name(which)] = Way.BOTH if way is None else way
         self._hold_what_is_partitioned()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
@@ -185,7 +196,7 @@ class MemoryNetwork:
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
-            self._partitioned.discard(_name(which))
+            self._partitioned.pop(_name(which), None)
         self._hold_what_is_partitioned()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
@@ -215,7 +226,11 @@ class MemoryNetwork:
 
     def _hold_what_is_partitioned(self) -> None:
         for link in self._links.values():
-            link.hold(held=self._is_partitioned(link.names))
+            self._hold(link)
+
+    def _hold(self, link: Link) -> None:
+        ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
+        link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
 
     def _is_partitioned(self, names: set[str]) -> bool:
         return not names.isdisjoint(self._partitioned)
@@ -289,10 +304,10 @@ class Link:
         """Whether both ends are done with it."""
         return self.client.is_lost and self.server.is_lost
 
-    def hold(self, *, held: bool) -> None:
-        """Stop or resume delivering, both ways."""
-        self._upward.hold(held=held)
-        self._downward.hold(held=held)
+    def hold(self, *, upward: bool, downward: bool) -> None:
+        """Stop or resume delivering, each way: upward is what the dialer sends."""
+        self._upward.hold(held=upward)
+        self._downward.hold(held=downward)
 
     def cut(self, error: Exception | None = None) -> None:
         """End both ends at once, each with this error."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory_network import MemoryNetwork, MemoryTransport
+from tests.support.memory_network import MemoryNetwork, MemoryTransport, Way
 
 pytestmark = pytest.mark.virtual_time
 
@@ -265,6 +265,19 @@ async def test_a_partition_holds_bytes_and_closings_until_it_heals(pair: Pair) -
     await settle()
     assert pair.server.data == b"held"
     assert pair.server.heard == ["made", "end", "lost"]
+
+
+async def test_a_partition_may_hold_one_way_only(pair: Pair) -> None:
+    pair.network.partition("client", way=Way.UPWARD)
+    pair.client.transport.write(b"held")
+    pair.server.transport.write(b"through")
+    await settle()
+    assert (pair.server.data, pair.client.data) == (b"", b"through")
+
+    pair.network.partition("client", way=Way.DOWNWARD)
+    pair.server.transport.write(b"held, too")
+    await settle()
+    assert (pair.server.data, pair.client.data) == (b"held", b"through")
 
 
 async def test_bytes_already_under_way_are_held_by_a_partition_too(pair: Pair) -> None:
