@@ -143,8 +143,8 @@ class Doorstep:
         return False
 
     def _turn_away(self, name: str, why: str) -> None:
-        log.warning("%s is refused: TLS failed: %s", name, why)
-        self._server.turned_away()
+        if self._server.turned_away():
+            log.warning("%s is refused: TLS failed: %s", name, why)
 
 
 class _Owner:

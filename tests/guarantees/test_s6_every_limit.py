@@ -252,6 +252,8 @@ async def a_disk_that_takes_nothing(scene: Scene) -> str:
 @past({"connections_max": 3}, "it has 3 connections", "within 0.3 s")
 async def connections(scene: Scene) -> str:
     message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    assert len(scene.log.records) == 1
+    scene.log.clear()
     return message.replace("3 connections", "connections_max is 3: it has 3 connections")
 
 
