@@ -95,7 +95,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _status_of(error: Exception) -> int:
     match error:
-        case RendezvousSettingsError() | store.StoreUsageError():
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # of an extra, which is named
             return WRONG_USAGE
         case RendezvousClosedError():
             return CLOSED

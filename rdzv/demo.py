@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
+import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from typing import TYPE_CHECKING, Any
@@ -72,6 +74,12 @@ async def _all_reduce(info: RendezvousInfo, vector: list[float]) -> list[float]:
     return [sum(column) for column in zip(*parts, strict=True)]
 
 
+def _end_with_the_director() -> None:
+    """Wait for the end of what nobody writes: then the director is gone, by SIGKILL perhaps."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 def _say(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
 
@@ -98,7 +106,10 @@ class _Director:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
     async def start(self, name: str) -> None:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "rdzv.demo", self._url, name, stdout=PIPE)
+        # Ctrl-C is for the director, who ends them: else each would print where in its imports it was hit.
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rdzv.demo", self._url, name), stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
         self._processes[name] = process
         self._readers.append(asyncio.create_task(self._read(name, process)))
 
@@ -216,5 +227,6 @@ async def _play(director: _Director, url: str) -> None:
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_the_director, daemon=True).start()
     with asyncio.Runner(loop_factory=loop_factory()) as _runner:
         _runner.run(_node(*sys.argv[1:3]))

@@ -10,6 +10,7 @@ is torchrun itself, with the backend registered by hand: for PyTorch 2.4, whose 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +33,12 @@ def create_handler(parameters: Any) -> Any:
 
 def main() -> None:
     """Be torchrun, with our backend known to it."""
-    from torch.distributed import run
+    try:
+        from torch.distributed import run
+    except ImportError as error:
+        sys.exit(
+            f"rdzv.torchrun: this is PyTorch's torchrun, and there is no PyTorch ({error}); pip install 'rdzv[torch]'"
+        )
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     from rdzv.torchrun import create_handler  # not that of this module, if it was started as a script

@@ -260,6 +260,8 @@ class Gateway:
                 return AuthenticationError(f"{self.name} has no certificate that we trust: {words}")
             case aiohttp.ClientConnectorError():
                 return Failure(in_words(error.os_error), Trouble.UNDONE)
+            case aiohttp.ClientResponseError():  # whose own words quote what came, at any length
+                return Failure("it does not answer in HTTP; to a store of ours write tcp://", Trouble.DOUBT)
             case TimeoutError():
                 return Failure(f"it has not answered within {limit:.1f} s", Trouble.DOUBT, silent=True)
             case aiohttp.ServerDisconnectedError() | ConnectionResetError():

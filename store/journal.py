@@ -263,6 +263,8 @@ class Journal:
         self._closed = True
         if self._database is not None:
             self._database.close()
+        if not self._lock_file.closed:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a child that was forked a moment ago may still have it, too
         self._lock_file.close()
         self._probing.release()
 

@@ -40,36 +40,6 @@ def backend_options() -> dict[str, Any]:
     return {"loop_factory": loop_factory()}
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Do some work in a thread of its own, which keeps nobody: neither who is cancelled, nor a process from its end.
-
-    A thread of anyio's or asyncio's would: a process that ends waits for those, and may wait for a disk for ever.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def report(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # nobody waits any more
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", result))
-
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has gone meanwhile
-            loop.call_soon_threadsafe(report, result, failure)
-
-    threading.Thread(target=run, name="store work", daemon=True).start()
-    return await done
-
-
 class LoopThread:
     """A thread with an event loop; a daemon, so that a process whose main thread is done can end.
 
@@ -141,6 +111,36 @@ class LoopThread:
         self.soon(self._stop.set)
         if within and threading.current_thread() is not self._thread:
             self._thread.join(within)
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Do some work in a thread of its own, which keeps nobody: neither who is cancelled, nor a process from its end.
+
+    A thread of anyio's or asyncio's would: a process that ends waits for those, and may wait for a disk for ever.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def report(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # nobody waits any more
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has gone meanwhile
+            loop.call_soon_threadsafe(report, result, failure)
+
+    threading.Thread(target=run, name="store work", daemon=True).start()
+    return await done
 
 
 class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):

@@ -207,6 +207,7 @@ async def test_a_port_that_is_taken_is_1_and_one_line_and_debug_shows_the_traceb
     [
         (RendezvousError("x"), 1),
         (ValueError("x"), 1),
+        (ImportError("x"), 2),
         (rdzv.RendezvousSettingsError("x"), 2),
         (store.StoreUsageError("x"), 2),
         (RendezvousClosedError("x"), 3),

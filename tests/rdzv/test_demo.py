@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 
 import pytest
 
@@ -20,6 +22,19 @@ async def test_the_demo_verifies_every_step_and_regroups_within_two_seconds_of_a
         assert text.endswith("every step was verified")
         assert "the run is closed, and every node was told why" in text
     assert min(took) < 2000
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+async def test_the_nodes_end_with_the_demo_and_say_nothing_of_it(number: signal.Signals) -> None:
+    """Ctrl-C at a terminal reaches the whole process group, and who is killed cannot tidy up."""
+    async with start_python("-m", "rdzv.cli", "demo") as child:
+        await child.line("dan starts")
+        if number == signal.SIGINT:
+            os.killpg(child.pid, number)
+        else:
+            child.kill()
+        await child.wait()  # all its output is in: nobody is left who could write any
+        assert all(re.match(r" +\d+ ms  ", line) for line in child.output), child.written()
 
 
 async def test_a_node_that_says_something_else_fails_the_demo() -> None:

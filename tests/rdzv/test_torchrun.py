@@ -11,6 +11,8 @@ import sys
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import rdzv
 from rdzv import torchrun
 from rdzv.handler import Handler
@@ -122,6 +124,13 @@ class Endpoint:
         self._process = await self._stack.enter_async_context(start_python(*command))
         said = await self._process.says("listens on")
         self.port = int(said.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
+
+
+def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(SystemExit, match=r"there is no PyTorch .*pip install 'rdzv\[torch\]'"):
+        torchrun.main()
 
 
 async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(tmp_path: Path) -> None:

@@ -227,6 +227,16 @@ async def test_what_is_no_json_is_no_etcd() -> None:
             await gateway.ask("kv/range", {}, deadline=soon())
 
 
+async def test_what_does_not_speak_http_is_said_in_words_and_not_in_its_own() -> None:
+    async def greets(_: str, __: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x00\x07\x96\xa4rdzv\x01\n")
+        writer.close()
+
+    async with gateway_to(Member(greets)) as gateway:
+        with pytest.raises(ConnectionLost, match=r"it does not answer in HTTP; to a store of ours write tcp://$"):
+            await gateway.ask("kv/range", {}, deadline=soon(0.3))
+
+
 # ------------------------------------------------------------------------------------------ streams
 
 
