@@ -176,7 +176,8 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return str(HungUp())
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {_TLS_IN_WORDS.get(error.reason or '', error.reason or str(error))}"
+        reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
+        return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
         return "nobody listens there"
     if isinstance(error, ConnectionResetError):

@@ -179,7 +179,7 @@ def _in_words(error: OSError, within: float) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        reason = error.reason or str(error)
+        reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
         return _REASONS.get(reason, reason)
     if isinstance(error, TimeoutError):
         return f"no handshake within {within:g} s"
