@@ -21,7 +21,7 @@ from rdzv.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.settings import Settings, parse
 from store import Client
 from store.address import Address
-from store.client import dial
+from store.dialing import dial
 from store.keepalive import ThreadKeeper
 
 if TYPE_CHECKING:

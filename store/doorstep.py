@@ -143,8 +143,8 @@ class Doorstep:
         return False
 
     def _turn_away(self, name: str, why: str) -> None:
-        log.warning("%s is refused: TLS failed: %s", name, why)
-        self._server.turned_away()
+        if self._server.turned_away():
+            log.warning("%s is refused: TLS failed: %s", name, why)
 
 
 class _Owner:
@@ -179,7 +179,7 @@ def _in_words(error: OSError, within: float) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
-        reason = error.reason or str(error)
+        reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
         return _REASONS.get(reason, reason)
     if isinstance(error, TimeoutError):
         return f"no handshake within {within:g} s"

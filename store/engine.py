@@ -74,7 +74,7 @@ from store.quick import maker
 from store.replies import reply_cost, reply_cost_at_most
 from store.sessions import Session, Sessions, _Forgotten
 from store.waits import Parked, Waits, wait_bytes
-from store.watches import History, Watcher, Watches, event_bytes
+from store.watches import History, Watcher, Watches, event_bytes, watch_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -321,6 +321,7 @@ class Engine:
             "leases_lapsed": self._lapsed,
             "watches": len(self._watches),
             "waits": len(self._waits),
+            "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
             "replies_bytes": self._sessions.held_bytes,
             "requests": self._requests,
@@ -530,7 +531,7 @@ class Engine:
                 f"a watch cannot start at revision {request.start_revision}: the store is at {self.revision}"
             )
         self._check_size(request.prefix, "prefix")
-        self._check_open(peer)
+        self._check_open(peer, watch_bytes(request.prefix))
         watcher = ((peer, request_id),)
         if request.snapshot:
             self._check_snapshot(request.prefix)
@@ -581,8 +582,8 @@ class Engine:
             self._check_key(key)
         names = frozenset(request.keys)
         missing = {key for key in names if key not in self._entries}
-        self._check_open(peer)
         cost = wait_bytes(request.keys, when)
+        self._check_open(peer, cost)
         self._check_waits(peer, cost)
         parked = Parked(keys=request.keys, names=names, missing=missing, when=when)
         self._waits.add((peer, request_id), parked, cost=cost)
@@ -849,11 +850,17 @@ class Engine:
                 f"start the server with a higher limit"
             )
 
-    def _check_open(self, peer: int) -> None:
+    def _check_open(self, peer: int, cost: int) -> None:
         count = self._watches.of(peer) + self._waits.of(peer)
         if count >= self.limits.watches_max:
             raise LimitExceeded(
                 f"this connection has {count} watches and waits; watches_max is {self.limits.watches_max}: end some"
+            )
+        size = self._watches.bytes + self._waits.bytes + cost
+        if size > self.limits.parked_bytes_max:
+            raise LimitExceeded(
+                f"the watches and waits of all connections would take {size} bytes; parked_bytes_max is "
+                f"{self.limits.parked_bytes_max}: end some, or wait for fewer keys at once"
             )
 
     def _check_waits(self, peer: int, cost: int) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from store.client import in_words
+from store.dialing import in_words
 from store.errors import (
     AuthenticationError,
     ConnectionLost,

@@ -62,9 +62,10 @@ class Facts:
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)
     last_session: int = 0
+    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions of which nobody knew before
 
     def __bool__(self) -> bool:
-        return bool(self.revisions or self.granted or self.ended or self.replies or self.sessions)
+        return bool(self.revisions or self.granted or self.ended or self.replies or self.sessions or self.last_session)
 
     @property
     def size(self) -> int:
@@ -73,11 +74,21 @@ class Facts:
 
     def opened(self, session_id: bytes, number: int) -> None:
         """Note a session that is new; one of the same id is gone, and its replies with it."""
+        if session_id not in self.sessions:
+            self._new.add(session_id)
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note a session that is gone, and its replies with it."""
-        self.sessions[session_id] = None
+        """Note a session that is gone, and its replies with it.
+
+        One that has only come in this step leaves nothing but its number: while a disk is full there is no next step,
+        and clients come and go.
+        """
+        if session_id in self._new:
+            self._new.remove(session_id)
+            del self.sessions[session_id]
+        else:
+            self.sessions[session_id] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,11 @@ class Limits:
         "Keys and conditions of the parked waits of one connection, each counted with its bookkeeping.",
         past="`LimitExceeded`",
     )
+    parked_bytes_max: int = _limit(
+        1024 * MIB,
+        "Watches and parked waits of all connections together, each counted with its bookkeeping.",
+        past="`LimitExceeded`",
+    )
     outbox_bytes_max: int = _limit(
         64 * MIB,
         "What waits for one slow reader, each message counted with its bookkeeping.",

@@ -6,7 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, cast
 
 from store.address import Address
-from store.client import DEFAULT_TIMEOUT, Client, dial
+from store.client import DEFAULT_TIMEOUT, Client
+from store.dialing import dial
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ import anyio.to_thread
 
 from store import wire
 from store.address import Address, host_and_port
+from store.complaints import Complaints
 from store.connection import ServerConnection
 from store.doorstep import Doorstep
 from store.engine import Answer, Delivery, Engine
@@ -111,6 +112,8 @@ class Server:
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
+        self._refuses = False  # connections, since the last one that was taken in
+        self._complaints = Complaints()
         self._leaving = False
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
@@ -158,9 +161,18 @@ class Server:
         """This peer is to be read again when the disk has taken more."""
         self._slowed[peer] = None
 
-    def turned_away(self) -> None:
-        """Somebody was refused before there was a peer."""
+    def turned_away(self) -> bool:
+        """Somebody is refused or hung up on; whether the log has a line for it."""
         self._refused += 1
+        if not self._complaints.say(self._clock()):
+            return False
+        self._say_how_many_more()
+        return True
+
+    def _say_how_many_more(self) -> None:
+        unsaid = self._complaints.take_unsaid()
+        if unsaid:
+            log.warning("%d more were refused or hung up on than the log has taken lines for", unsaid)
 
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
@@ -188,8 +200,12 @@ class Server:
         refusal = self._refusal()
         if refusal is not None:
             self._refused += 1
+            if not self._refuses and not self._leaving and self._complaints.say(self._clock()):
+                log.warning("store %s refuses connections, from %s on: %s", self.store_id, peer.name, refusal)
+            self._refuses = True
             peer.refuse(Sorry("limit", refusal))
             return
+        self._refuses = False
         self._peers[peer.id] = peer
         self._nobody_left.clear()
         self._alone.clear()
@@ -369,12 +385,12 @@ class Server:
             slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
             if slowest is None:
                 return
-            log.warning(
-                "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, and "
-                "%d of them are for it",
-                *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
-            )
-            self._refused += 1
+            if self.turned_away():
+                log.warning(
+                    "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, "
+                    "and %d of them are for it",
+                    *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
+                )
             slowest.abort()
 
     def _make_room_in_inboxes(self, now: float) -> None:
@@ -510,8 +526,8 @@ class Server:
 
     def _hang_up(self, peer: Peer, sorry: Sorry) -> None:
         """Cost a peer its connection, and nobody else anything (S7)."""
-        log.warning("%s is disconnected: %s", peer.name, sorry.message)
-        self._refused += 1
+        if self.turned_away():
+            log.warning("%s is disconnected: %s", peer.name, sorry.message)
         peer.refuse(sorry)
 
     def _check_greeted(self, peer: Peer) -> None:
@@ -547,6 +563,7 @@ class Server:
         """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""
         while True:
             await anyio.sleep(self._limits.frame_timeout / 2)
+            self._say_how_many_more()
             silent_since = self._clock() - self._limits.frame_timeout
             why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
             for peer in list(self._peers.values()):

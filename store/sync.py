@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from store import client as async_client
-from store import interface, wire
+from store import dialing, interface, wire
 from store import server as async_server
 from store.address import Address
 from store.connection import ClientConnection, InFlight, WatchCursor, error_of
@@ -120,7 +120,7 @@ class _Channel:
     def _pause(self, deadline: float | None) -> None:
         """Before another attempt: up to twice as long as before the last, with full jitter."""
         if self._attempt:
-            pause = self._client.rng.uniform(0, async_client.backoff(self._attempt))
+            pause = self._client.rng.uniform(0, dialing.backoff(self._attempt))
             if deadline is not None and time.monotonic() + pause >= deadline:
                 time.sleep(max(deadline - time.monotonic(), 0))
                 raise _Expired
@@ -155,13 +155,13 @@ class _Channel:
             without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
             self.close()
             if without_a_word and address.secure:
-                raise async_client.HungUp from None
+                raise dialing.HungUp from None
             if without_a_word and self._client.store_id is None:
-                raise async_client.LeftWithoutAWord from None
+                raise dialing.LeftWithoutAWord from None
             raise
         except _Expired:
             if not self.connection.met and not address.secure:
-                self._problem = async_client.SAYS_NOTHING
+                self._problem = dialing.SAYS_NOTHING
             self.close()
             raise
         except BaseException:
@@ -298,7 +298,7 @@ class _Channel:
 
     def disconnected(self, error: OSError) -> None:
         """The connection is gone; the next call makes another one."""
-        self._problem = async_client.in_words(error)
+        self._problem = dialing.in_words(error)
         self.close()
 
     def close(self, *, farewell: bool = False) -> None:

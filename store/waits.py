@@ -51,12 +51,18 @@ class Waits:
         self._parked: dict[Watcher, Parked] = {}
         self._on: dict[str, dict[Watcher, None]] = {}  # by key; dicts, for their order
         self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._parked)
 
     def __contains__(self, watcher: Watcher) -> bool:
         return watcher in self._parked
+
+    @property
+    def bytes(self) -> int:
+        """What all of them cost to keep."""
+        return self._bytes
 
     def of(self, peer: int) -> int:
         """How many waits a peer has parked."""
@@ -71,6 +77,7 @@ class Waits:
         peer, request_id = watcher
         self._parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
+        self._bytes += cost
         for key in parked.bears():
             self._on.setdefault(key, {})[watcher] = None
 
@@ -78,7 +85,7 @@ class Waits:
         """A wait is over."""
         parked = self._parked.pop(watcher)
         peer, request_id = watcher
-        del self._by[peer][request_id]
+        self._bytes -= self._by[peer].pop(request_id)
         if not self._by[peer]:
             del self._by[peer]
         for key in parked.bears():

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
-__all__ = ["History", "Watches", "event_bytes"]
+__all__ = ["History", "Watches", "event_bytes", "watch_bytes"]
 
 Watcher = tuple[int, int]  # the peer, and the id of its watch
 
+WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and of its peer: three dictionaries
 EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, as sys.getsizeof has it, rounded up
+
+
+def watch_bytes(prefix: str) -> int:
+    """What a watch costs to keep open."""
+    return WATCH_OVERHEAD + len(prefix)
 
 
 def event_bytes(event: Event) -> int:
@@ -36,9 +42,15 @@ class Watches:
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[int, int] = {}  # how many distinct prefixes have this length
         self._count = 0
+        self._bytes = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def bytes(self) -> int:
+        """What they cost to keep open."""
+        return self._bytes
 
     def of(self, peer: int) -> int:
         """How many watches a peer has open."""
@@ -52,6 +64,7 @@ class Watches:
         self._watchers[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
+        self._bytes += watch_bytes(prefix)
 
     def remove(self, peer: int, watch_id: int) -> bool:
         """Close a watch; False if there is none of this id."""
@@ -64,6 +77,7 @@ class Watches:
         watchers = self._watchers[prefix]
         del watchers[peer, watch_id]
         self._count -= 1
+        self._bytes -= watch_bytes(prefix)
         if not watchers:
             del self._watchers[prefix]
             self._lengths[len(prefix)] -= 1

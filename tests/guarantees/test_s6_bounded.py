@@ -38,7 +38,7 @@ from store.messages import (
     Watch,
 )
 from store.waits import WAIT_OVERHEAD
-from store.watches import EVENT_OVERHEAD
+from store.watches import EVENT_OVERHEAD, WATCH_OVERHEAD
 from store.wire import VERSION, FrameReader, Greeting, Hello, Welcome
 from tests.support.by_hand import Desk
 
@@ -109,6 +109,8 @@ CASES = [
         Guarded(when=(when.value("v") == bytes(601),), request=Wait(keys=("a",))), "1003 bytes", "fewer keys",
         (Put("v", bytes(601)),),
     ),
+    Case("parked_bytes_max", 2 * WATCH_OVERHEAD, Watch(prefix="x"), "1801 bytes", "end some", (Watch(prefix=""),)),
+    Case("parked_bytes_max", WATCH_OVERHEAD, Wait(keys=("x",)), "801 bytes", "end some"),
     Case("leases_max", 2, Grant(ttl=1.0), "has 2 leases", "revoke some", grants(2)),
     Case("leases_max", 2, Put("a", b"", ttl=1.0), "has 2 leases", "revoke some", grants(2)),
     Case(

@@ -157,6 +157,22 @@ async def waits(scene: Scene) -> str:
     return await refusal(scene.client.wait([f"never/{number}" for number in range(20)]))
 
 
+@past({"parked_bytes_max": 5000}, "of all connections", "end some")
+async def all_that_is_parked(scene: Scene) -> str:
+    async with scene.client.watch("a"), scene.client.watch("a"):
+        waiting = asyncio.create_task(scene.client.wait([f"never/{number}" for number in range(10)]))
+        await scene.client.ping()
+        other = await scene.another()
+        message = await refusal(other.wait([f"never/{number}" for number in range(10)]))
+        assert "parked_bytes_max" in await refusal(other.watch("k" * 1000).__aenter__())
+        assert 3000 < scene.server.figures()["parked_bytes"] < 5000
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    await scene.client.ping()
+    assert scene.server.figures()["parked_bytes"] < 700, "what is left is the bystander's"
+    return message
+
+
 @past({"outbox_bytes_max": 20_000}, "bytes", "longer prefixes")
 async def an_outbox(scene: Scene) -> str:
     peer = await scene.a_peer()
@@ -236,6 +252,8 @@ async def a_disk_that_takes_nothing(scene: Scene) -> str:
 @past({"connections_max": 3}, "it has 3 connections", "within 0.3 s")
 async def connections(scene: Scene) -> str:
     message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    assert len(scene.log.records) == 1
+    scene.log.clear()
     return message.replace("3 connections", "connections_max is 3: it has 3 connections")
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import store
 from store.address import Address
-from store.client import Client, dial
+from store.client import Client
+from store.dialing import dial
 from store.errors import ConnectionLost, LimitExceeded
 from store.journal import Journal
 from store.server import LEAVE_WITHIN, Server

@@ -12,7 +12,8 @@ import pytest
 
 import store
 from store import client as client_room
-from store.client import BACKOFF_MOST, HEARTBEAT, Client, backoff
+from store.client import HEARTBEAT, Client
+from store.dialing import BACKOFF_MOST
 from store.errors import (
     ConnectionLost,
     LimitExceeded,
@@ -150,13 +151,6 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
         network.accept("store")
         assert await client.put("a", b"") == 1
         assert changes == [False, True]
-
-
-def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
-    assert backoff(0) == 0.1
-    assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
-    assert backoff(10**6) == 2.0
-    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
 
 
 @virtual_time

@@ -29,12 +29,24 @@ def test_whatever_was_added_must_be_made_durable(facts: Facts) -> None:
     assert facts
 
 
-def test_a_session_that_came_and_went_in_one_step_is_gone() -> None:
+def test_sessions_that_came_and_went_in_one_step_leave_nothing_but_their_numbers() -> None:
+    """However many: while a disk is full they used to be kept, each of them."""
     facts = Facts()
+    for number in range(1, 1001):
+        facts.opened(b"%016d" % number, number)
+        facts.forgotten(b"%016d" % number)
+    assert facts.sessions == {}
+    assert not facts._new
+    assert facts.last_session == 1000, "they are used up"
+    assert facts, "which must be made durable"
+
+
+def test_a_session_that_went_came_again_and_went_in_one_step_is_gone() -> None:
+    facts = Facts()
+    facts.forgotten(A)
     facts.opened(A, 7)
     facts.forgotten(A)
     assert facts.sessions == {A: None}
-    assert facts.last_session == 7, "its number is used up"
 
 
 def test_a_session_that_went_and_came_again_in_one_step_is_the_new_one() -> None:

@@ -201,7 +201,30 @@ async def test_more_connections_than_allowed_are_refused_and_let_in_when_there_i
         asyncio.get_running_loop().call_later(2.0, first.transport.close)
         async with connect_in_memory(network, timeout=10.0) as third:
             assert await third.count("") == 1
-    assert caplog.records == [], "a full server says so to who comes, not to its log, thousands of times"
+    (record,) = caplog.records
+    assert "refuses connections, from client:2 (peer 2) on: it has 1 connections" in record.getMessage(), (
+        "once, not each time"
+    )
+
+
+@pytest.mark.virtual_time
+async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("store.complaints.AT_ONCE", 5)
+    monkeypatch.setattr("store.complaints.PER_SECOND", 0.001)
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)) as server:
+        for _ in range(50):
+            stranger = await dial(network, lambda: Peer(hello=False))
+            stranger.transport.write(b"GET / HTTP/1.1\r\n\r\n")
+            await stranger.lost.wait()
+        assert server.figures()["connections_refused"] == 50
+        assert len(caplog.records) == 5
+        await passes(4.0)
+        assert "45 more were refused or hung up on than the log has taken lines for" in caplog.text
+        await passes(10.0)
+        assert len(caplog.records) == 6
 
 
 @pytest.mark.virtual_time

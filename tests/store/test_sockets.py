@@ -17,7 +17,7 @@ import pytest
 import store
 from store import sockets
 from store.address import Address
-from store.client import dial
+from store.dialing import dial
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
