@@ -193,8 +193,8 @@ async def _play(director: _Director, url: str) -> None:
     director.narrate(f"{NODES[0]} starts and hosts the store: {url}")
     await director.start(NODES[0])
     for name in NODES[1:]:
-        director.narrate(f"{name} starts")
         await director.start(name)
+        director.narrate(f"{name} starts")
     await director.expect_round(0, everyone)
 
     survivors = everyone - {VICTIM}

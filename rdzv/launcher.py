@@ -54,6 +54,7 @@ from rdzv import guard
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
@@ -76,6 +77,8 @@ log = logging.getLogger(__name__)
 
 SUCCEEDED: Final = "the command has succeeded on every node"
 """Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
+
+A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
 
 NPROC: Final = "nproc"  # the attribute
 BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's shared store
@@ -246,7 +249,7 @@ class _Launcher:
         was_open = not await handler.is_closed()
         while True:
             try:
-                info = await handler.next_rendezvous()
+                info = await _meet(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
                 return 0
@@ -402,6 +405,30 @@ class _Launcher:
             log.error("a process does not end although it was killed; a driver or a file system may hang")
         for process in processes:
             await process.let_go()
+
+
+async def _meet(handler: Handler) -> RendezvousInfo:
+    """Meet the others; who sits before a terminal for longer than a moment reads there what is waited for."""
+    met: RendezvousInfo | RendezvousError
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_tell_what_is_waited_for, handler)
+        try:
+            met = await handler.next_rendezvous()
+        except RendezvousError as error:  # raised once the group has ended, which would wrap it
+            met = error
+        tasks.cancel_scope.cancel()
+    if isinstance(met, RendezvousError):
+        raise met
+    return met
+
+
+async def _tell_what_is_waited_for(handler: Handler) -> None:
+    told = ""
+    while True:
+        await anyio.sleep(A_MOMENT)
+        if told != (told := handler.reason):
+            sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {told}\n")
+            sys.stderr.flush()
 
 
 async def _hear_changes(changes: AsyncIterator[Change], heard: asyncio.Queue[Change | _Process]) -> None:

@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)")
     add("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
     add("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
-    add("--token-file", metavar="FILE", help="file with the secret that clients must prove to know")
+    add(
+        "--token-file",
+        metavar="FILE",
+        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
+    )
     add("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
     add("--key", metavar="FILE", help="PEM file with its private key")
     add("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from")
@@ -77,7 +81,7 @@ async def serve(options: argparse.Namespace) -> None:
     serving = store.serve(
         options.host,
         options.port,
-        token=_token_in(options.token_file),
+        token=_token(options.token_file),
         tls=tls,
         insecure=options.insecure,
         limits=_limits(options),
@@ -126,17 +130,25 @@ def _limits(options: argparse.Namespace) -> store.Limits:
         raise store.StoreUsageError(str(error)) from None
 
 
-def _token_in(path: str | None) -> bytes | None:
+def _token(path: str | None) -> bytes | None:
+    """The secret: in a file, whose name is given here or in the environment, or in the environment itself."""
+    name = "--token-file"
     if path is None:
-        return None
+        name, path, token = "RDZV_TOKEN_FILE", os.environ.get("RDZV_TOKEN_FILE"), os.environ.get("RDZV_TOKEN")
+        if path is None:
+            if token == "":
+                raise store.StoreUsageError("RDZV_TOKEN is empty; put the shared secret into it, or unset it")
+            return None if token is None else token.encode()
+        if token is not None:
+            raise store.StoreUsageError("RDZV_TOKEN_FILE and RDZV_TOKEN are both set; unset one of them")
     try:
         with open(path, "rb") as file:
-            token = file.read().strip()
+            secret = file.read().strip()
     except OSError as error:
-        raise store.StoreUsageError(f"--token-file {path} cannot be read: {error.strerror or error}") from error
-    if not token:
-        raise store.StoreUsageError(f"--token-file {path} is empty; write the shared secret into it")
-    return token
+        raise store.StoreUsageError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+    if not secret:
+        raise store.StoreUsageError(f"{name} {path} is empty; write the shared secret into it")
+    return secret
 
 
 def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:

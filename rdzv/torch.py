@@ -150,7 +150,7 @@ class TorchStore(dist.Store):
     `num_keys` and `list_keys` only keys of this URL or round count.
 
     Args:
-        source: A URL of ours, the run's part of it at will; or a blocking shared store, as `rdzv.sync` gives it.
+        url: One of ours, the run's part of it at will; or a blocking shared store, as `rdzv.sync` gives it.
         timeout: How long a wait may take, and the first connection.
         overrides: The URL's parameters as keywords.
 
@@ -159,22 +159,20 @@ class TorchStore(dist.Store):
         RendezvousSettingsError: The URL is wrong; a `ValueError`.
     """
 
-    def __init__(
-        self, source: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any
-    ) -> None:
+    def __init__(self, url: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any) -> None:
         super().__init__()
         self._client: BlockingStore | None = None
-        if isinstance(source, str):
-            self._client, settings = _open(source, overrides)
+        if isinstance(url, str):
+            self._client, settings = _open(url, overrides)
             prefix = Keys(settings.prefix, settings.run_id).root + "torch/store/"
             self._shared = BlockingSharedStore(self._client, prefix=prefix, fence=(), timeout=timeout)
             try:
                 self._client.ping(timeout=timeout.total_seconds())
             except StoreError as error:
                 self._client.close()
-                raise dist.DistNetworkError(f"{shown(source.partition('?')[0])}: {error}") from error
+                raise dist.DistNetworkError(f"{shown(url.partition('?')[0])}: {error}") from error
         else:
-            self._shared = source.clone()
+            self._shared = url.clone()
             self._shared.set_timeout(timeout)
         self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import os
 import socket
@@ -30,9 +31,7 @@ __all__ = [
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
-SOON = (
-    1.0  # seconds after a loss in which to come back matters most: leases may lapse sooner while we are away (S5) ...
-)
+SOON = 1.0  # seconds after a loss in which coming back matters most: leases may lapse sooner while we are away (S5) ...
 BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 
@@ -50,6 +49,9 @@ class Dial(Protocol):
 def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
     """A way to connect to an address over TCP, with TLS if it asks for it."""
     context = (tls or ssl.create_default_context()) if address.secure else None
+    # For a name with a dead IPv6 address and a live IPv4 one. Not for a single address: asyncio's race between
+    # addresses forgets the socket that has won, unclosed, if it is cancelled just then.
+    delay = None if _is_literal(address.host) else 0.25
 
     async def dial_tcp(
         protocol_factory: Callable[[], asyncio.Protocol],
@@ -66,12 +68,21 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
                 address.host,
                 address.port,
                 ssl=context,
-                happy_eyeballs_delay=0.25,  # a name with a dead IPv6 address and a live IPv4 one
+                happy_eyeballs_delay=delay,
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
 
     return dial_tcp
+
+
+def _is_literal(host: str) -> bool:
+    """Whether it is an IP address, and not a name that may have several."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 async def _connected_socket(address: Address) -> socket.socket:

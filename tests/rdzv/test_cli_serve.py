@@ -191,6 +191,37 @@ def test_what_makes_no_sense_is_said_in_one_line(
     assert complaint in line
 
 
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"RDZV_TOKEN": ""}, "RDZV_TOKEN is empty"),
+        ({"RDZV_TOKEN_FILE": "/nowhere"}, "RDZV_TOKEN_FILE /nowhere cannot be read"),
+        ({"RDZV_TOKEN": "a", "RDZV_TOKEN_FILE": "b"}, "are both set; unset one"),
+    ],
+)
+def test_a_token_in_the_environment_that_makes_no_sense_is_said_in_one_line(
+    env: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["serve", "--port", "0"]) == cli.WRONG_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.parametrize("by", ["RDZV_TOKEN", "RDZV_TOKEN_FILE", "--token-file"])
+async def test_the_token_comes_from_a_file_or_from_the_environment(by: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("swordfish\n")
+    path = str(tmp_path / "token")
+    arguments = (by, path) if by.startswith("--") else ()
+    env = {} if arguments else {by: path if by.endswith("FILE") else "swordfish"}
+    async with serving(*arguments, **env) as (_, port):
+        async with store.connect(f"tcp://127.0.0.1:{port}", token="swordfish") as client:
+            await client.ping()
+        with pytest.raises(AuthenticationError):
+            await store.connect(f"tcp://127.0.0.1:{port}", timeout=5).__aenter__()
+
+
 # ----------------------------------------------------------------------------------------------------------------- TLS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,10 +15,11 @@ import rdzv
 import store
 from rdzv.cli import main
 from rdzv.errors import RendezvousStateError
-from rdzv.launcher import LINE_BYTES_MAX, SUCCEEDED, Job, Place, environment_of, label_lines, place_of
+from rdzv.launcher import LINE_BYTES_MAX, SUCCEEDED, Job, Place, _meet, environment_of, label_lines, place_of
 from rdzv.parameters import KEEP_ALIVE, TABLE, Source
 from rdzv.state import Participant
 from tests.support.processes import ROOT, Child, free_port, start_python
+from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:
     import contextlib
@@ -318,6 +320,25 @@ def test_wrong_usage_is_told_before_anything_begins(
     assert status == 121
     (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage:")]
     assert says in line
+
+
+@pytest.mark.virtual_time
+async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
+        joining = asyncio.create_task(_meet(a))
+        await asyncio.sleep(10)
+        assert capsys.readouterr().err == f"rdzv run: run {a.run_id}, node a: 1 of at least 2 nodes\n", "and once only"
+        assert (await _meet(b)).world_size == (await joining).world_size == 2
+        assert capsys.readouterr().err == ""
+        joining = asyncio.create_task(_meet(c))
+        await asyncio.sleep(10)
+        assert "node c: a spare: all 2 nodes that a round takes are there" in capsys.readouterr().err
+        await a.set_closed("done")
+        with pytest.raises(rdzv.RendezvousGracefulExitError):
+            await joining
 
 
 # ------------------------------------------------------------------------------------------ output

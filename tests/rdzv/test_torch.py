@@ -194,7 +194,7 @@ def test_stores_of_different_runs_are_apart(url: str, run_id: str) -> None:
     TorchStore(f"{url}/{run_id}").set("a", "1")
     assert TorchStore(f"{url}/{run_id}-other").num_keys() == 0
     TorchStore(url).set(run_id, "1")
-    assert TorchStore(f"{url}/default").check([run_id])
+    assert TorchStore(url=f"{url}/default", timeout=timedelta(seconds=30)).check([run_id])
 
 
 def test_a_store_out_of_reach_is_a_network_error() -> None:

@@ -9,12 +9,15 @@ import gc
 import os
 import resource
 import socket
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 
 import store
 from store import sockets
+from store.address import Address
+from store.dialing import dial
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
@@ -271,3 +274,23 @@ async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_se
             await asyncio.wait_for(lost.wait(), 2.0)
             with pytest.raises(store.ConnectionLost, match="the connection is lost"):
                 await client.ping(timeout=1.0)
+
+
+async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behind() -> None:
+    """asyncio's race between addresses forgot the one that had won, when it was cancelled at that very moment."""
+    async with store.serve() as server:
+        dialling = dial(Address(host="127.0.0.1", port=server.port), None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for turns in range(15):  # it takes about ten
+                task = asyncio.ensure_future(dialling(asyncio.Protocol))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    transport, _ = await task
+                    transport.close()
+                del task
+                await asyncio.sleep(0)
+            gc.collect()
+        assert [str(warning.message) for warning in caught] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import pytest
+
 from store.facts import Facts, KeptReply, SavedLease
 from store.journal import Journal
 from store.messages import Event, Written
@@ -12,6 +14,7 @@ from tests.support.disk import Disk, SimulatedJournal
 from tests.support.hosts import Timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SESSION = b"s" * 16
@@ -59,11 +62,19 @@ class Machine:
         return journal
 
 
-def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_one(tmp_path: Path) -> None:
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    made = Machine()
+    yield made
+    made.disk.close()
+
+
+def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_one(
+    tmp_path: Path, machine: Machine
+) -> None:
     real = Journal(tmp_path, new_id="one")
     real.load()
     real.start(on_durable=lambda _: None, on_failure=lambda _: None)
-    machine = Machine()
     for facts in story():
         real.append(facts)
         machine.journal.append(facts)
@@ -75,8 +86,7 @@ def test_the_same_facts_leave_the_same_store_on_a_real_disk_and_on_a_simulated_o
     reopened.close()
 
 
-def test_a_crash_takes_what_was_not_committed_and_keeps_what_was() -> None:
-    machine = Machine()
+def test_a_crash_takes_what_was_not_committed_and_keeps_what_was(machine: Machine) -> None:
     machine.journal.append(story()[0])
     machine.timeline.run(1001.0)
     machine.disk.stalled_until = 1010.0
@@ -88,8 +98,7 @@ def test_a_crash_takes_what_was_not_committed_and_keeps_what_was() -> None:
     assert machine.durable == [1]
 
 
-def test_a_full_disk_takes_nothing_and_takes_it_again_when_there_is_room() -> None:
-    machine = Machine()
+def test_a_full_disk_takes_nothing_and_takes_it_again_when_there_is_room(machine: Machine) -> None:
     machine.disk.fill()
     for revision in range(1, 200):
         machine.journal.append(Facts(revisions=[put(revision, f"key {revision}" * 50)]))
