@@ -556,8 +556,11 @@ class Server:
                 self._flush()
 
     def _may_lapse(self) -> bool:
-        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can."""
-        return self._engine.read_only is None and not self._leaving
+        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can.
+
+        On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
+        """
+        return self._engine.read_only is None and not self._leaving and not self.disk_is_behind
 
     async def drop_the_silent(self) -> None:
         """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""

@@ -15,12 +15,18 @@ import pytest
 
 import store
 from store.address import Address
+from store.engine import Engine
+from store.limits import Limits
 from store.messages import Grant, Granted, KeepAlive, TimeToLive
+from store.server import Server
+from tests.support.journals import OnTheLoopsClock
 from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import start_python
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from store.interface import Watch
     from tests.support.virtual_time import VirtualTimeLoop
 
@@ -136,6 +142,39 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
             saved += 1
             peer.transport.close()
     assert saved == 100
+
+
+@virtual_time
+async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
+    """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
+    journal = OnTheLoopsClock(tmp_path, new_id="id")
+    engine = Engine.restore(journal.load(), limits=Limits(journal_bytes_max=1000), now=now())
+    server = Server(engine, clock=now, journal=journal)
+    server.start_journal()
+    time_keeping = asyncio.create_task(server.keep_time())
+    network = MemoryNetwork()
+    async with network.listen("store", server.protocol):
+        peer = await introduce(network)
+        granted = await peer.answer(*peer.ask(Grant(ttl=2.0)))
+        assert isinstance(granted, Granted)
+        await peer.answer(*peer.ask(store.Put("held", b"", lease=granted.lease)))
+        journal.WRITES_IN = 10.0
+        peer.ask(store.Put("large", bytes(2000)))
+        await asyncio.sleep(1.5)
+        (renewal,) = peer.ask(KeepAlive(lease=granted.lease))
+        await asyncio.sleep(5.0)
+        assert server.figures()["leases_lapsed"] == 0, "and nothing goes meanwhile"
+        journal.WRITES_IN = 0.002
+        assert isinstance(await peer.answer(renewal), Granted)
+        renewed_at = now()
+        while server.figures()["leases_lapsed"] == 0:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)  # of virtual time
+        assert 1.9 <= now() - renewed_at <= 2.1
+        peer.transport.abort()
+        await asyncio.sleep(0.1)
+    time_keeping.cancel()
+    await asyncio.wait([time_keeping])
+    journal.kill()
 
 
 async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
