@@ -37,7 +37,7 @@ PARAMETERS = (
     f"ttl={TTL}&disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0&prefix={PREFIX}"
 )
 TOLD_WITHIN = TTL + 8  # seconds: a dead node's TTL, two coordinators that stand still (3 s each), and a busy machine
-TOLD_IN_QUIET = 4.0  # seconds, when nothing else happens: its disconnect_ttl, an election, and a busy machine
+TOLD_IN_QUIET = 8.0  # seconds, when nothing else happens: its TTL, the coordinator's, an election, and a busy machine
 QUIET_WITHIN = 30.0  # seconds in which all must have come to one round once nothing is done to them any more
 PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))  # seconds: so that nobody notices, and so that everybody must
 HOLES = ((0.2, 0.8), (TTL + 0.5, TTL + 3))
