@@ -38,7 +38,7 @@ from store.errors import (
     UsedAfterFork,
     WatchCompacted,
 )
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, waits
+from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.sockets import forget, let_go_in_children, prepare
 from store.wire import Bye, Events, Lagged, Reply, Welcome
 
@@ -722,4 +722,4 @@ def fresh(error: StoreError) -> StoreError:
 
 
 def _size(events: list[Event]) -> int:
-    return sum(200 + len(event.key) + len(event.value) for event in events)
+    return sum(200 + key_bytes(event.key) + len(event.value) for event in events)

@@ -68,6 +68,7 @@ from store.messages import (
     Watch,
     Watching,
     Written,
+    key_bytes,
     mutates,
 )
 from store.quick import maker
@@ -170,7 +171,7 @@ class Engine:
         for entry in saved.entries:
             engine._entries[entry.key] = entry
             engine._index.add(entry.key)
-            engine._stored_bytes += ENTRY_OVERHEAD + len(entry.key) + len(entry.value)
+            engine._stored_bytes += ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
             lease = engine._leases.get(entry.lease) if entry.lease is not None else None
             if lease is not None:
                 lease.keys.add(entry.key)
@@ -566,7 +567,7 @@ class Engine:
         for key in self._index.with_prefix(prefix):
             entry = self._entries[key]
             piece.append(_put_event(entry))
-            size += len(key) + len(entry.value)
+            size += key_bytes(key) + len(entry.value)
             if size >= SNAPSHOT_BATCH_BYTES:
                 yield tuple(piece)
                 piece, size = [], 0
@@ -624,7 +625,7 @@ class Engine:
         before = self._entries.get(key)
         if before is None:
             self._index.add(key)
-            self._stored_bytes += ENTRY_OVERHEAD + len(key)
+            self._stored_bytes += ENTRY_OVERHEAD + key_bytes(key)
         else:
             self._stored_bytes -= len(before.value)
             if before.lease != lease:
@@ -643,7 +644,7 @@ class Engine:
         if entry is None:
             return False
         self._index.remove(key)
-        self._stored_bytes -= ENTRY_OVERHEAD + len(key) + len(entry.value)
+        self._stored_bytes -= ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
         self._detach(key, entry.lease)
         self._events.append(Event(kind="delete", revision=self.revision + 1, key=key))
         return True
@@ -710,7 +711,7 @@ class Engine:
         for operation in operations:
             if isinstance(operation, Get):
                 entry = self._entries.get(operation.key)
-                answer += max(_entry_bytes(entry), len(operation.key) + written.get(operation.key, 0))
+                answer += max(_entry_bytes(entry), key_bytes(operation.key) + written.get(operation.key, 0))
                 continue
             if operation.key in written:
                 raise StoreUsageError(f"a transaction writes {_shown(operation.key)} twice; once is what it may")
@@ -823,7 +824,7 @@ class Engine:
             before = self._entries.get(key)
             if before is None:
                 keys += 1
-                size += ENTRY_OVERHEAD + len(key) + value_size
+                size += ENTRY_OVERHEAD + key_bytes(key) + value_size
             else:
                 size += value_size - len(before.value)
         if keys > self.limits.keys_max and keys > len(self._entries):
@@ -892,7 +893,7 @@ def _put_event(entry: Entry) -> Event:
 
 def _entry_bytes(entry: Entry | None) -> int:
     """About how many bytes an entry takes in an answer."""
-    return 1 if entry is None else len(entry.key) + len(entry.value) + 40
+    return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
 def _shown(value: object) -> str:

@@ -61,9 +61,15 @@ __all__ = [
     "Watch",
     "Watching",
     "Written",
+    "key_bytes",
     "mutates",
     "waits",
 ]
+
+
+def key_bytes(key: str) -> int:
+    """What a key takes: Python keeps, and UTF-8 sends, up to four bytes for each character that is not ASCII."""
+    return len(key) if key.isascii() else 4 * len(key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

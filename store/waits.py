@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from store.messages import key_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -37,10 +39,10 @@ class Parked:
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
     """About how many bytes it takes to wait for these keys, under these conditions."""
-    size = sum(WAIT_OVERHEAD + len(key) for key in keys)
+    size = sum(WAIT_OVERHEAD + key_bytes(key) for key in keys)
     for condition in when:
         expected = condition.expected
-        size += WAIT_OVERHEAD + len(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
+        size += WAIT_OVERHEAD + key_bytes(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
     return size
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from store.messages import key_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -31,7 +33,7 @@ def watch_bytes(prefix: str) -> int:
 
 def event_bytes(event: Event) -> int:
     """What an event costs to keep."""
-    return EVENT_OVERHEAD + len(event.key) + len(event.value)
+    return EVENT_OVERHEAD + key_bytes(event.key) + len(event.value)
 
 
 class Watches:

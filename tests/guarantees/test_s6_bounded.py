@@ -62,9 +62,9 @@ def grants(count: int) -> tuple[Request[Any], ...]:
     return tuple(Grant(ttl=60.0) for _ in range(count))
 
 
-def filled(size: int) -> Put:
+def filled(size: int, key: str = "a") -> Put:
     """A put after which a store that was empty holds so many bytes."""
-    return Put("a", bytes(size - ENTRY_OVERHEAD - 1))
+    return Put(key, bytes(size - ENTRY_OVERHEAD - (1 if key.isascii() else 4)))
 
 
 WAITS_OF_TWO = WAIT_OVERHEAD * 2 + 2
@@ -90,6 +90,7 @@ CASES = [
     Case("keys_max", 2, Add("c", 1), "holds 2 keys", "delete some", (Put("a", b""), Add("b", 1))),
     Case("keys_max", 2, Transact(when=(), then=(Put("b", b""), Put("c", b""))), "1 keys", "delete", (Put("a", b""),)),
     Case("stored_bytes_max", K, filled(K + 1), "1001 bytes", "delete some", (filled(K),)),
+    Case("stored_bytes_max", K, filled(K + 1, "é"), "1001 bytes", "delete some", (filled(K, "é"),)),
     Case("stored_bytes_max", K, Append("a", b"x"), "1001 bytes", "delete some", (filled(K),)),
     Case("operations_max", 3, Transact(when=(), then=tuple(Get("a") for _ in range(4))), "4 operations", "split it"),
     Case("operations_max", 3, Transact(when=(), then=(), otherwise=(Get("a"),) * 4), "4 operations", "split it"),
