@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from rdzv.handler import RendezvousInfo
+    from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
     from rdzv.state import Change, RunStatus
-    from rdzv.sync import RendezvousInfo as BlockingRendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 

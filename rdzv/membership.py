@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from rdzv.shared_store import SharedStore
+    from rdzv.shared_store import BlockingSharedStore, SharedStore
     from rdzv.state import Participant, Round
 
-__all__ = ["Membership", "RendezvousInfo"]
+__all__ = ["BlockingRendezvousInfo", "Membership", "RendezvousInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,27 @@ class RendezvousInfo:
     async def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
         return await self._read_roster()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.store, self.rank, self.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockingRendezvousInfo:
+    """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
+
+    run_id: str
+    round: int
+    node_id: str
+    rank: int
+    world_size: int
+    store: BlockingSharedStore
+    bootstrap_address: tuple[str, int]
+    _read_roster: Callable[[], list[Participant]] = field(repr=False)
+
+    def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        return self._read_roster()
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.store, self.rank, self.world_size))

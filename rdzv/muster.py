@@ -19,7 +19,8 @@ from rdzv.errors import RendezvousError, RoundSupersededError, SharedStoreTimeou
 from rdzv.state import NodesLeft, NodesLost
 
 if TYPE_CHECKING:
-    from rdzv.handler import Handler, RendezvousInfo
+    from rdzv.interface import RendezvousHandler
+    from rdzv.membership import RendezvousInfo
 
 __all__ = ["all_here"]
 
@@ -29,7 +30,7 @@ GO_ON: Final = b"go on"
 MEET_AGAIN: Final = b"meet again"
 
 
-async def all_here(handler: Handler, info: RendezvousInfo, *, timeout: float) -> bool:
+async def all_here(handler: RendezvousHandler, info: RendezvousInfo, *, timeout: float) -> bool:
     """Wait for all members of the round; False if one has gone first, and all are to meet again.
 
     Every member calls it, once. A member that lives, and does not come within `timeout` seconds, is left to whatever

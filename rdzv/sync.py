@@ -16,13 +16,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rdzv import backends
 from rdzv.errors import RendezvousStateError
 from rdzv.handler import Handler as AsyncHandler
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
+from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.muster import all_here
 from rdzv.shared_store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from rdzv import handler as async_handler
+    from rdzv import membership
     from rdzv.history import Chapter
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.state import Change, Participant, RunStatus
+    from rdzv.state import Change, RunStatus
     from store import BlockingStore
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]
@@ -47,34 +47,13 @@ T = TypeVar("T")
 TAKEN_BACK_WITHIN = 10.0  # seconds for which a call waits for an interrupted one to be undone; that is itself bounded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousInfo:
-    """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
-
-    run_id: str
-    round: int
-    node_id: str
-    rank: int
-    world_size: int
-    store: SharedStore
-    bootstrap_address: tuple[str, int]
-    _read_roster: Callable[[], list[Participant]] = field(repr=False)
-
-    def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
-        return self._read_roster()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.store, self.rank, self.world_size))
-
-
 class Handler(RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
 
     def __init__(self, inner: AsyncRendezvousHandler, portal: BlockingPortal) -> None:
         self._inner = inner
         self._portal = portal
-        self._info: async_handler.RendezvousInfo | None = None  # of the current round
+        self._info: membership.RendezvousInfo | None = None  # of the current round
         self._shared_client: BlockingStore | None = None  # of the same
         self._undone = threading.Event()  # clear while an interrupted call is being taken back, in the portal's loop
         self._undone.set()
@@ -99,7 +78,7 @@ class Handler(RendezvousHandler):
             return cast("RendezvousInfo", info)  # somebody else's backend: what it gives is what its user gets
         return self._blocking(info, self._inner)
 
-    def _blocking(self, info: async_handler.RendezvousInfo, inner: AsyncHandler) -> RendezvousInfo:
+    def _blocking(self, info: membership.RendezvousInfo, inner: AsyncHandler) -> RendezvousInfo:
         """The same information, with a shared store on a socket of this caller's own."""
         if self._shared_client is not None:
             self._shared_client.close()
