@@ -57,7 +57,7 @@ from store import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from rdzv.follower import Follower
     from rdzv.state import Keys
@@ -304,14 +304,11 @@ class _Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        assert self._run_lease is not None, "a term begins with taking the lease over"
-        writes = [Put(self._keys.progress, progress.pack(), lease=self._run_lease.id)]
+        writes = [self._put(self._keys.progress, progress.pack())]
         chapters = self._chronicle.continued(progress, self._follower.head.closed, now=now)
         if chapters is not None:
-            writes.append(self._as_history(chapters))
-        result = await self._store.transact(when=self._in_office, then=writes)
-        if not result.succeeded:
-            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+            writes.append(self._put(self._keys.history, pack_chapters(chapters)))
+        await self._write(writes)
         if chapters is not None:
             self._chronicle.written(chapters, now=now)
         self._reported, self._reported_at = progress, now
@@ -327,9 +324,16 @@ class _Term:
             await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
             await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
 
-    def _as_history(self, chapters: Sequence[Chapter]) -> Put:
+    def _put(self, key: str, value: bytes) -> Put:
+        """A write on the run's own lease: what it writes goes with the run."""
         assert self._run_lease is not None, "a term begins with taking the lease over"
-        return Put(self._keys.history, pack_chapters(chapters), lease=self._run_lease.id)
+        return Put(key, value, lease=self._run_lease.id)
+
+    async def _write(self, writes: list[Put]) -> None:
+        """Write all of it at one revision; `ConditionFailed` if this node is no longer in office."""
+        result = await self._store.transact(when=self._in_office, then=writes)
+        if not result.succeeded:
+            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
 
     def _report_error(self, error: Exception | None) -> None:
         """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
@@ -371,8 +375,8 @@ class _Term:
         now, names = self._store.time(), [member.node_id for member in members]
         chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
         writes: list[Put | Delete] = [
-            Put(self._keys.round, round.pack(), lease=self._run_lease.id),
-            self._as_history(chapters),
+            self._put(self._keys.round, round.pack()),
+            self._put(self._keys.history, pack_chapters(chapters)),
         ]
         stand = True
         if len(conditions) > self._store.operations_max:
@@ -414,13 +418,11 @@ class _Term:
         self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
     ) -> None:
         """Write ranks by bucket of the node's id, and the roster by rank, under this term."""
-        assert self._run_lease is not None, "a term begins with taking the lease over"
-        lease = self._run_lease.id
         by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
         for member in members:
             by_bucket[bucket_of(member.node_id, buckets)].append(member)
         writes = [
-            Put(self._keys.ranks(number, self._term, index), pack_members(bucket), lease=lease)
+            self._put(self._keys.ranks(number, self._term, index), pack_members(bucket))
             for index, bucket in enumerate(by_bucket)
         ]
         for index in range(buckets):
@@ -435,11 +437,9 @@ class _Term:
                 )
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
-            writes.append(Put(self._keys.roster(number, self._term, index), pack_roster(roster), lease=lease))
+            writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
         for portion in _portions(writes, self._store.operations_max):
-            result = await self._store.transact(when=self._in_office, then=portion)
-            if not result.succeeded:
-                raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+            await self._write(portion)
 
     async def _clear_away(self, round: Round | None) -> None:
         """Delete what older rounds, and coordinators that died before their commit, have left behind."""
