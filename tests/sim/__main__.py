@@ -142,16 +142,17 @@ def _bugs(arguments: list[str]) -> None:
     ]
     for bug, seams, tell in planted:
         if chosen.only in bug:
-            print(f"{bug}: {_hunt(seams, tell, chosen.within)}", flush=True)
+            print(f"{bug}: {hunt(seams, tell, range(chosen.within))}", flush=True)
 
 
-def _hunt(seams: Seams, tell: Callable[..., object], within: int) -> str:
-    for seed in range(within):
+def hunt(seams: Seams, tell: Callable[..., object], seeds: range) -> str:
+    """What the first of these seeds to find a planted bug says of it; a `Violation` if none does."""
+    for seed in seeds:
         try:
             tell(seed, seams=seams)
         except Violation as violation:
             return f"{violation}"
-    raise Violation(f"not found within {within} seeds")
+    raise Violation(f"not found within {len(seeds)} seeds")
 
 
 def _seeds(arguments: list[str], program: str) -> argparse.Namespace:

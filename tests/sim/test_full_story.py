@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.__main__ import main
-from tests.sim.checker import Violation
+from tests.sim.__main__ import hunt, main
 from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import FullOutcome, tell_full_story
 from tests.support.seeds import FRESH
@@ -58,13 +57,8 @@ WITHIN = 300
 
 @pytest.mark.parametrize("bug", FULL_BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    for seed in range(SEEDS[bug], SEEDS[bug] + WITHIN):
-        try:
-            tell_full_story(seed, seams=FULL_BUGS[bug])
-        except Violation as violation:
-            assert "python -m tests.sim full --seed" in str(violation)  # noqa: PT017  most histories raise nothing
-            return
-    pytest.fail(f"not found in {WITHIN} histories")
+    said = hunt(FULL_BUGS[bug], tell_full_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    assert "python -m tests.sim full --seed" in said
 
 
 def test_many_histories_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.__main__ import main
-from tests.sim.checker import Violation
+from tests.sim.__main__ import hunt, main
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import StoreOutcome, tell_store_story
 from tests.support.seeds import FRESH
@@ -59,13 +58,8 @@ WITHIN = 100
 
 @pytest.mark.parametrize("bug", STORE_BUGS)
 def test_a_bug_planted_in_the_store_is_found(bug: str) -> None:
-    for seed in range(SEEDS[bug], SEEDS[bug] + WITHIN):
-        try:
-            tell_store_story(seed, seams=STORE_BUGS[bug])
-        except Violation as violation:
-            assert "python -m tests.sim store --seed" in str(violation)  # noqa: PT017  most stories raise nothing
-            return
-    pytest.fail(f"not found in {WITHIN} stories")
+    said = hunt(STORE_BUGS[bug], tell_store_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    assert "python -m tests.sim store --seed" in said
 
 
 def test_hours_of_the_store_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
