@@ -29,7 +29,7 @@ import rdzv
 import store
 from benchmarks import support
 from benchmarks.support import Worker, ms, ratio
-from rdzv.handler import Handler
+from rdzv.node.handler import Handler
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import store
 from benchmarks import support
 from benchmarks.support import ms
-from store import wire
-from store.address import Address
+from store.net.address import Address
+from store.protocol import wire
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

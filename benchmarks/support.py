@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import store
-from store.loops import loop_factory
+from store.net.threads import loop_factory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence

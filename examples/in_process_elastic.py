@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import rdzv
 import store
-from rdzv.handler import Handler
+from rdzv.node.handler import Handler
 from rdzv.torch import TorchStore
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ async def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"tcp://127.0.0.1:{port}/jax?min_nodes=2"
-    command = (sys.executable, "-m", "rdzv.cli", "run", url, "--", sys.executable, __file__)
+    command = (sys.executable, "-m", "rdzv", "run", url, "--", sys.executable, __file__)
     nodes = [await asyncio.create_subprocess_exec(*command) for _ in range(2)]
     assert [await node.wait() for node in nodes] == [0, 0]
     print("verified: two processes were one cluster", flush=True)

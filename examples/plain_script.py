@@ -68,7 +68,7 @@ def _connect(address: tuple[str, int]) -> socket.socket:
 async def start(url: str, name: str) -> Process:
     """Start one node."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rdzv.cli", "run", f"{url}&node_id={name}", "--", sys.executable, __file__), stdout=PIPE
+        *(sys.executable, "-m", "rdzv", "run", f"{url}&node_id={name}", "--", sys.executable, __file__), stdout=PIPE
     )
 
 

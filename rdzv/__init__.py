@@ -7,8 +7,19 @@
 not import a package with so common a name as `store`.
 """
 
-from rdzv import shadow, sync  # isort: skip  # shadow comes first: it checks that `store` is ours
-from rdzv.backends import connect
+from rdzv import _import_guard as _import_guard  # isort: skip  # comes first: another `store` may shadow ours
+from rdzv import sync
+from rdzv.backends.builtin import connect
+from rdzv.backends.registry import (
+    RendezvousHandlerCreator,
+    RendezvousHandlerFactory,
+    RendezvousHandlerRegistry,
+    RendezvousParameters,
+    register,
+    rendezvous_handler_registry,
+)
+from rdzv.config.settings import Settings
+from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
 from rdzv.errors import (
     QueueEmptyError,
     RendezvousClosedError,
@@ -26,19 +37,9 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.handler import RendezvousInfo
 from rdzv.interface import RendezvousHandler
-from rdzv.registry import (
-    RendezvousHandlerCreator,
-    RendezvousHandlerFactory,
-    RendezvousHandlerRegistry,
-    RendezvousParameters,
-    register,
-    rendezvous_handler_registry,
-)
-from rdzv.settings import Settings
-from rdzv.shared_store import SharedStore
-from rdzv.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
+from rdzv.node.handler import RendezvousInfo
+from rdzv.shared_store.store import SharedStore
 from store import StoreError, serve
 
 __all__ = [
@@ -79,6 +80,5 @@ __all__ = [
     "register",
     "rendezvous_handler_registry",
     "serve",
-    "shadow",
     "sync",
 ]

@@ -1,10 +1,10 @@
 """What any rendezvous can do, whoever wrote it: the abstract handlers, async and blocking.
 
-Whoever brings a backend subclasses `RendezvousHandler` and writes four methods; `rdzv.handler` writes them
+Whoever brings a backend subclasses `RendezvousHandler` and writes four methods; `rdzv.node.handler` writes them
 all. What a backend leaves out says so when it is called, rather than doing nothing: only `aclose` may be
 silent, because a backend that holds nothing open has nothing to close.
 
-This room holds no behaviour. It names the types of `rdzv.state` and `rdzv.handler` for type checkers only.
+This room holds no behaviour. It names the types of `rdzv.core.state` and `rdzv.node.handler` for type checkers only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
-    from rdzv.state import Change, RunStatus
+    from rdzv.core.state import Change, RunStatus
+    from rdzv.node.membership import BlockingRendezvousInfo, RendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
 

@@ -18,15 +18,15 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rdzv import backends
+from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
-from rdzv.handler import Handler as AsyncHandler
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
-from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
-from rdzv.muster import all_here
-from rdzv.shared_store import BlockingSharedStore as SharedStore
+from rdzv.node.handler import Handler as AsyncHandler
+from rdzv.node.membership import BlockingRendezvousInfo as RendezvousInfo
+from rdzv.node.round_barrier import all_here
+from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
-from store.loops import PortalThread
+from store.net.threads import PortalThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from rdzv import membership
-    from rdzv.history import Chapter
+    from rdzv.core.history import Chapter
+    from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.state import Change, RunStatus
+    from rdzv.node import membership
     from store import BlockingStore
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]
@@ -98,7 +98,7 @@ class Handler(RendezvousHandler):
         )
 
     def all_here(self, *, timeout: float) -> bool:
-        """Wait until every member of this round has called this; False if one has gone first: see `rdzv.muster`."""
+        """Wait until every member of this round has called this; False if one has gone first (`node.round_barrier`)."""
         inner, info = self._inner, self._info
         if info is None or not isinstance(inner, AsyncHandler):
             return True
@@ -214,7 +214,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
     def __enter__(self) -> Handler:
         with contextlib.ExitStack() as opened:
             portal = opened.enter_context(PortalThread("rdzv"))
-            connecting = portal.wrap_async_context_manager(backends.connect(self._url, **self._overrides))
+            connecting = portal.wrap_async_context_manager(builtin.connect(self._url, **self._overrides))
             handler = opened.enter_context(Handler(opened.enter_context(connecting), portal))
             self._opened = opened.pop_all()
         return handler

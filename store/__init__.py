@@ -7,7 +7,8 @@ It knows nothing of rendezvous, and can be used by itself::
 """
 
 from store import sync, when
-from store.client import Client
+from store.client.client import Client
+from store.connect import connect
 from store.errors import (
     AuthenticationError,
     ConditionFailed,
@@ -36,8 +37,7 @@ from store.messages import (
     Put,
     TransactionResult,
 )
-from store.opening import connect
-from store.server import Server, serve
+from store.server.server import Server, serve
 
 __all__ = [
     "Add",

@@ -98,7 +98,7 @@ class _Store:
         """Start it, on what it has left behind."""
         self._server = contextlib.AsyncExitStack()
         arguments = ("--port", str(self.port), "--data-dir", self._directory)
-        child = await self._server.enter_async_context(start_python("-m", "rdzv.cli", "serve", *arguments))
+        child = await self._server.enter_async_context(start_python("-m", "rdzv", "serve", *arguments))
         await child.says("listens on", timeout=30)
 
     async def kill(self) -> None:

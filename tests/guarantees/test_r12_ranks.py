@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.decision import Parked
-from rdzv.ranks import order_named
+from rdzv.core.decision import Parked
+from rdzv.core.ranks import order_named
 from tests.support.hand_fed import HandFed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rdzv.state import NodeRecord
+    from rdzv.core.state import NodeRecord
 
 # What is decided.
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
+from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
-from rdzv.settings import parse
 from tests.support.hand_fed import HandFed
 
 # What is decided.

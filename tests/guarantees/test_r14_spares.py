@@ -6,7 +6,7 @@ First what the pure rooms alone can show, on a run fed by hand.
 
 from __future__ import annotations
 
-from rdzv.decision import Parked, Refused
+from rdzv.core.decision import Parked, Refused
 from tests.support.hand_fed import HandFed
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.decision import Parked, explain, follow
+from rdzv.core.decision import Parked, explain, follow
 from tests.support.hand_fed import HandFed
 
 

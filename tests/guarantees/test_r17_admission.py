@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 import rdzv
-from rdzv.state import Dropped, NodesLeft, NodesLost
+from rdzv.core.state import Dropped, NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 pytestmark = pytest.mark.virtual_time

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 import rdzv
-from rdzv.history import CHAPTERS_MOST
+from rdzv.core.history import CHAPTERS_MOST
 from tests.support.runs import VirtualRun
 
 pytestmark = pytest.mark.virtual_time

@@ -5,7 +5,7 @@ First what the pure rooms alone can show, on a run fed by hand.
 
 from __future__ import annotations
 
-from rdzv.decision import Parked
+from rdzv.core.decision import Parked
 from tests.support.hand_fed import HandFed
 
 # What is decided.

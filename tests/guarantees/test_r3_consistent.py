@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.decision import Complete
-from rdzv.ranks import order_named
-from rdzv.state import Member, bucket_of, pack_members, unpack_members
+from rdzv.core.decision import Complete
+from rdzv.core.ranks import order_named
+from rdzv.core.state import Member, bucket_of, pack_members, unpack_members
 from tests.support.hand_fed import HandFed
 
 # What is decided.

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.state import NodesLeft, NodesLost
+from rdzv.core.state import NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
-    from rdzv.handler import Handler, RendezvousInfo
+    from rdzv.node.handler import Handler, RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rdzv.core.state import Change, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
-from rdzv.state import Change, Dropped, NodesLeft, NodesLost, NodesWaiting
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv.handler import Handler, RendezvousInfo
+    from rdzv.node.handler import Handler, RendezvousInfo
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time

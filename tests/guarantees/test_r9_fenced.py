@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rdzv.core.state import Dropped, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
-from rdzv.state import Dropped, NodesLost, NodesWaiting
 from store import ConditionFailed
 from store.messages import Put, Transact, TransactionResult
 from tests.support.runs import VirtualRun, assert_one_round, listen
@@ -21,8 +21,8 @@ from tests.support.runs import VirtualRun, assert_one_round, listen
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv.handler import RendezvousInfo
-    from rdzv.shared_store import SharedStore
+    from rdzv.node.handler import RendezvousInfo
+    from rdzv.shared_store.store import SharedStore
     from store.messages import Request
 
 pytestmark = pytest.mark.virtual_time

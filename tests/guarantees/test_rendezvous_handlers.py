@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
+from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from rdzv.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, listen
 

@@ -14,7 +14,7 @@ import pytest
 
 import rdzv
 import rdzv.sync
-from rdzv.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
 from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_store, told
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from store.connection import ClientConnection
-from store.engine import Engine
+from store.engine.engine import Engine
 from store.errors import ConnectionLost, StoreReplaced
 from store.messages import Add, Get
+from store.protocol.connection import ClientConnection
 from tests.support.by_hand import Post, Town
 
 

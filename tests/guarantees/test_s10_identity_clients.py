@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from store.address import Address
+from store.client.keepalive import TaskKeeper
 from store.errors import StoreReplaced
-from store.keepalive import TaskKeeper
+from store.net.address import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from store.server import Server
+    from store.server.server import Server
 
 
 class Restartable:

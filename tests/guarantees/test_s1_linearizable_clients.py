@@ -147,7 +147,7 @@ async def kill_again_and_again(
     """Serve, and be killed at work; the last life is left to go on, and ends when this is cancelled."""
     arguments = ("serve", "--port", str(port), "--data-dir", str(directory))
     for life in range(KILLS + 1):
-        async with start_python("-m", "rdzv.cli", *arguments) as server:
+        async with start_python("-m", "rdzv", *arguments) as server:
             await server.says("listens on")
             wanted = len(history) + rng.randrange(20, 120)
             while len(history) < wanted:  # noqa: ASYNC110 - it announces nothing

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from store.errors import ConnectionLost
 from store.messages import Add, Added, Append, CompareAndSet, Delete, Get, Grant, Put, Revoke, TimeToLive, Transact
-from store.wire import Welcome
+from store.protocol.wire import Welcome
 from tests.support.by_hand import Post, Town
 
 

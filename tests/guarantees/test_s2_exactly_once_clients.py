@@ -13,8 +13,8 @@ import random
 import pytest
 
 import store
-from store.address import Address
 from store.errors import ConnectionLost
+from store.net.address import Address
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
 

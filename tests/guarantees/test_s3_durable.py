@@ -25,9 +25,9 @@ import pytest
 
 import store
 from store.errors import ConnectionLost, LeaseNotFound, LimitExceeded
-from store.journal import Journal
 from store.messages import Found, Get, List, Put, TimeToLive, Watch, Watching, Written
-from store.wire import Events, Reply
+from store.protocol.wire import Events, Reply
+from store.server.journal import Journal
 from tests.support.journals import a_peer, held_back, taken
 from tests.support.processes import Child, free_port, start, start_python
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from store import Client, Event
-    from store.facts import Facts
+    from store.engine.changeset import Facts
 
 KILLS = int(os.environ.get("RDZV_KILLS", "10"))
 SEED = int(os.environ.get("RDZV_SEED", "7"))
@@ -45,7 +45,7 @@ WRITERS = 4  # clients, each of which has a caller of every sort below
 
 def serving(directory: Path, port: int, *more: str) -> contextlib.AbstractAsyncContextManager[Child]:
     arguments = ("--port", str(port), "--data-dir", str(directory), *more)
-    return start_python("-m", "rdzv.cli", "serve", *arguments)
+    return start_python("-m", "rdzv", "serve", *arguments)
 
 
 # ------------------------------------------------------------------------------------------------------- kill -9
@@ -368,9 +368,7 @@ class SmallDisk:
     async def serve(self, stack: contextlib.AsyncExitStack, directory: Path, port: int) -> None:
         if not can_mount():
             pytest.skip("skipped, this system lets nobody mount a file system of their own")
-        script = (
-            'mount -t tmpfs -o size=4m none "$1" && exec "$2" -m rdzv.cli serve -v --port "$3" --data-dir "$1/data"'
-        )
+        script = 'mount -t tmpfs -o size=4m none "$1" && exec "$2" -m rdzv serve -v --port "$3" --data-dir "$1/data"'
         here = str(Path(__file__).parents[2])
         self._server = await stack.enter_async_context(
             start(
@@ -485,8 +483,8 @@ async def test_s3_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_do
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ "what was acknowledged survives": and what was not is made again by who asks for it, once."""
-    monkeypatch.setattr("store.server.Journal", Unsynced)
-    monkeypatch.setattr("store.server.TRY_AGAIN_AFTER", 0.05)
+    monkeypatch.setattr("store.server.server.Journal", Unsynced)
+    monkeypatch.setattr("store.server.server.TRY_AGAIN_AFTER", 0.05)
     async with (
         store.serve(data_dir=tmp_path) as server,
         store.connect(server.url, timeout=20.0) as client,
@@ -530,8 +528,8 @@ class Unsynced(Journal):
 
 async def test_s3_without_a_directory_the_store_says_that_it_is_memory_only(tmp_path: Path) -> None:
     """ "Without a directory the store is memory only and says so at start." """
-    async with start_python("-m", "rdzv.cli", "serve", "--port", "0") as server:
+    async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         await server.says("in memory only: it ends with this process")
-    async with start_python("-m", "rdzv.cli", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:
+    async with start_python("-m", "rdzv", "serve", "--port", "0", "--data-dir", str(tmp_path)) as server:
         assert "memory" not in await server.says("listens on")
         await server.says(f"kept in {tmp_path}")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store import client as client_room
-from store.address import Address
+from store.client import client as client_room
 from store.errors import WatchCompacted
 from store.limits import Limits
+from store.net.address import Address
 from tests.support.memory_network import MemoryNetwork
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH

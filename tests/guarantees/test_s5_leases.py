@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.leases import STALL_AFTER
+from store.engine.leases import STALL_AFTER
 from store.messages import FailureKind, Grant, KeepAlive, Put, TimeToLive, Watch
 from tests.support.by_hand import LOOK_EVERY, Desk
 

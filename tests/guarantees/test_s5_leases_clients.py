@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import store
-from store.address import Address
-from store.engine import Engine
+from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Grant, Granted, KeepAlive, TimeToLive
-from store.server import Server
+from store.net.address import Address
+from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
 from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import start_python
@@ -192,7 +192,7 @@ async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
 async def test_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
     """Really stopped: SIGSTOP. What was sent to it meanwhile is in its sockets, and is read before anything lapses."""
     ttl = 0.8
-    async with start_python("-m", "rdzv.cli", "serve", "--port", "0") as server:
+    async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         line = await server.says("listens on")
         url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
         async with store.connect(url) as client, store.connect(url) as other, other.watch("") as watch:

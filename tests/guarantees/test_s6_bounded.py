@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import when, wire
-from store.connection import ClientConnection, ServerConnection
-from store.engine import ENTRY_OVERHEAD
+from store import when
+from store.engine.engine import ENTRY_OVERHEAD
+from store.engine.waits import WAIT_OVERHEAD
+from store.engine.watches import EVENT_OVERHEAD, WATCH_OVERHEAD
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
 from store.messages import (
@@ -37,9 +38,9 @@ from store.messages import (
     Wait,
     Watch,
 )
-from store.waits import WAIT_OVERHEAD
-from store.watches import EVENT_OVERHEAD, WATCH_OVERHEAD
-from store.wire import VERSION, FrameReader, Greeting, Hello, Welcome
+from store.protocol import wire
+from store.protocol.connection import ClientConnection, ServerConnection
+from store.protocol.wire import VERSION, FrameReader, Greeting, Hello, Welcome
 from tests.support.by_hand import Desk
 
 K = 1000

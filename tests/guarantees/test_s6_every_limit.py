@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
-from store import when, wire
+from store import when
 from store.errors import ConnectionLost, LimitExceeded, WatchCompacted
 from store.limits import Limits
 from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Put, Request, Watch, Written
+from store.protocol import wire
 from tests.support.journals import a_peer, held_back
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from store.server import Server
+    from store.server.server import Server
 
 MIB = 2**20
 

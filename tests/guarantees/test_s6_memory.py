@@ -16,7 +16,7 @@ import pytest
 
 import store
 from store.messages import Watch
-from store.wire import Lagged
+from store.protocol.wire import Lagged
 from tests.support.processes import start_python
 from tests.support.stores import Peer
 
@@ -40,7 +40,7 @@ def most_memory(pid: int) -> int:
 @contextlib.asynccontextmanager
 async def serving(*arguments: str) -> AsyncIterator[tuple[int, int]]:
     """A server's port and process."""
-    async with start_python("-m", "rdzv.cli", "serve", "--port", "0", *arguments) as child:
+    async with start_python("-m", "rdzv", "serve", "--port", "0", *arguments) as child:
         line = await child.says("listens on")
         yield int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2]), child.pid
 

@@ -18,8 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store import layouts, wire
-from store.connection import ClientConnection, ServerConnection
 from store.errors import AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced
 from store.limits import Limits
 from store.messages import (
@@ -49,7 +47,9 @@ from store.messages import (
     Watch,
     Written,
 )
-from store.wire import VERSION, Bye, FrameReader, Greeting, Hello, Sorry, Welcome
+from store.protocol import codec, wire
+from store.protocol.connection import ClientConnection, ServerConnection
+from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Sorry, Welcome
 from tests.support.by_hand import Town
 from tests.support.seeds import FRESH
 
@@ -228,7 +228,7 @@ def structured(rng: random.Random, depth: int = 0) -> object:
 
 def almost_a_message(rng: random.Random) -> object:
     """An array that begins as messages do."""
-    code = rng.choice([*layouts.REQUESTS, *layouts.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
+    code = rng.choice([*codec.REQUESTS, *codec.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
     return [code, rng.randrange(1, 5), rng.choice([0, 1]), *(structured(rng, 1) for _ in range(rng.randrange(6)))]
 
 
@@ -263,7 +263,7 @@ PLAIN = st.one_of(
 NESTED = st.recursive(
     PLAIN, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
 )
-CODES = st.sampled_from([*layouts.REQUESTS, *layouts.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
+CODES = st.sampled_from([*codec.REQUESTS, *codec.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
 
 
 @settings(

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store import wire
 from store.limits import Limits
+from store.protocol import wire
 from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from store.server import Server
+    from store.server.server import Server
 
 
 class Bystander:
@@ -158,7 +158,7 @@ async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: py
         ]
         await asyncio.gather(*[answer_to(server.port, offence) for offence in offences])
         assert len(caplog.records) == 50, "each costs one line"
-        assert {record.name for record in caplog.records} == {"store.server"}
+        assert {record.name for record in caplog.records} == {"store.server.server"}
 
 
 async def test_what_an_offender_had_asked_properly_before_was_done() -> None:

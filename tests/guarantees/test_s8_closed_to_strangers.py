@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import wire
-from store.connection import ClientConnection, ServerConnection
 from store.errors import AuthenticationError
 from store.limits import Limits
-from store.wire import VERSION, FrameReader, Greeting, Hello, Welcome
+from store.protocol import wire
+from store.protocol.connection import ClientConnection, ServerConnection
+from store.protocol.wire import VERSION, FrameReader, Greeting, Hello, Welcome
 
 TOKEN = b"a very secret token"
 
@@ -199,7 +199,7 @@ def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pyte
     """ "bound to role and protocol version": who rewrites a hello cannot have both sides speak another version."""
     there = server()
     hello = decoded(hello_to(client(), there))
-    monkeypatch.setattr("store.connection.VERSION", VERSION + 1)
+    monkeypatch.setattr("store.protocol.connection.VERSION", VERSION + 1)
     with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
         list(there.receive(wire.encode_hello(hello._replace(version=VERSION + 1))))
 

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import store
-from store import server as server_room
-from store.connection import ServerConnection
 from store.errors import AuthenticationError, ConnectionLost, StoreUsageError
+from store.protocol.connection import ServerConnection
+from store.server import server as server_room
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from store.server import Server
-    from store.wire import Hello
+    from store.protocol.wire import Hello
+    from store.server.server import Server
 
 TOKEN = "correct horse battery staple"
 IMPOSTORS_TOKEN = b"something else"
@@ -172,12 +172,12 @@ async def test_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> Non
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("wrong horse")
     options = ("serve", "--port", "0", "-v", "--token-file", str(tmp_path / "token"))
-    async with start_python("-m", "rdzv.cli", *options) as server:
+    async with start_python("-m", "rdzv", *options) as server:
         line = await server.says("listens on")
         url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
         async with (
-            start_python("-m", "rdzv.cli", "ping", f"{url}/run?token_file={tmp_path / 'token'}") as friend,
-            start_python("-m", "rdzv.cli", "ping", f"{url}/run?token_file={tmp_path / 'wrong'}") as stranger,
+            start_python("-m", "rdzv", "ping", f"{url}/run?token_file={tmp_path / 'token'}") as friend,
+            start_python("-m", "rdzv", "ping", f"{url}/run?token_file={tmp_path / 'wrong'}") as stranger,
         ):
             shown = listed(server, friend, stranger)
             assert TOKEN not in shown

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store.address import Address
-from store.client import Client
-from store.dialing import dial
+from store.client.client import Client
 from store.errors import ConnectionLost, LimitExceeded
-from store.journal import Journal
-from store.server import LEAVE_WITHIN, Server
+from store.net.address import Address
+from store.net.dialing import dial
+from store.server.journal import Journal
+from store.server.server import LEAVE_WITHIN, Server
 from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from store.facts import Facts
+    from store.engine.changeset import Facts
 
 
 def client_of(server: Server, *, timeout: float) -> Client:
@@ -154,9 +154,9 @@ class Hanging(Journal):
 async def test_a_disk_that_hangs_keeps_no_server_from_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("store.server.Journal", Hanging)
-    monkeypatch.setattr("store.server.TRY_AGAIN_AFTER", 0.01)
-    monkeypatch.setattr("store.server.STOP_WITHIN", 0.3)
+    monkeypatch.setattr("store.server.server.Journal", Hanging)
+    monkeypatch.setattr("store.server.server.TRY_AGAIN_AFTER", 0.01)
+    monkeypatch.setattr("store.server.server.STOP_WITHIN", 0.3)
     try:
         async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
             with pytest.raises(LimitExceeded, match="the disk does not take it"):

@@ -10,7 +10,7 @@ from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler, RendezvousHandler
 
 if TYPE_CHECKING:
-    from rdzv.handler import RendezvousInfo
+    from rdzv.node.handler import RendezvousInfo
     from rdzv.sync import RendezvousInfo as BlockingInfo
 
 FOUR = {"next_rendezvous", "num_nodes_waiting", "is_closed", "set_closed"}

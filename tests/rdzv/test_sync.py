@@ -16,8 +16,8 @@ import pytest
 import rdzv.sync
 import store
 import store.sync
+from rdzv.core.state import Closed, NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RoundSupersededError
-from rdzv.state import Closed, NodesWaiting
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
-from rdzv.state import Keys, NodeRecord, Round, unpack_members, unpack_roster
+from rdzv.core.state import Keys, NodeRecord, Round, unpack_members, unpack_roster
 
 if TYPE_CHECKING:
-    from rdzv.decision import Rules
+    from rdzv.core.decision import Rules
     from store.messages import Event
 
 __all__ = ["Checker", "Committed", "Violation"]

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from rdzv import coordinator
-from rdzv.shared_store import SharedStore
-from rdzv.transitions import View
+from rdzv.core.view import View
+from rdzv.node import coordinator
+from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact, TransactionResult
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams

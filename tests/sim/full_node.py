@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
+from rdzv.config.settings import parse
+from rdzv.core.state import Closed, Dropped
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -23,20 +25,18 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.handler import Handler
-from rdzv.ports import HeldPort
-from rdzv.settings import parse
-from rdzv.state import Closed, Dropped
+from rdzv.node.handler import Handler
+from rdzv.node.ports import HeldPort
+from store.client.keepalive import ThreadKeeper, _KeeperThread
 from store.errors import LimitExceeded
-from store.keepalive import ThreadKeeper, _KeeperThread
 from store.messages import Put, Transact
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from rdzv.membership import Membership, RendezvousInfo
-    from rdzv.state import Change
-    from store.keepalive import StoreFactory
+    from rdzv.core.state import Change
+    from rdzv.node.membership import Membership, RendezvousInfo
+    from store.client.keepalive import StoreFactory
     from store.messages import Request
     from tests.sim.full_story import FullStory
     from tests.sim.machines import Process

@@ -17,10 +17,10 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdzv.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
-from rdzv.decision import Rules
-from rdzv.ranks import order_named
-from rdzv.state import Keys, NodesLeft, NodesLost
+from rdzv.core.decision import Rules
+from rdzv.core.ranks import order_named
+from rdzv.core.state import Keys, NodesLeft, NodesLost
+from rdzv.node.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
 from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import Fuse, Node, commits
@@ -30,8 +30,8 @@ from tests.support.memory_network import Way
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdzv.membership import RendezvousInfo
-    from rdzv.state import Participant
+    from rdzv.core.state import Participant
+    from rdzv.node.membership import RendezvousInfo
     from store.messages import Event
 
 __all__ = ["FullOutcome", "FullStory", "tell_full_story"]

@@ -12,9 +12,9 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from store.engine import Engine
+from store.engine.engine import Engine
 from store.limits import Limits
-from store.server import Server
+from store.server.server import Server
 from tests.sim.truth import Books, HeardClient, Truth, observe
 from tests.support.disk import Disk, SimulatedJournal
 from tests.support.hosts import Timeline
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-    from store.facts import Facts
+    from store.engine.changeset import Facts
     from store.messages import Event
     from tests.support.hosts import Host
 

@@ -1,7 +1,7 @@
 """A simulated node: what a handler and its coordinator do, step by step, around the same pure rooms.
 
-Its scripts follow `rdzv.coordinator` and the design's "How a round goes" write for write, so that a crash or a pause
-may strike between any two of them. What is pure is the real thing: `View`, `decide`, `follow`, `changes_since`,
+Its scripts follow `rdzv.node.coordinator` and the design's "How a round goes" write for write, so that a crash or a
+pause may strike between any two of them. What is pure is the real thing: `View`, `decide`, `follow`, `changes_since`,
 `JoinClock`, `report_due`, and the follower's folding of the head.
 
 `Seams` is where a bug can be planted, to see that the simulation would find it.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
-from rdzv.decision import (
+from rdzv.core.decision import (
     Candidate,
     Complete,
     JoinClock,
@@ -29,8 +29,7 @@ from rdzv.decision import (
     follow,
     report_due,
 )
-from rdzv.follower import Follower
-from rdzv.state import (
+from rdzv.core.state import (
     BUCKET_SIZE,
     Assignment,
     Change,
@@ -49,7 +48,8 @@ from rdzv.state import (
     pack_roster,
     unpack_members,
 )
-from rdzv.transitions import View
+from rdzv.core.view import View
+from rdzv.node.follower import Follower
 from store import when
 from store.messages import (
     CompareAndSet,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rdzv.decision import Rules
-from rdzv.ranks import by_arrival, by_name, survivors_first
-from rdzv.state import Keys
+from rdzv.core.decision import Rules
+from rdzv.core.ranks import by_arrival, by_name, survivors_first
+from rdzv.core.state import Keys
 from store.messages import Watch
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.node import LEADER_TTL, TTL, Node, Seams

@@ -7,16 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from store.server import Server
-from store.sessions import Session, Sessions
-from store.watches import History
+from store.engine.sessions import Session, Sessions
+from store.engine.watches import History
+from store.server.server import Server
 from tests.sim.machines import Seams
 from tests.support.disk import SimulatedJournal
 
 if TYPE_CHECKING:
-    from store.facts import Facts
+    from store.engine.changeset import Facts
     from store.messages import Event
-    from store.peer import Peer
+    from store.server.peer import Peer
 
 __all__ = ["STORE_BUGS"]
 

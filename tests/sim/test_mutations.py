@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.transitions import View
+from rdzv.core.view import View
 from tests.sim.checker import Violation
 from tests.sim.node import Seams
 from tests.sim.simulation import simulate
 
 if TYPE_CHECKING:
-    from rdzv.state import NodeRecord
+    from rdzv.core.state import NodeRecord
 
 SEEDS = 1000
 

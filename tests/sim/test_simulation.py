@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.decision import Rules
-from rdzv.ranks import survivors_first
-from rdzv.state import Closed, Keys, Member, NodeRecord, Participant, Round, pack_members, pack_roster
+from rdzv.core.decision import Rules
+from rdzv.core.ranks import survivors_first
+from rdzv.core.state import Closed, Keys, Member, NodeRecord, Participant, Round, pack_members, pack_roster
 from store.messages import Event
 from tests.sim.__main__ import main
 from tests.sim.checker import Checker, Violation

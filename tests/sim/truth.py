@@ -15,9 +15,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from store import client as client_room
-from store.client import Client
-from store.connection import WatchCursor
+from store.client import client as client_room
+from store.client.client import Client
 from store.errors import StoreError
 from store.messages import (
     Add,
@@ -51,14 +50,15 @@ from store.messages import (
     Wait,
     Written,
 )
+from store.protocol.connection import WatchCursor
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from store.engine import Engine
-    from store.facts import Facts
-    from store.leases import LeaseRecord
+    from store.engine.changeset import Facts
+    from store.engine.engine import Engine
+    from store.engine.leases import LeaseRecord
     from tests.support.hosts import Timeline
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]

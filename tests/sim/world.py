@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from store.connection import WatchCursor
-from store.engine import Answer, Delivery, Engine
+from store.engine.engine import Answer, Delivery, Engine
 from store.messages import Cancel, Failed, FailureKind, Watching
+from store.protocol.connection import WatchCursor
 
 if TYPE_CHECKING:
     from store.messages import Event, Request, Response

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from store import wire
-from store.connection import ClientConnection, InFlight, ServerConnection, WatchCursor, error_of
-from store.engine import Answer, Delivery, Engine
+from store.engine.engine import Answer, Delivery, Engine
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -25,7 +23,9 @@ from store.errors import (
 )
 from store.limits import Limits
 from store.messages import Event, Failed, Request, Response, Watching
-from store.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol import wire
+from store.protocol.connection import ClientConnection, InFlight, ServerConnection, WatchCursor, error_of
+from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,15 +13,15 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from store import journal
-from store.journal import Journal
+from store.server import journal
+from store.server.journal import Journal
 
 if TYPE_CHECKING:
     import asyncio
     import random
     from collections.abc import Callable, Iterator
 
-    from store.facts import Facts
+    from store.engine.changeset import Facts
 
 __all__ = ["Disk", "SimulatedJournal"]
 

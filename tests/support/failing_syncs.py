@@ -70,7 +70,7 @@ def _on_signal(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    from rdzv import cli
+    from rdzv.cli import main as cli
 
     signal.signal(signal.SIGUSR1, _on_signal)
     sys.exit(cli.main(sys.argv[1:]))

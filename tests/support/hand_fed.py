@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rdzv.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
-from rdzv.ranks import survivors_first
-from rdzv.state import Closed, Coordinator, Head, Member, NodeRecord, Progress, Round
-from rdzv.transitions import View
+from rdzv.core.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
+from rdzv.core.ranks import survivors_first
+from rdzv.core.state import Closed, Coordinator, Head, Member, NodeRecord, Progress, Round
+from rdzv.core.view import View
 from store.messages import Event
 
 if TYPE_CHECKING:
-    from rdzv.decision import Candidate, Parked, Refused
-    from rdzv.ranks import RankOrder
+    from rdzv.core.decision import Candidate, Parked, Refused
+    from rdzv.core.ranks import RankOrder
 
 __all__ = ["NODES", "HandFed"]
 

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import store
-from store.journal import Journal
+from store.server.journal import Journal
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from store.facts import Facts
+    from store.engine.changeset import Facts
 
 __all__ = ["HeldBack", "OnTheLoopsClock", "a_peer", "held_back", "taken"]
 
@@ -56,7 +56,7 @@ async def held_back(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[tuple[store.Server, HeldBack]]:
     """A served store whose disk takes what it is let."""
-    monkeypatch.setattr("store.server.Journal", HeldBack)
+    monkeypatch.setattr("store.server.server.Journal", HeldBack)
     async with store.serve(data_dir=directory, **options) as server:
         journal = server._journal
         assert isinstance(journal, HeldBack)

@@ -34,7 +34,7 @@ EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's own default, for transports over sockets
 SOCKET_BUFFER_BYTES = 64 * 1024  # what both kernels together hold; of the order of Linux's smallest defaults
-GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.sockets` sets it, gives up a silent machine
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.net.sockets` sets it, gives up a silent machine
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 P = TypeVar("P", bound=AnyProtocol)

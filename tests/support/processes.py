@@ -1,6 +1,6 @@
 """Real processes for tests: started, listened to, stopped, killed, and never left behind.
 
-    async with start_python("-m", "rdzv.cli", "serve", "--port", "0") as server:
+    async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
         line = await server.line(containing="listening", timeout=10)
         server.kill()
         assert await server.wait(timeout=10) == -signal.SIGKILL

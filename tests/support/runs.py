@@ -21,14 +21,14 @@ import tempfile
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import store
-from rdzv.backends import tcp_handler
-from rdzv.handler import Handler, RendezvousInfo
-from rdzv.settings import parse
-from store.client import Client
-from store.engine import Engine
-from store.keepalive import TaskKeeper
+from rdzv.backends.builtin import tcp_handler
+from rdzv.config.settings import parse
+from rdzv.node.handler import Handler, RendezvousInfo
+from store.client.client import Client
+from store.client.keepalive import TaskKeeper
+from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
-from store.server import Server
+from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
 from tests.support.memory_network import MemoryNetwork
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from types import TracebackType
 
-    from rdzv.state import Change
+    from rdzv.core.state import Change
 
 R = TypeVar("R", bound=Response)
 

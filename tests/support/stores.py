@@ -14,11 +14,11 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 
-from store.client import Client
-from store.connection import ClientConnection
-from store.engine import Engine
-from store.server import Server
-from store.wire import Bye, Events, Lagged, Reply, Welcome
+from store.client.client import Client
+from store.engine.engine import Engine
+from store.protocol.connection import ClientConnection
+from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
+from store.server.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

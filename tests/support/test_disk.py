@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.facts import Facts, KeptReply, SavedLease
-from store.journal import Journal
+from store.engine.changeset import Facts, KeptReply, SavedLease
 from store.messages import Event, Written
+from store.server.journal import Journal
 from tests.support.disk import Disk, SimulatedJournal
 from tests.support.hosts import Timeline
 

@@ -27,7 +27,7 @@ import rdzv
 import rdzv.sync
 import store
 import store.sync
-from rdzv.shared_store import BlockingSharedStore, SharedStore
+from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
 from tests.support.etcd import serve_etcd
 from tests.support.proxy import Proxy
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from rdzv.state import Change, Participant
-    from store.server import Server
+    from rdzv.core.state import Change, Participant
+    from store.server.server import Server
     from tests.support.etcd import Etcd
 
 TWINS = ("awaited", "blocking")

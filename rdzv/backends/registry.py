@@ -1,0 +1,263 @@
+"""URL scheme to backend, and where users register their own.
+
+A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. There are two ways to
+bring one:
+
+    rdzv.register("zk", create)                          in code, before connecting
+
+    [project.entry-points."rdzv.backends"]               in a package's pyproject.toml, found when asked for
+    zk = "zk_rendezvous:create"
+
+What is registered in code wins. Entry points are looked up only for a scheme that is not registered, so that
+a broken package that nobody asked for breaks nothing. Schemes are compared in lower case, as URLs are.
+
+`RendezvousParameters` has the shape and checks of PyTorch's class of that name, so that a creator written for
+the one reads the other. It has no repr: what it carries may hold secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+from rdzv.config.config_errors import refuse
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import PARAMETERS
+from rdzv.config.value_types import WORDS_FOR_FALSE, WORDS_FOR_TRUE
+from rdzv.errors import RendezvousSettingsError
+from rdzv.interface import RendezvousHandler
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerFactory",
+    "RendezvousHandlerRegistry",
+    "RendezvousParameters",
+    "register",
+    "rendezvous_handler_registry",
+]
+
+ENTRY_POINT_GROUP: Final = "rdzv.backends"
+
+
+class RendezvousParameters:
+    """What a creator is told.
+
+    Attributes:
+        backend: The URL's scheme.
+        endpoint: The URL's hosts and ports, as written.
+        run_id: Which run to join.
+        min_nodes: The fewest nodes of a round; None, as `max_nodes` then is, for an observer.
+        max_nodes: The most nodes of a round.
+        local_addr: Where other nodes reach this one, if the user said so.
+        config: Every other parameter, as written: text from a URL, anything from a keyword.
+        url: The whole URL, for a creator that would rather read it itself.
+        overrides: The keywords that go with the URL, and beat it.
+    """
+
+    def __init__(  # in PyTorch's order
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int | None,
+        max_nodes: int | None,
+        local_addr: str | None = None,
+        *,
+        url: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        _check_name(backend)
+        if min_nodes is not None and min_nodes < 1:
+            refuse(f"min_nodes={min_nodes} must be at least 1; write for example min_nodes=2")
+        if (min_nodes is None) != (max_nodes is None):
+            refuse(f"min_nodes={min_nodes} and max_nodes={max_nodes} must both be given, or neither; give both")
+        if min_nodes is not None and max_nodes is not None and max_nodes < min_nodes:
+            refuse(f"max_nodes={max_nodes} must not be less than min_nodes={min_nodes}; raise one or lower the other")
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config = config
+        if url is None:
+            # Made by hand, in PyTorch's way: a creator that reads the URL must find the same there.
+            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"
+            overrides = {"min_nodes": min_nodes, "max_nodes": max_nodes, "address": local_addr, **config}
+        self.url = url
+        self.overrides: Mapping[str, Any] = MappingProxyType(
+            {name: value for name, value in (overrides or {}).items() if value is not None}
+        )
+
+    @classmethod
+    def from_url(cls, url: str, overrides: Mapping[str, Any]) -> Self:
+        """Return what a URL and the keywords of `connect` say; a keyword that is None counts as not given.
+
+        Only the node counts are judged. What else a foreign backend takes is for its creator to say.
+
+        Raises:
+            RendezvousSettingsError: The URL has no such shape, or the node counts make no sense.
+        """
+        parts = split_url(url)
+        given = {name: value for name, value in overrides.items() if value is not None}
+        config = {**parts.parameters, **given}
+        min_nodes, max_nodes = (_take_count(config, name, given) for name in ("min_nodes", "max_nodes"))
+        return cls(
+            parts.scheme,
+            parts.authority,
+            parts.run_id,
+            min_nodes,
+            min_nodes if max_nodes is None else max_nodes,
+            config.pop("address", None),
+            url=url,
+            overrides=given,
+            **{name: value for name, value in config.items() if name not in _OWN_NAMES},
+        )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what `config` holds for the key, or the default."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """Return what `config` holds for the key as true or false, or the default.
+
+        Raises:
+            RendezvousSettingsError: It is neither.
+        """
+        value = self.get(key, default)
+        if value is None:
+            return None
+        word = str(value).lower()
+        if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
+            refuse(f"{key}={value!r} must be true or false; write for example {key}=true")
+        return word in WORDS_FOR_TRUE
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return what `config` holds for the key as a whole number, or the default.
+
+        Raises:
+            RendezvousSettingsError: It is none.
+        """
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise RendezvousSettingsError(
+                f"{key}={value!r} must be a whole number; write for example {key}=1"
+            ) from error
+
+
+_OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_addr", "url", "overrides"})
+"""Arguments of `RendezvousParameters`; a URL's parameters of these names stay in its `url`."""
+
+
+def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
+    """Take a node count out of the config, whichever of its names it goes by; keywords beat the URL."""
+    parameter = PARAMETERS[name]
+    names = (name, *parameter.aliases)
+    written = next((it for source in (given, config) for it in names if it in source), None)
+    raw = config[written] if written else None
+    for it in names:
+        config.pop(it, None)
+    count: int | None = None if raw is None else parameter.read(raw, written=written or name)
+    return count
+
+
+RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+
+
+class RendezvousHandlerRegistry:
+    """Which creator stands for which scheme."""
+
+    def __init__(self) -> None:
+        self._creators: dict[str, RendezvousHandlerCreator] = {}
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        """Let a creator stand for a scheme; doing so again with the same creator changes nothing.
+
+        Raises:
+            RendezvousSettingsError: The scheme is empty, or another creator stands for it.
+        """
+        _check_name(backend)
+        present = self._creators.setdefault(backend.lower(), creator)
+        if present != creator:
+            refuse(
+                f"the scheme {backend!r} cannot be registered for {creator!r}, because it is registered for "
+                f"{present!r}; choose another name"
+            )
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        """Return a new handler from the backend that the parameters name.
+
+        Raises:
+            RendezvousSettingsError: There is no such backend, it cannot be loaded, or it made something else.
+        """
+        scheme = params.backend.lower()
+        if scheme not in self._creators:
+            self.register(scheme, self._load(scheme))
+        handler: object = self._creators[scheme](params)
+        if not isinstance(handler, RendezvousHandler):
+            refuse(
+                f"the backend {scheme!r} made a {type(handler).__qualname__}, which is not an "
+                f"rdzv.RendezvousHandler; let its creator return one"
+            )
+        return handler
+
+    def known(self) -> list[str]:
+        """Return the schemes that are registered or that an installed package offers, in order."""
+        return sorted({*self._creators, *(found.name.lower() for found in entry_points(group=ENTRY_POINT_GROUP))})
+
+    def _load(self, scheme: str) -> RendezvousHandlerCreator:
+        # A directory on the path twice shows its entry points twice: only different values are a conflict.
+        found = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == scheme}
+        if not found:
+            refuse(
+                f"there is no backend for the scheme {scheme!r}, only for "
+                f"{', '.join(self.known()) or 'none'}; use rdzv.register, "
+                f"or install a package with an entry point in {ENTRY_POINT_GROUP}"
+            )
+        if len(found) > 1:
+            refuse(
+                f"the scheme {scheme!r} is offered by several entry points in {ENTRY_POINT_GROUP}: "
+                f"{', '.join(sorted(found))}; uninstall all but one, or choose with rdzv.register"
+            )
+        (point,) = found.values()
+        return _creator_from(point)
+
+
+def _creator_from(point: EntryPoint) -> RendezvousHandlerCreator:
+    named = f"the entry point {point.name} = {point.value} in {ENTRY_POINT_GROUP}"
+    try:
+        creator = point.load()
+    except Exception as error:  # whatever a stranger's module raises when it is imported
+        raise RendezvousSettingsError(
+            f"{named} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
+        ) from error
+    if not callable(creator):
+        refuse(f"{named} is not a function but {creator!r}; let it name a function that returns a handler")
+    loaded: RendezvousHandlerCreator = creator
+    return loaded
+
+
+def _check_name(backend: str) -> None:
+    if not backend:
+        refuse("the backend's name is empty; give the scheme of its URLs")
+
+
+RendezvousHandlerFactory = RendezvousHandlerRegistry
+"""The name by which older code knows it."""
+
+rendezvous_handler_registry: Final = RendezvousHandlerRegistry()
+"""The registry that `connect` uses."""
+
+
+def register(scheme: str, creator: RendezvousHandlerCreator) -> None:
+    """Let a creator stand for a URL scheme in the registry that `connect` uses."""
+    rendezvous_handler_registry.register(scheme, creator)

@@ -1,0 +1,199 @@
+"""Shell: `rdzv serve`: a store that outlives the nodes of its runs, as a service manager likes it.
+
+Readiness is told in three ways, each once the store listens: a line on standard error, a file with the port, and
+`READY=1` to systemd (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM and SIGINT end it well,
+a second one at once (S9). SIGHUP has it read its certificate, key and authorities again: connections made from then on
+get them, those there are stay. An authority that was taken out of the file stays trusted until a restart, since OpenSSL
+takes none back.
+
+Every limit of `store.Limits` is a flag; its default and its help are written there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+
+import anyio
+
+import store
+from store.net.address import DEFAULT_PORT, host_and_port
+
+__all__ = ["add_arguments", "serve"]
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 1  # the exit status of a server that was told twice
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe what `rdzv serve` can be told."""
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)")
+    add("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
+    add("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
+    add(
+        "--token-file",
+        metavar="FILE",
+        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
+    )
+    add("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
+    add("--key", metavar="FILE", help="PEM file with its private key")
+    add("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from")
+    add("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
+    add("--port-file", metavar="FILE", help="write the port here once the store listens")
+    limits = parser.add_argument_group("limits", "what the server refuses to go beyond")
+    for limit in dataclasses.fields(store.Limits):
+        limits.add_argument(
+            f"--{limit.name.replace('_', '-')}",
+            type=type(limit.default),
+            default=limit.default,
+            metavar="SECONDS" if isinstance(limit.default, float) else "N",
+            help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
+        )
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends it at once.
+
+    Raises:
+        StoreUsageError: What it was told makes no sense, or what it keeps is damaged; the message says what to do.
+    """
+    stop = anyio.Event()
+    loop = asyncio.get_running_loop()
+    tls = _server_tls(options)
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            os._exit(AT_ONCE)
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, asked_to_stop)
+    loop.add_signal_handler(signal.SIGHUP, _reload, options, tls)
+    serving = store.serve(
+        options.host,
+        options.port,
+        token=_token(options.token_file),
+        tls=tls,
+        insecure=options.insecure,
+        limits=_limits(options),
+        data_dir=options.data_dir,
+    )
+    async with serving as server:
+        where = host_and_port(options.host or "*", server.port)
+        kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
+        if options.port_file:
+            _write_whole(options.port_file, f"{server.port}\n")
+        _say(f"store {server.store_id} listens on {where}, {kept}")
+        notify("READY=1")
+        server.on_failure(stop.set)  # a service manager restarts who has gone, and not who answers nobody
+        await stop.wait()
+        notify("STOPPING=1")
+        _say(f"leaving, {server.connections} connections are told")
+
+
+def notify(state: str) -> None:
+    """Tell a service manager how we stand, if there is one that wants to know; a name with "@" is an abstract one."""
+    name = os.environ.get("NOTIFY_SOCKET")
+    if not name:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(state.encode(), f"\0{name[1:]}" if name.startswith("@") else name)
+    except OSError as error:
+        log.warning("%s cannot be told %s: %s", name, state, error.strerror or error)
+
+
+def _say(what: str) -> None:
+    sys.stderr.write(f"rdzv serve: {what}\n")
+    sys.stderr.flush()
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 65535")
+    return int(text)
+
+
+def _limits(options: argparse.Namespace) -> store.Limits:
+    try:
+        return store.Limits(**{limit.name: getattr(options, limit.name) for limit in dataclasses.fields(store.Limits)})
+    except ValueError as error:
+        raise store.StoreUsageError(str(error)) from None
+
+
+def _token(path: str | None) -> bytes | None:
+    """The secret: in a file, whose name is given here or in the environment, or in the environment itself."""
+    name = "--token-file"
+    if path is None:
+        name, path, token = "RDZV_TOKEN_FILE", os.environ.get("RDZV_TOKEN_FILE"), os.environ.get("RDZV_TOKEN")
+        if path is None:
+            if token == "":
+                raise store.StoreUsageError("RDZV_TOKEN is empty; put the shared secret into it, or unset it")
+            return None if token is None else token.encode()
+        if token is not None:
+            raise store.StoreUsageError("RDZV_TOKEN_FILE and RDZV_TOKEN are both set; unset one of them")
+    try:
+        with open(path, "rb") as file:
+            secret = file.read().strip()
+    except OSError as error:
+        raise store.StoreUsageError(f"{name} {path} cannot be read: {error.strerror or error}") from error
+    if not secret:
+        raise store.StoreUsageError(f"{name} {path} is empty; write the shared secret into it")
+    return secret
+
+
+def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    if options.cert is None:
+        if options.key is not None or options.ca is not None:
+            raise store.StoreUsageError("--key and --ca need --cert beside them")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(options, context)
+    if options.ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _load(options: argparse.Namespace, context: ssl.SSLContext) -> None:
+    try:
+        context.load_cert_chain(options.cert, options.key)
+        if options.ca is not None:
+            context.load_verify_locations(options.ca)
+    except OSError as error:
+        named = {"--cert": options.cert, "--key": options.key, "--ca": options.ca}
+        given = ", ".join(f"{name} {path}" for name, path in named.items() if path is not None)
+        raise store.StoreUsageError(
+            f"{given} cannot be used: {error.strerror or error}; "
+            f"they must be readable PEM files, and the key the certificate's"
+        ) from error
+
+
+def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
+    """Read certificate, key and authorities again, if all of them can be used; else go on with those there are."""
+    if tls is None:
+        _say("there is no certificate to read again")
+        return
+    try:
+        _load(options, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a change must not get in
+        _load(options, tls)
+    except store.StoreUsageError as error:
+        _say(f"the certificate stays as it was: {error}")
+    else:
+        _say("the certificate was read again, and is shown to new connections")
+
+
+def _write_whole(path: str, text: str) -> None:
+    """Write a file so that whoever waits for it never reads half of it."""
+    partial = f"{path}.{os.getpid()}"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(partial, path)

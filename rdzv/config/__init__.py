@@ -1,0 +1,1 @@
+"""Pure: what a user may say, and the error for everything else."""

@@ -1,0 +1,213 @@
+"""A URL taken apart, and the endpoint in it: where the store is.
+
+    tcp://head:29400/job-7?min_nodes=2&max_nodes=4
+    ─┬─   ────┬─────  ─┬──  ──────────┬──────────
+   scheme  endpoint  run_id       parameters
+
+`split_url` only takes a URL apart, which is all that a foreign backend needs of it; `Endpoint` judges the scheme and
+the hosts. What the parameters may be is said in `parameters`.
+
+This room is pure: names of hosts are not looked up.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from rdzv.config.config_errors import refuse, shown, suggest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["SCHEMES", "Endpoint", "Scheme", "UrlParts", "split_url"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """What the first word of a URL implies.
+
+    Attributes:
+        family: "tcp" for our own store, "etcd" for a cluster.
+        is_encrypted: Whether connections use TLS.
+        port: Where the store listens unless the URL says otherwise.
+        prefix: Where runs are kept unless `prefix` says otherwise.
+        takes_many_hosts: Whether the URL may list several.
+    """
+
+    family: str
+    is_encrypted: bool
+    port: int
+    prefix: str
+    takes_many_hosts: bool
+
+
+# 29400 and /torchelastic/p2p are PyTorch's own defaults, 2379 is etcd's.
+_TCP: Final = Scheme(family="tcp", is_encrypted=False, port=29400, prefix="/rdzv", takes_many_hosts=False)
+_ETCD: Final = Scheme(family="etcd", is_encrypted=False, port=2379, prefix="/torchelastic/p2p", takes_many_hosts=True)
+SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
+    {
+        "tcp": _TCP,
+        "tcps": replace(_TCP, is_encrypted=True),
+        "etcd": _ETCD,
+        "etcds": replace(_ETCD, is_encrypted=True),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the store is.
+
+    Attributes:
+        scheme: One of `SCHEMES`.
+        hosts: Names or addresses, without brackets, each with its port. Only an etcd cluster has several.
+    """
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            refuse(
+                f"the scheme {shown(self.scheme)} is not one of {', '.join(SCHEMES)}"
+                f"{suggest(self.scheme, SCHEMES)}; write for example tcp://head:29400/job-7, "
+                f"or register a backend of that name with rdzv.register"
+            )
+        if len(self.hosts) != 1 and not (self.hosts and self.info.takes_many_hosts):
+            refuse(
+                f"{self.scheme} has exactly one host, not {len(self.hosts)}: "
+                f"name the one that the store runs on (an etcd cluster may list several)"
+            )
+
+    @classmethod
+    def parse(cls, scheme: str, authority: str) -> Endpoint:
+        """Read what stands between "//" and the next "/" of a URL.
+
+        Raises:
+            RendezvousSettingsError: It is not a list of hosts, or more hosts than the scheme takes.
+        """
+        endpoint = cls(scheme=scheme, hosts=(("unread", 0),))  # an unknown scheme is the first thing to say
+        if "@" in authority:  # not shown: what precedes it may be a password
+            refuse(
+                'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
+                "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
+            )
+        hosts = authority.split(",")
+        return replace(endpoint, hosts=tuple(_host_and_port(host, endpoint.info.port) for host in hosts))
+
+    @property
+    def info(self) -> Scheme:
+        """What the scheme implies."""
+        return SCHEMES[self.scheme]
+
+    @property
+    def url(self) -> str:
+        """The endpoint as a URL, without run or parameters; what `store.connect` takes."""
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.scheme}://{','.join(hosts)}"
+
+
+_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>.*))?", re.DOTALL)
+
+
+def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
+    match = _HOST_AND_PORT.fullmatch(text)
+    host = unquote(match["host"]) if match else ""
+    if host.startswith("["):
+        host = host[1:-1]
+        is_host = _is_ipv6(host)
+    else:
+        is_host = re.fullmatch(r"[\w.-]+", host) is not None
+    if not match or not is_host:
+        refuse(
+            f"{shown(text)} in the URL must be a host name or an IP address, and perhaps a port; "
+            f"write for example head:29400, and IPv6 addresses in brackets: [::1]:29400"
+        )
+    port = match["port"]
+    if port is None:
+        return host, default_port
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        refuse(
+            f"the port {shown(port)} of {shown(host)} in the URL must be a whole number from 1 to 65535; "
+            f"leave it out for {default_port}"
+        )
+    return host, int(port)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlParts:
+    """A URL taken apart, percent-decoded, and not yet judged; this is all a foreign backend needs of it.
+
+    Attributes:
+        authority: The hosts and ports, as written.
+        run_id: Perhaps empty.
+        parameters: In the order written; no name is there twice.
+    """
+
+    scheme: str
+    authority: str
+    run_id: str
+    parameters: Mapping[str, str]
+
+
+# RFC 3986, appendix B, with the underscore that PyTorch allows in names of backends. `urllib.parse.urlsplit`
+# will not do: it drops newlines and tabs in silence, and not every version takes a list of IPv6 hosts.
+_URL: Final = re.compile(
+    r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
+)
+
+
+def split_url(url: str) -> UrlParts:
+    """Take `scheme://host[:port]/run_id?parameters` apart.
+
+    A "+" is a plus sign: these URLs are typed, not sent by forms.
+
+    Raises:
+        RendezvousSettingsError: It does not have that shape, or says one parameter twice.
+    """
+    # Up to the parameters, and without what may be a password: all of a URL that an error may show.
+    visible = shown(url.partition("?")[0] if "@" not in url else "...")
+    if "://" not in url:
+        refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")
+    match = _URL.fullmatch(url)
+    if not match or not url.isprintable() or " " in url:
+        refuse(
+            f"the URL {visible} must be scheme://host[:port]/run_id?parameters; "
+            f"write %20, %23 and so on for blanks, # and other special characters"
+        )
+    if not match["authority"]:
+        refuse(f"the URL {visible} has no host; write for example {match['scheme']}://head:29400/job-7")
+    parameters: dict[str, str] = {}
+    for item in filter(None, (match["query"] or "").split("&")):
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            refuse(f"{shown(item)} in the URL must be a parameter and its value; write {name or 'name'}=VALUE")
+        if name in parameters:
+            refuse(f"{name} is in the URL twice, with one value too many; leave one out")
+        parameters[name] = _unquoted(value, name)
+    return UrlParts(
+        scheme=match["scheme"].lower(),
+        authority=match["authority"],
+        run_id=_unquoted((match["path"] or "/")[1:], "run_id"),
+        parameters=parameters,
+    )
+
+
+def _unquoted(text: str, name: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        refuse(f"{name} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")

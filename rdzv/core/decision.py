@@ -1,0 +1,468 @@
+"""Pure: what should now happen, and why: `decide` for the coordinator, `follow` for a node, each with its reason.
+
+A run goes through phases, and they are the coordinator's to decide:
+
+    GATHERING   fewer than `needed` nodes have arrived             -> wait for arrivals
+    LAST_CALL   enough, but less than `capacity`                   -> wait until the last call is over
+    COMPLETE    a round stands: it has live members                -> wait until they have left it
+    CLOSED                                                         -> nothing, ever
+
+`decide` completes a round when two things hold: enough nodes have arrived and the last call is over (or cannot bring
+anybody more), and no live member of the last round is left in it (promise R2). The last call runs also while that still
+blocks (R11). In a re-rendezvous it is over as soon as nobody else is known to be coming, which is when the last live
+member has come over: everyone waiting has arrived, by definition.
+
+The words are made here too (`explain`), from the numbers of a `Progress`, wherever they are read: a status, a log line
+or a timeout then says what holds at that moment, and no sentence travels to ten thousand nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rdzv.core.state import (
+    NAMED_MOST,
+    Change,
+    Closed,
+    Dropped,
+    Head,
+    NodesLeft,
+    NodesLost,
+    NodesWaiting,
+    Phase,
+    Progress,
+    Round,
+)
+from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rdzv.core.ranks import RankOrder
+    from rdzv.core.state import NodeRecord
+    from rdzv.core.view import View
+
+__all__ = [
+    "TRY_AGAIN_AFTER",
+    "Candidate",
+    "Complete",
+    "Decision",
+    "JoinClock",
+    "Me",
+    "Parked",
+    "Refused",
+    "Rules",
+    "Wait",
+    "changes_since",
+    "decide",
+    "explain",
+    "follow",
+    "hindered",
+    "report_due",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a run's settings mean to its coordinator.
+
+    Attributes:
+        needed: The fewest nodes of a round; a multiple of `unit`.
+        capacity: The most; a multiple of `unit`.
+        unit: World sizes are multiples of it.
+        last_call: Seconds.
+        early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
+        order: Who gets which rank.
+        keep: Seconds that the run's keys outlive its last coordinator.
+    """
+
+    needed: int
+    capacity: int
+    unit: int = 1
+    last_call: float = 30.0
+    early_last_call: bool = True
+    order: RankOrder
+    keep: float = 86_400.0
+
+    def admitted(self, count: int) -> int:
+        """How many of so many nodes a round takes in; none if they are fewer than it needs."""
+        return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Nothing to do before `until` (on the coordinator's clock; None: before the next event).
+
+    Attributes:
+        error: What the order, which may be the user's own, has raised, if that is why.
+    """
+
+    until: float | None
+    progress: Progress
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """Commit this round, with these members in order of rank."""
+
+    number: int
+    members: tuple[NodeRecord, ...]
+    progress: Progress
+
+
+Decision = Wait | Complete
+
+TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
+PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
+
+
+def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
+    """What the coordinator should do now.
+
+    Args:
+        view: Its picture of the run.
+        rules: The run's settings.
+        closed: Whether the run is closed.
+        now: Seconds on its clock.
+    """
+    assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
+    progress = _progress(view, rules, closed=closed, now=now)
+    if progress.phase in (Phase.CLOSED, Phase.GATHERING):
+        return Wait(until=None, progress=progress)
+    enough = view.enough_since is not None
+    ends = None if view.enough_since is None else view.enough_since + rules.last_call
+    full = rules.admitted(len(view.waiting)) == rules.capacity
+    # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
+    # had died is another matter: its nodes know of no round, and come one by one.
+    all_have_come = rules.early_last_call and bool(view.members) and not view.live
+    nobody_else = all_have_come and any(node_id in view.members for node_id in view.waiting)
+    if view.live or not enough:
+        # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
+        still = ends is not None and ends > now and not full
+        return Wait(until=ends if still else None, progress=progress)
+    if full or nobody_else or (ends is not None and now >= ends):
+        try:
+            return _complete(view, rules, progress)
+        except Exception as error:  # noqa: BLE001  the order may be the user's own, and raise anything
+            stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
+    return Wait(until=ends, progress=progress)
+
+
+def hindered(progress: Progress, problem: str) -> Progress:
+    """The same, with what keeps the round from being completed though everything is there for it."""
+    return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
+
+
+def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress:
+    """How far the run is, in numbers."""
+    joined, live = len(view.waiting), len(view.live)
+    left = None
+    if view.enough_since is not None and rules.admitted(joined) < rules.capacity:
+        left = max(view.enough_since + rules.last_call - now, 0.0)
+    if closed:
+        phase = Phase.CLOSED
+    elif live:
+        phase = Phase.COMPLETE
+    elif joined >= rules.needed:
+        phase = Phase.LAST_CALL
+    else:
+        phase = Phase.GATHERING
+    # Below the minimum a regroup would admit nobody, and nobody is beyond it either: all of them are needed, and wait
+    # on their join timeouts. A spare's stands still (promise R1).
+    room = rules.admitted(live + joined)
+    spares = min(live + joined - room, joined) if room else 0
+    spares_after, spare_ids = _spares_are(view, rules, spares)
+    return Progress(
+        phase=phase,
+        round=view.number,
+        joined=joined,
+        needed=rules.needed,
+        capacity=rules.capacity,
+        live=live,
+        waiting=max(room - live, 0) if live else 0,
+        spares=spares,
+        spares_after=spares_after,
+        spare_ids=spare_ids,
+        last_call_left=None if closed else left,
+        lost=view.lost_count,
+        lost_ids=tuple(view.lost),
+        departed=view.departed_count,
+        departed_ids=tuple(view.departed),
+        last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
+    )
+
+
+def _spares_after(view: View, spares: int) -> int | None:
+    """After which arrival newcomers are spares. Members of the last round come first, so they never are."""
+    if spares <= 0:
+        return None
+    admitted_newcomers = len(view.waiting) - spares - sum(1 for id in view.waiting if id in view.members)
+    newcomers = [record.arrival for id, record in view.waiting.items() if id not in view.members]
+    return newcomers[admitted_newcomers - 1] if 0 < admitted_newcomers <= len(newcomers) else 0
+
+
+def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
+    """After which arrival newcomers are spares, or who they are, if the order chooses."""
+    after = _spares_after(view, spares)
+    if not after or not hasattr(rules.order, "choose"):
+        return after, ()
+    newcomers = [record for id, record in view.waiting.items() if id not in view.members]
+    kept = [view.record(id) for id in view.members if id in view.live or id in view.waiting]
+    try:
+        admitted = {record.arrival for record in _choose(rules, newcomers, kept, len(newcomers) - spares)}
+    except Exception:  # noqa: BLE001  it is the user's own; completing the round finds that out, and says so
+        return after, ()
+    names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
+    return (None, names) if len(names) <= NAMED_MOST else (0, ())
+
+
+def _choose(
+    rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
+) -> Sequence[NodeRecord]:
+    """So many of the candidates: those whom the order chooses, or else the first to come."""
+    choose = getattr(rules.order, "choose", None)
+    if choose is None or count >= len(candidates):
+        return candidates[:count]
+    chosen: Sequence[NodeRecord] = tuple(choose(tuple(candidates), tuple(kept), count))
+    arrivals = {record.arrival for record in chosen}
+    if not len(chosen) == len(arrivals) == count or arrivals - {record.arrival for record in candidates}:
+        raise RendezvousSettingsError(
+            f"rank_order chose {_nodes(len(chosen))}; it must choose {count} of {len(candidates)}, each once"
+        )
+    return chosen
+
+
+def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
+    """The round that can be committed: members of the last round first, then newcomers, as many as there is room."""
+    arrivals = list(view.waiting.values())
+    room = rules.admitted(len(arrivals))
+    previous = {node_id: member.rank for node_id, member in view.members.items()}
+    kept = [record for record in arrivals if record.node_id in previous]
+    if len(kept) > room:
+        chosen = list(_choose(rules, kept, (), room))
+    else:
+        newcomers = [record for record in arrivals if record.node_id not in previous]
+        chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
+    chosen.sort(key=lambda record: record.arrival)
+    ordered = tuple(rules.order(tuple(chosen), previous))
+    if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
+        raise RendezvousSettingsError(
+            f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
+        )
+    return Complete(number=view.next_number, members=ordered, progress=progress)
+
+
+# ------------------------------------------------------------------------------------------------ reporting
+
+
+def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
+    """When `current` must be written, given what was written last; None: there is nothing new in it.
+
+    At once when its kind changes; else after 1 ms per node, from 50 ms to 5 s: a thousand arrivals are not announced
+    to each of them a thousand times, and what a node is sent does not grow with their number. A last call that runs is
+    refreshed every second, or tenth of it, for a successor.
+    """
+    if last is None or _kind(last) != _kind(current):
+        return now
+    if replace(last, last_call_left=None) != replace(current, last_call_left=None):
+        return max(last_at + min(max(0.05, 0.001 * nodes), 5.0), now)
+    if current.last_call_left is not None and current.phase is Phase.LAST_CALL:
+        return max(last_at + max(1.0, current.last_call_left / 10), now)
+    return None
+
+
+def _kind(progress: Progress) -> tuple[object, ...]:
+    return (
+        progress.phase,
+        progress.round,
+        progress.waiting > 0,
+        progress.spares_after is None and not progress.spare_ids,
+        progress.last_call_left is None,
+        progress.lost > 0,
+        progress.departed > 0,
+        progress.problem,
+    )
+
+
+def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
+    """What a run waits for, in words (promise R16).
+
+    Args:
+        progress: How far it is; None if nobody has said so yet.
+        elapsed: Seconds since that was written.
+    """
+    if progress is None:
+        return "waiting for a coordinator"
+    if progress.problem:
+        return f"{_nodes(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
+    match progress.phase:
+        case Phase.CLOSED:
+            return "the run is closed"
+        case Phase.GATHERING:
+            return f"{progress.joined} of at least {_nodes(progress.needed)}"
+        case Phase.LAST_CALL:
+            left = max((progress.last_call_left or 0.0) - elapsed, 0.0)
+            count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
+            return f"last call, {left:.1f} s left; {count}"
+        case Phase.COMPLETE:
+            coming = progress.joined - progress.spares
+            if not coming:
+                spares = f", and {_spares(progress.spares)}" if progress.spares else ""
+                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}"
+            return f"{_nodes(coming)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _spares(count: int) -> str:
+    return f"{count} spare{'' if count == 1 else 's'}"
+
+
+def _members(count: int) -> str:
+    return f"{count} live member{'' if count == 1 else 's'}"
+
+
+# ------------------------------------------------------------------------------------------------ following
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Me:
+    """What a node knows of itself while it waits for a round.
+
+    Attributes:
+        arrival: The revision of its own record.
+        node_id: What it is called.
+        known_round: The last round it knew when it arrived; -1 for none.
+        was_member: Whether it was a member of that.
+        passed_over: The revision of the last round that turned out not to hold it.
+    """
+
+    arrival: int
+    node_id: str = ""
+    known_round: int = -1
+    was_member: bool = False
+    passed_over: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """Wait for the head to change. `suspended`: this time does not count against the join timeout (promise R1)."""
+
+    reason: str
+    suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A round has completed since we arrived: our bucket tells whether we are in it."""
+
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The run is closed; `spare` if this node was only waiting in case."""
+
+    closed: Closed
+    spare: bool = False
+
+
+def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
+    """What the head means to a node that has arrived.
+
+    A round is looked at before a closing: both are known only if the round came first, for a commit is conditional on
+    there being no closing.
+    """
+    round = head.round
+    if round is not None and round.revision > max(me.arrival, me.passed_over):
+        return Candidate(round=round)
+    spare = _is_spare(me, head)
+    if head.closed is not None:
+        return Refused(closed=head.closed, spare=spare)
+    progress = head.progress
+    elapsed = now - head.progress_at
+    if spare:
+        assert progress is not None
+        return Parked(reason=_explain_spare(progress), suspended=True)
+    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there.
+    suspended = progress is not None and progress.phase is Phase.LAST_CALL and not progress.problem
+    reason = explain(progress, elapsed=elapsed)
+    if head.coordinator is None and progress is not None:
+        reason = f"waiting for a new coordinator; at last, {reason}"
+    return Parked(reason=reason, suspended=suspended)
+
+
+def _explain_spare(progress: Progress) -> str:
+    there = progress.live + progress.joined
+    taken = there - progress.spares
+    if taken >= progress.capacity:
+        return f"a spare: all {_nodes(progress.capacity)} that a round takes are there"
+    return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
+
+
+def _is_spare(me: Me, head: Head) -> bool:
+    """Whether there is no room for this node, as far as the last progress knows."""
+    progress = head.progress
+    if progress is not None and me.node_id in progress.spare_ids:
+        return True
+    if progress is None or progress.spares_after is None:
+        return False
+    if me.was_member and not me.passed_over and me.known_round == progress.round:
+        return False  # members of the last round come first, until the next has completed without them
+    return me.arrival > progress.spares_after and progress.joined > 0
+
+
+class JoinClock:
+    """How much of its join timeout a node has used: the time during which the wait was not suspended (promise R1)."""
+
+    def __init__(self, timeout: float, *, now: float) -> None:
+        self._timeout = timeout
+        self._used = 0.0
+        self._since: float | None = now  # when it began to count; None while suspended
+
+    def set(self, *, suspended: bool, now: float) -> None:
+        """Let it run, or stop it."""
+        if suspended and self._since is not None:
+            self._used += now - self._since
+            self._since = None
+        elif not suspended and self._since is None:
+            self._since = now
+
+    def left(self, now: float) -> float:
+        """Seconds that are left; 0 when it is over."""
+        running = 0.0 if self._since is None else now - self._since
+        return max(self._timeout - self._used - running, 0.0)
+
+    def deadline(self, now: float) -> float | None:
+        """When it will be over; None while it stands still."""
+        return None if self._since is None else now + self.left(now)
+
+
+def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None) -> list[Change]:
+    """What a member must be told that it has not been told yet.
+
+    Args:
+        seen: The last change of each kind that it was told of this round.
+        head: What is known.
+        round: The round this node is in; None if in none.
+        dropped: Why it is not in it any more, if so.
+    """
+    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
+    now: list[Change] = [] if head.closed is None else [head.closed]
+    progress = head.progress
+    if round is not None and progress is not None and progress.round == round.number:
+        if progress.lost:
+            now.append(NodesLost(progress.lost, progress.lost_ids))
+        if progress.departed:
+            now.append(NodesLeft(progress.departed, progress.departed_ids))
+        told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
+        if progress.waiting or told_of_waiting:
+            now.append(NodesWaiting(progress.waiting))
+    if dropped is not None:
+        now.append(Dropped(dropped))
+    return [change for change in now if change not in seen]

@@ -1,0 +1,219 @@
+"""Pure: folds what happens to nodes into a `View`, the coordinator's picture of its run.
+
+One event changes one node, so folding is a matter of a few dictionaries, however many nodes there are: ten thousand
+arrivals cost ten thousand small steps. A node's record is all there is to it:
+
+    record                                   the node is
+    ------------------------------------     ------------------------------------------------------
+    written by the arrival in the round      a live member of the last round
+    written by another arrival               waiting for the next round
+    written with `left`                      gone, on its own account (a coordinator's marker looks like this, too)
+    deleted, before saying so                gone, and lost if it was a live member
+
+`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling
+below the minimum ends it, and reaching it again begins it anew (promise R11).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store import Event
+
+__all__ = ["View"]
+
+
+class View:
+    """What a coordinator knows.
+
+    Args:
+        nodes_prefix: What the keys of nodes start with.
+        needed: How many arrivals are enough.
+    """
+
+    def __init__(self, *, nodes_prefix: str, needed: int) -> None:
+        self._prefix = nodes_prefix
+        self._needed = needed
+        self.synced = False
+        self.seen = 0  # the latest revision that has been folded in
+        self.round: Round | None = None
+        self.members: dict[str, Member] = {}  # of the last round, whether still in it or not
+        self.live: set[str] = set()  # those who are
+        self.waiting: dict[str, NodeRecord] = {}  # by order of arrival
+        self.lost: list[str] = []
+        self.lost_count = 0
+        self.departed: list[str] = []
+        self.departed_count = 0
+        self.enough_since: float | None = None
+        self._gone_members: set[str] = set()  # each counts once, as lost or as departed
+        self._records: dict[str, NodeRecord] = {}
+        self._inherited: Progress | None = None
+        self._inherited_at = 0.0
+
+    def took_over(
+        self, round: Round | None, members: Iterable[Member], progress: Progress | None, *, progress_at: float
+    ) -> None:
+        """Go on where the last coordinator was; to be called before the first event.
+
+        Args:
+            round: The last completed round.
+            members: Everyone in it.
+            progress: What the last coordinator said.
+            progress_at: When that was heard, on this node's clock.
+        """
+        self.round = round
+        self.members = {member.node_id: member for member in members}
+        self._inherited = progress if progress is not None and progress.round == self.number else None
+        self._inherited_at = progress_at
+        if self._inherited is not None:
+            # In the same order, and also those who have come again meanwhile: what was announced is not taken back.
+            for node_id in self._inherited.lost_ids:
+                self._note(node_id, left=False)
+            for node_id in self._inherited.departed_ids:
+                self._note(node_id, left=True)
+
+    @property
+    def number(self) -> int:
+        """The number of the last completed round; -1 for none."""
+        return self.round.number if self.round else -1
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next round gets: above every round that anybody who comes has known (S10)."""
+        return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
+
+    def fold(self, event: Event, *, now: float, last_call_timeout: float) -> None:
+        """Take in one event of the watch on nodes.
+
+        Args:
+            event: What happened.
+            now: Seconds on this node's clock.
+            last_call_timeout: How long a last call lasts, to reckon when an inherited one began.
+        """
+        if event.kind == "reset":
+            self.synced = False
+            self._records.clear()  # what of it is not in the snapshot that follows has gone meanwhile
+            self.live.clear()
+            self.waiting.clear()
+            return
+        if event.kind == "synced":
+            self._synced(now, last_call_timeout)
+            return
+        self.seen = max(self.seen, event.revision)
+        node_id = event.key[len(self._prefix) :]
+        if event.kind == "put":
+            try:
+                record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
+            except RendezvousStateError:
+                # Not a node of ours: it takes part in nothing, and the arrival that stood there stands no more.
+                self._gone(node_id)
+            else:
+                self._arrived(record)
+        else:
+            self._gone(node_id)
+        if self.synced:
+            self._count(now)
+
+    def record(self, node_id: str) -> NodeRecord:
+        """What a node that is here has said of itself, whether it is in the last round or waits for the next."""
+        return self._records[node_id]
+
+    def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
+        """A round was committed with these members. Spares left over may be enough for the next one's last call."""
+        self.round = round
+        self.members = {member.node_id: member for member in members}
+        self.live.clear()
+        self.lost.clear()
+        self.departed.clear()
+        self._gone_members.clear()
+        self.lost_count = self.departed_count = 0
+        self._inherited = None
+        self.enough_since = None
+        waiting, self.waiting = self.waiting, {}
+        for record in waiting.values():
+            self._place(record)
+        self._count(now)
+
+    def stand(self, members: Iterable[Member]) -> bool:
+        """Whether each of these, chosen a moment ago, waits still, by the same arrival."""
+        arrivals = {node_id: record.arrival for node_id, record in self.waiting.items()}
+        return all(arrivals.get(member.node_id) == member.arrival for member in members)
+
+    def _synced(self, now: float, last_call_timeout: float) -> None:
+        """Everything that was there has been seen; what of the last round is missing has gone."""
+        self.synced = True
+        # A snapshot comes in order of name; who is taken in first, and who is a spare, goes by arrival.
+        self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
+        inherited = self._inherited
+        # Departures beyond those that were named cannot be told from losses by name, only by number.
+        unnamed = max(inherited.departed - self.departed_count, 0) if inherited else 0
+        for node_id in self.members:
+            if node_id not in self._records and node_id not in self._gone_members:
+                self._note(node_id, left=unnamed > 0)
+                unnamed -= 1
+        if inherited is not None:
+            self.lost_count = max(self.lost_count, inherited.lost)
+            self.departed_count = max(self.departed_count, inherited.departed)
+        self._count(now)
+        if self.enough_since is not None and inherited is not None and self._goes_on(inherited):
+            assert inherited.last_call_left is not None
+            left = max(inherited.last_call_left - (now - self._inherited_at), 0.0)
+            self.enough_since = now - max(last_call_timeout - left, 0.0)
+        self._inherited = None
+
+    def _goes_on(self, inherited: Progress) -> bool:
+        """Whether the last call that ran when this was said still runs.
+
+        It does if those who stood then and stand now are enough; else the count fell below the minimum while nobody
+        was looking, and those who have come since begin a new one.
+        """
+        standing = sum(1 for record in self.waiting.values() if record.arrival <= inherited.last_arrival)
+        return inherited.last_call_left is not None and standing >= self._needed
+
+    def _arrived(self, record: NodeRecord) -> None:
+        if record.left:
+            self._gone(record.node_id, left=True)
+            return
+        self.live.discard(record.node_id)
+        self.waiting.pop(record.node_id, None)
+        self._place(record)
+
+    def _place(self, record: NodeRecord) -> None:
+        self._records[record.node_id] = record
+        member = self.members.get(record.node_id)
+        if member is not None and member.arrival == record.arrival:
+            self.live.add(record.node_id)
+        else:
+            self.waiting[record.node_id] = record
+
+    def _gone(self, node_id: str, *, left: bool = False) -> None:
+        """A node has gone. A member that had come again for the next round is missed like any other."""
+        self._records.pop(node_id, None)
+        self.waiting.pop(node_id, None)
+        self.live.discard(node_id)
+        if node_id in self.members:
+            self._note(node_id, left=left)
+
+    def _note(self, node_id: str, *, left: bool) -> None:
+        if node_id in self._gone_members:
+            return
+        self._gone_members.add(node_id)
+        if left:
+            self.departed_count += 1
+        else:
+            self.lost_count += 1
+        names = self.departed if left else self.lost
+        if len(names) < NAMED_MOST:
+            names.append(node_id)
+
+    def _count(self, now: float) -> None:
+        if len(self.waiting) < self._needed:
+            self.enough_since = None
+        elif self.enough_since is None:
+            self.enough_since = now

@@ -1,0 +1,469 @@
+"""Shell: takes the role of coordinator when it is free, watches the nodes, asks `decide`, commits, reports.
+
+Every node that takes part is ready to coordinate. The role is a key on a lease of its own, with a short TTL, kept by
+the very loop that does the work: a loop that is blocked loses the role soon, whatever its keeper thread does for its
+membership. The revision that created the key is the *term*. Every write of a coordinator is conditional on its term, so
+one that was paused and wakes up writes nothing, and whatever a dead one left lies under its term and is never read
+(promise R7).
+
+A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
+not closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of
+the watch brings a new decision.
+
+Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
+nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
+what happens during the one round trip of the commit itself can slip in: a loss after completion (promise R4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.core.decision import TRY_AGAIN_AFTER, Complete, Rules, Wait, decide, explain, hindered, report_due
+from rdzv.core.history import Chapter, Chronicle, pack_chapters, unpack_chapters
+from rdzv.core.state import (
+    BUCKET_SIZE,
+    Member,
+    NodeRecord,
+    Participant,
+    Progress,
+    Round,
+    bucket_of,
+    pack_members,
+    pack_roster,
+    unpack_members,
+)
+from rdzv.core.view import View
+from rdzv.errors import RendezvousStateError
+from rdzv.node.wakeup import Barrier
+from store import (
+    ConditionFailed,
+    ConnectionLost,
+    Delete,
+    Lease,
+    LeaseNotFound,
+    LimitExceeded,
+    Put,
+    StoreError,
+    StoreTimeoutError,
+    when,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+
+    from rdzv.core.state import Keys
+    from rdzv.node.follower import Follower
+    from store import Condition, Event, Store
+    from store.client.keepalive import Keeper
+    from store.interface import LeaseLike
+
+__all__ = ["Candidacy"]
+
+log = logging.getLogger(__name__)
+
+LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
+LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
+ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
+ELECTION_MOST = 1.0  # ... and at most so long
+RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two coordinators
+REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
+
+
+class Candidacy:
+    """One node's readiness to coordinate its run.
+
+    Args:
+        store: The store.
+        keeper: Keeps the leadership lease, in this loop.
+        keys: The run's keys.
+        rules: The run's settings.
+        node_id: Who takes the role.
+        follower: What this node knows of the head.
+        rng: For the pause before taking the role.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keeper: Keeper,
+        *,
+        keys: Keys,
+        rules: Rules,
+        node_id: str,
+        follower: Follower,
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._keys = keys
+        self._rules = rules
+        self._node_id = node_id
+        self._follower = follower
+        self._rng = rng
+        self._barrier = Barrier()
+        self._failed_with: str | None = None
+
+    async def run(self) -> None:
+        """Take the role whenever nobody has it, for as long as this node takes part."""
+        with self._follower.listeners.listening(self._barrier):
+            await self._follower.synced.wait()
+            while self._follower.error is None:
+                while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
+                    await self._barrier.sleep_until(None)
+                await anyio.sleep(self._rng.uniform(0, self._election_pause()))
+                if self._follower.head.coordinator is None:
+                    await self._take_role_and_survive()
+
+    async def _take_role_and_survive(self) -> None:
+        """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
+        try:
+            await self._take_role()
+        except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
+            log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
+        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
+            if repr(error) != self._failed_with:
+                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+            self._failed_with = repr(error)
+        else:
+            return
+        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
+
+    def _election_pause(self) -> float:
+        head = self._follower.head
+        known = head.progress.joined + head.progress.live if head.progress else 1
+        return min(ELECTION_PER_NODE * max(known, 1), ELECTION_MOST)
+
+    async def _take_role(self) -> None:
+        """Try to become coordinator, and if that succeeds be it until the role is lost."""
+        lost = anyio.CancelScope()
+        lease = await self._keeper.hold(
+            ttl=LEADER_TTL + self._store.fail_over,  # a store that was away for so long must not cost the role as well
+            disconnect_ttl=LEADER_DISCONNECT_TTL,
+            on_lapse=lambda _: lost.cancel(),
+        )
+        try:
+            taken = await self._store.compare_and_set(
+                self._keys.coordinator, self._node_id.encode(), expected_revision=0, lease=lease
+            )
+            if taken.succeeded:
+                assert taken.entry is not None
+                log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
+                with lost, contextlib.suppress(ConditionFailed):
+                    await _Term(self, taken.entry.create_revision, lease).lead()
+            elif self._follower.head.coordinator is None:
+                await self._barrier.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
+        finally:
+            with anyio.CancelScope(shield=True):
+                await lease.release()
+
+
+class _Term:
+    """One term of one coordinator."""
+
+    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike) -> None:
+        self._store = candidacy._store
+        self._keys = candidacy._keys
+        self._rules = candidacy._rules
+        self._follower = candidacy._follower
+        self._node_id = candidacy._node_id
+        self._term = term
+        self._lease = lease  # of the role, and of nothing that should outlive it
+        self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
+        self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed)
+        self._events: deque[Event] = deque()
+        self._barrier = Barrier()
+        self._watch_failed: Exception | None = None
+        self._reported: Progress | None = None
+        self._reported_at = 0.0
+        self._said = ""
+        self._failed_with: str | None = None
+        self._run_lease: Lease | None = None
+        self._chronicle = Chronicle()
+
+    async def lead(self) -> None:
+        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed."""
+        await self._take_over()
+        watching = asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}")
+        keeping = asyncio.create_task(self._keep_run(), name=f"keep run {self._keys.run_id}")
+        try:
+            with self._follower.listeners.listening(self._barrier):
+                await self._decide_until_closed()
+        finally:
+            watching.cancel()
+            keeping.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([watching, keeping])
+
+    async def _take_over(self) -> None:
+        """Learn where the last coordinator was."""
+        head = self._follower.head
+        # The progress as it stands, not as heard: what we take for said already is not said again.
+        round_entry, progress_entry = await self._store.get_many((self._keys.round, self._keys.progress))
+        progress = Progress.unpack(progress_entry.value) if progress_entry else None
+        progress_at = head.progress_at if progress == head.progress else self._store.time()
+        round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
+        members: list[Member] = []
+        if round is not None:
+            for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
+                members.extend(unpack_members(entry.value))
+        self._view.took_over(round, members, progress, progress_at=progress_at)
+        self._reported, self._reported_at = progress, progress_at
+        await self._take_over_history()
+        await self._clear_away(round)
+        self._run_lease = await self._hold_run(round)
+        settings = await self._store.get(self._keys.settings)
+        if settings is not None:
+            unchanged = when.mod_revision(self._keys.settings) == settings.mod_revision
+            await self._store.put(
+                self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
+            )
+
+    async def _take_over_history(self) -> None:
+        entry = await self._store.get(self._keys.history)
+        chapters: tuple[Chapter, ...] = ()
+        with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
+            chapters = unpack_chapters(entry.value) if entry is not None else ()
+        self._chronicle.took_over(chapters, began=self._follower.round_at)
+
+    async def _hold_run(self, round: Round | None) -> Lease:
+        """The run's own lease, on which everything of it is but its nodes (promise R19).
+
+        Coordinators keep it, one after the other. A run that is closed, or that everybody has left, has none: a day
+        later its keys are gone, and the server has not grown by having seen it.
+        """
+        ttl = max(self._rules.keep, RUN_TTL_LEAST)
+        if round is not None and round.lease is not None:
+            lease = Lease(self._store, id=round.lease, ttl=ttl)
+            with contextlib.suppress(LeaseNotFound):
+                await lease.keep_alive()
+                return lease
+        return await self._store.grant(ttl)
+
+    async def _keep_run(self) -> None:
+        """Renew the run's lease for as long as this node is in office."""
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        while True:
+            await anyio.sleep(self._run_lease.ttl / 3)
+            with contextlib.suppress(StoreError):  # there are two more times before it matters
+                await self._run_lease.keep_alive()
+
+    async def _watch_nodes(self) -> None:
+        """Hand every event of the nodes to the deciding task."""
+        try:
+            async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
+                async for events in watch.batches():
+                    self._events.extend(events)
+                    self._barrier.changed()
+        except Exception as error:  # noqa: BLE001  the deciding task must not wait for events that will never come
+            self._watch_failed = error
+            self._barrier.changed()
+
+    async def _decide_until_closed(self) -> None:
+        while True:
+            await self._take_in_until(0)
+            now = self._store.time()
+            decision = decide(self._view, self._rules, closed=self._follower.head.closed is not None, now=now)
+            match decision:
+                case Wait(until=until, error=error):
+                    self._report_error(error)
+                    wake_at = await self._report(decision.progress)
+                    if self._follower.head.closed is not None and self._reported == decision.progress:
+                        return
+                    if until is not None:
+                        wake_at = until if wake_at is None else min(wake_at, until)
+                    await self._barrier.sleep_until(wake_at)
+                case Complete():
+                    await self._commit_if_there_is_room(decision)
+
+    async def _take_in_until(self, revision: int) -> None:
+        """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
+        while True:
+            now = self._store.time()
+            while self._events:
+                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
+            if self._watch_failed is not None:
+                raise self._watch_failed
+            if self._view.synced and self._view.seen >= revision:
+                return
+            await self._barrier.sleep_until(None)
+
+    async def _report(self, progress: Progress) -> float | None:
+        """Write the progress if it is time to; when it will be, if it is not yet."""
+        now = self._store.time()
+        nodes = progress.joined + progress.live
+        due = report_due(self._reported, self._reported_at, progress, nodes=nodes, now=now)
+        if due is None or due > now:
+            return due
+        self._say(explain(progress))
+        writes = [self._put(self._keys.progress, progress.pack())]
+        chapters = self._chronicle.continued(progress, self._follower.head.closed, now=now)
+        if chapters is not None:
+            writes.append(self._put(self._keys.history, pack_chapters(chapters)))
+        await self._write(writes)
+        if chapters is not None:
+            self._chronicle.written(chapters, now=now)
+        self._reported, self._reported_at = progress, now
+        return report_due(progress, now, progress, nodes=nodes, now=now)
+
+    async def _commit_if_there_is_room(self, decision: Complete) -> None:
+        """Commit. A store that is full is no reason to leave office, but one that everybody is told."""
+        try:
+            await self._commit(decision)
+        except LimitExceeded as error:
+            self._report_error(error)
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
+            await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
+            await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+
+    def _put(self, key: str, value: bytes) -> Put:
+        """A write on the run's own lease: what it writes goes with the run."""
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        return Put(key, value, lease=self._run_lease.id)
+
+    async def _write(self, writes: list[Put]) -> None:
+        """Write all of it at one revision; `ConditionFailed` if this node is no longer in office."""
+        result = await self._store.transact(when=self._in_office, then=writes)
+        if not result.succeeded:
+            raise ConditionFailed(f"{self._node_id} is no longer the coordinator")
+
+    def _report_error(self, error: Exception | None) -> None:
+        """Log where an error comes from once, and not at every attempt; `progress` says in words that it holds."""
+        said = None if error is None else repr(error)
+        if error is not None and said != self._failed_with:
+            log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
+        self._failed_with = said
+
+    def _say(self, reason: str) -> None:
+        """One log line for each change of the reason, times aside."""
+        words = reason.partition(" s left")[2] or reason
+        if words != self._said:
+            self._said = words
+            log.info("run %s: %s", self._keys.run_id, reason)
+
+    async def _commit(self, decision: Complete) -> None:
+        """Write who has which rank, and then, at one moment and only if all still holds, that this is the round."""
+        members = [
+            Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
+            for rank, record in enumerate(decision.members)
+        ]
+        assert self._run_lease is not None, "a term begins with taking the lease over"
+        first = decision.members[0]
+        buckets = -(-len(members) // BUCKET_SIZE)
+        await self._write_buckets(decision.number, members, decision.members, buckets)
+        round = Round(
+            number=decision.number,
+            term=self._term,
+            size=len(members),
+            buckets=buckets,
+            host=first.address,
+            port=first.port,
+            lease=self._run_lease.id,
+        )
+        last = self._view.round
+        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
+        arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
+        conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
+        now, names = self._store.time(), [member.node_id for member in members]
+        chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
+        writes: list[Put | Delete] = [
+            self._put(self._keys.round, round.pack()),
+            self._put(self._keys.history, pack_chapters(chapters)),
+        ]
+        stand = True
+        if len(conditions) > self._store.operations_max:
+            del conditions[self._store.operations_max :]
+            writes.append(Delete(self._keys.marker))
+            await self._catch_up()
+            stand = self._view.stand(members)
+        result = await self._store.transact(when=conditions, then=writes) if stand else None
+        if result is None or not result.succeeded:
+            log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
+            # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
+            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
+            await self._barrier.sleep_until(self._store.time() + REFUSED_PAUSE)
+            return
+        committed = Round.unpack(round.pack(), revision=result.revision)
+        log.info(
+            "run %s: round %d is complete with %d nodes, rank 0 is %s at %s:%d",
+            self._keys.run_id,
+            round.number,
+            round.size,
+            first.node_id,
+            round.host,
+            round.port,
+        )
+        now = self._store.time()
+        self._view.completed(committed, members, now=now)
+        self._chronicle.written(chapters, now=now)
+        self._follower.take_round(committed)
+        if last is not None:
+            await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)
+
+    async def _catch_up(self) -> None:
+        """Know everything that had happened to the nodes when this was called."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # whoever reads the nodes passes over it
+        written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
+        await self._take_in_until(written)
+
+    async def _write_buckets(
+        self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
+    ) -> None:
+        """Write ranks by bucket of the node's id, and the roster by rank, under this term."""
+        by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
+        for member in members:
+            by_bucket[bucket_of(member.node_id, buckets)].append(member)
+        writes = [
+            self._put(self._keys.ranks(number, self._term, index), pack_members(bucket))
+            for index, bucket in enumerate(by_bucket)
+        ]
+        for index in range(buckets):
+            low = index * BUCKET_SIZE
+            roster = [
+                Participant(
+                    node_id=record.node_id,
+                    rank=low + offset,
+                    address=record.address,
+                    payload=record.payload,
+                    attributes=record.attributes,
+                )
+                for offset, record in enumerate(records[low : low + BUCKET_SIZE])
+            ]
+            writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
+        for portion in _portions(writes, self._store.operations_max):
+            await self._write(portion)
+
+    async def _clear_away(self, round: Round | None) -> None:
+        """Delete what older rounds, and coordinators that died before their commit, have left behind."""
+        keep = self._keys.attempt(round.number, round.term) if round else None
+        attempts: dict[str, None] = {}
+        for entry in await self._store.list(self._keys.rounds, keys_only=True):
+            number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
+            term, slash, _ = rest.partition("/")
+            if slash:  # else it is no key of ours
+                attempts[f"{self._keys.rounds}{number}/{term}/"] = None
+        for prefix in attempts:
+            if prefix != keep:
+                await self._store.delete_prefix(prefix, when=self._in_office)
+
+
+def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+    """The same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    portion: list[Put] = []
+    size = 0
+    for write in writes:
+        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
+            yield portion
+            portion, size = [], 0
+        portion.append(write)
+        size += len(write.value)
+    if portion:
+        yield portion

@@ -1,0 +1,111 @@
+"""Shell: one node's watch on the head of its run, and who wants to know when it changes.
+
+This is all that a node watches: the coordinator's key, the last round, the closing, the progress. It is kept as one
+`Head`, from which everything a handler is asked is answered without a round trip.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.core.state import Ban, Closed, Coordinator, Head, Keys, Progress, Round
+from rdzv.errors import RendezvousStateError
+from rdzv.node.wakeup import Listeners
+
+if TYPE_CHECKING:
+    from store import Event, Store
+
+__all__ = ["Follower"]
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """Follows the head of a run.
+
+    Attributes:
+        head: What is known of it.
+        error: Why it is not followed any more, if so.
+        synced: Set once the head is known as it stands.
+        listeners: Who is woken at every change.
+    """
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store = store
+        self._keys = keys
+        self.head = Head()
+        self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
+        self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
+        self.error: Exception | None = None
+        self.synced = anyio.Event()
+        self.listeners = Listeners()
+
+    async def run(self) -> None:
+        """Follow until cancelled, or until the store is of no more use."""
+        try:
+            async with self._store.watch(self._keys.head, snapshot=True) as watch:
+                async for events in watch.batches():
+                    for event in events:
+                        self._take(event)
+                    self.listeners.changed()
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody must wait for a head that will not come
+            self.error = error
+            self.synced.set()
+            self.listeners.changed()
+            if not isinstance(error, RendezvousStateError):
+                log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
+
+    def take_round(self, round: Round) -> None:
+        """Learn of a round by another way than the watch; the later one counts."""
+        if self.head.round is None or self.head.round.revision < round.revision:
+            self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
+            self.head = replace(self.head, round=round)
+            if self._anew is not None:
+                self._anew = replace(self._anew, round=round)
+            self.listeners.changed()
+
+    def take_closing(self, closed: Closed) -> None:
+        """Learn of the closing by another way than the watch; what the watch says later counts."""
+        if self.head.closed is None:
+            self.head = replace(self.head, closed=closed)
+            self.listeners.changed()
+
+    def _take(self, event: Event) -> None:
+        match event.kind:
+            case "synced":
+                self.head, self._anew = self._anew or self.head, None
+                self.synced.set()
+            case "reset":
+                # The snapshot that follows says what holds, and until it is whole the old head does: a run must not
+                # look open for the moment between the two. Rounds only go up.
+                self._anew = Head(round=self.head.round)
+            case "put" | "delete" if event.key == self._keys.round:
+                if event.kind == "put":
+                    self.take_round(Round.unpack(event.value, revision=event.revision))
+            case "put" | "delete":
+                if self._anew is None:
+                    self.head = self._changed(self.head, event)
+                else:
+                    self._anew = self._changed(self._anew, event)
+
+    def _changed(self, head: Head, event: Event) -> Head:
+        """The head after one event of any key but the round's."""
+        keys, put = self._keys, event.kind == "put"
+        if event.key == keys.coordinator:
+            coordinator = Coordinator(node_id=event.value.decode(errors="replace"), term=event.create_revision)
+            return replace(head, coordinator=coordinator if put else None)
+        if event.key == keys.closed:
+            return replace(head, closed=Closed.unpack(event.value) if put else None)
+        if event.key == keys.progress:
+            progress = Progress.unpack(event.value) if put else None
+            return replace(head, progress=progress, progress_at=self._store.time())
+        if event.key.startswith(keys.bans):
+            bans = {node_id: ban for node_id, ban in head.bans.items() if keys.banned(node_id) != event.key}
+            if put:
+                bans[event.key.removeprefix(keys.bans)] = Ban.unpack(event.value)
+            return replace(head, bans=bans)
+        return head

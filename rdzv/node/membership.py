@@ -1,0 +1,104 @@
+"""What a node has of a round it is in: the information it was given, and whether that still holds.
+
+A `RendezvousInfo` is handed to the user and outlives its round. The `Membership` behind it says why the round is over
+for this node, once it is, to whoever asks and to whoever wanted to be told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from rdzv.core.state import Participant, Round
+    from rdzv.shared_store.store import BlockingSharedStore, SharedStore
+
+__all__ = ["BlockingRendezvousInfo", "Membership", "RendezvousInfo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousInfo:
+    """What a member gets of a round; it also unpacks as `store, rank, world_size`.
+
+    Attributes:
+        run_id: Which run.
+        round: The round's number, from 0. It is the one count on which all members agree.
+        node_id: This node.
+        rank: Its place, from 0.
+        world_size: How many members there are.
+        store: What the members share.
+        bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
+    """
+
+    run_id: str
+    round: int
+    node_id: str
+    rank: int
+    world_size: int
+    store: SharedStore
+    bootstrap_address: tuple[str, int]
+    _membership: Membership = field(repr=False)
+    _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
+
+    def superseded(self) -> str | None:
+        """Why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
+        return self._membership.over
+
+    def on_superseded(self, callback: Callable[[str], None]) -> None:
+        """Call back once, with the reason for which this node is no longer in the round. From any thread.
+
+        It is called in the handler's loop; here, if there is a reason already.
+        """
+        self._membership.on_over.append(callback)
+        if self._membership.over is not None:  # perhaps since a moment ago, in another thread
+            self._membership.tell(self._membership.over)
+
+    async def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        return await self._read_roster()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.store, self.rank, self.world_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockingRendezvousInfo:
+    """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
+
+    run_id: str
+    round: int
+    node_id: str
+    rank: int
+    world_size: int
+    store: BlockingSharedStore
+    bootstrap_address: tuple[str, int]
+    _read_roster: Callable[[], list[Participant]] = field(repr=False)
+
+    def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        return self._read_roster()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.store, self.rank, self.world_size))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Membership:
+    """A round this node is in, or was."""
+
+    round: Round
+    rank: int
+    arrival: int
+    over: str | None = None  # why the node is not in the round any more
+    dropped: bool = False  # it was not asked
+    on_over: deque[Callable[[str], None]] = field(default_factory=deque)
+
+    def tell(self, reason: str) -> None:
+        """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.on_over.popleft()(reason)

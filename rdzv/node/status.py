@@ -1,0 +1,134 @@
+"""Shell: reads how a run stands, for `handler.status()` and for the command line, which joins nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdzv.core.decision import explain
+from rdzv.core.history import Chapter, unpack_chapters
+from rdzv.core.state import (
+    Head,
+    Keys,
+    Member,
+    NodeRecord,
+    Participant,
+    Phase,
+    Round,
+    RunStatus,
+    bucket_of,
+    unpack_members,
+)
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from store import Store
+
+__all__ = ["find_member", "read_history", "read_nodes", "read_status"]
+
+
+async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
+    """A run as it stands; O(n) in its nodes.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        head: Its head, as known.
+    """
+    records = await read_nodes(store, keys)
+    members = []
+    ranked = set()
+    if head.round is not None:
+        for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
+            for member in unpack_members(entry.value):
+                ranked.add(member.node_id)
+                held = records.get(member.node_id)
+                if held is not None and held.arrival == member.arrival:
+                    del records[member.node_id]
+                    members.append(
+                        Participant(
+                            node_id=member.node_id,
+                            rank=member.rank,
+                            address=held.address,
+                            payload=held.payload,
+                            attributes=held.attributes,
+                        )
+                    )
+    waiting = sorted(records.values(), key=lambda record: record.arrival)
+    after = head.progress.spares_after if head.progress is not None else None
+    named = head.progress.spare_ids if head.progress is not None else ()
+    spares = [
+        record.node_id
+        for record in waiting
+        if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
+    ]
+    return RunStatus(
+        run_id=keys.run_id,
+        round=head.round.number if head.round else None,
+        phase=_phase(head),
+        reason=_reason(head, members=len(members), waiting=len(waiting), now=store.time()),
+        members=tuple(sorted(members, key=lambda member: member.rank)),
+        waiting=tuple(record.node_id for record in waiting),
+        spares=tuple(spares),
+        coordinator=head.coordinator.node_id if head.coordinator else None,
+        world_size=head.round.size if head.round else 0,
+        bootstrap_address=(head.round.host, head.round.port) if head.round else None,
+        closed=head.closed.reason if head.closed else None,
+        refused={
+            **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
+            **{node_id: str(ban) for node_id, ban in head.bans.items()},
+        },
+    )
+
+
+async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
+    """Who is in the run: the record of each node, but for those that say that their node is about to be gone."""
+    records = {}
+    for entry in await store.list(keys.nodes):
+        node_id = entry.key.removeprefix(keys.nodes)
+        try:
+            record = NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision)
+        except RendezvousStateError:
+            continue  # not a node of ours
+        if not record.left:
+            records[node_id] = record
+    return records
+
+
+async def read_history(store: Store, keys: Keys) -> list[Chapter]:
+    """What happened in a run, as far as it is remembered: its rounds, the oldest first."""
+    entry = await store.get(keys.history)
+    return list(unpack_chapters(entry.value)) if entry is not None else []
+
+
+async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
+    """This arrival of a node in a round, from the one bucket where it would be; None if the round does not hold it."""
+    entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
+    members = unpack_members(entry.value) if entry is not None else []  # None: a later round has replaced it
+    for member in members:
+        if member.node_id == node_id and member.arrival == arrival:
+            return member
+    return None
+
+
+def _phase(head: Head) -> Phase:
+    if head.closed is not None:
+        return Phase.CLOSED
+    if _is_news(head):
+        return Phase.COMPLETE
+    return head.progress.phase if head.progress is not None else Phase.GATHERING
+
+
+def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
+    if head.closed is not None:
+        reason = f": {head.closed.reason}" if head.closed.reason else ""
+        return f"the run is closed by {head.closed.by or 'somebody'}{reason}"
+    if not members and not waiting:
+        return "nobody is here"
+    if head.round is not None and _is_news(head):
+        return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
+    return explain(head.progress, elapsed=now - head.progress_at)
+
+
+def _is_news(head: Head) -> bool:
+    """Whether the progress does not tell of the last round yet: the coordinator reports after it commits."""
+    return head.round is not None and (head.progress is None or head.progress.round < head.round.number)

@@ -1,0 +1,533 @@
+"""Pure: the `torch.distributed.Store` API over one round's keys, each operation a plan.
+
+A *plan* is a generator that yields requests to a store, is sent their responses, and returns the operation's result.
+The async and the blocking store of a round drive the same plans, so the twins cannot differ. `Plans.steps` stands
+between a plan and whoever drives it, and is where every request is fenced (promises R9, R10):
+
+    plan  >  request  >  steps: add the fence, work out the time left  >  (request, timeout)  >  driver
+    plan  <  response  <  steps: a broken fence becomes RoundSupersededError  <  response or StoreError  <  driver
+
+The fence is a set of conditions that hold for as long as this node is a member of the round. The server checks it in
+the same moment as it does what is asked, and ends a parked wait with a push once the fence breaks.
+
+    <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
+    <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
+
+A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction; the
+pop of the last item deletes both, on condition that the mark has not been written since that item was: so the mark is
+there exactly while there are items, and it is what `wait`, `check` and a blocking `queue_pop` look at. Nothing is
+polled. To PyTorch, what comes of using one key for a queue and for a value is "unexpected"; here a queue refuses it.
+
+Each item goes to one popper, since its deletion is conditional on its being there. Who loses that race takes the next.
+A push wakes everyone who waits for it: meant for tens of poppers, not for thousands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from rdzv.config.config_errors import shown
+from rdzv.errors import (
+    QueueEmptyError,
+    RendezvousConnectionError,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
+from store import when
+from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError
+from store.messages import (
+    Add,
+    Added,
+    Append,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Delete,
+    Entry,
+    Found,
+    Get,
+    Guarded,
+    List,
+    Listing,
+    Put,
+    Request,
+    Response,
+    Transact,
+    TransactionResult,
+    Wait,
+)
+from store.protocol.fast_init import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Plan", "Plans", "Step"]
+
+T = TypeVar("T")
+Plan: TypeAlias = Generator[Request[Any], Any, T]
+Step: TypeAlias = tuple[Request[Any], float]
+"""A fenced request, and how many seconds its answer may take."""
+
+ANSWER_TIMEOUT: Final = 1.0
+"""In seconds. Timeouts are for waiting: what the store answers at once has at least this long to be answered."""
+
+MARK: Final = b"\x00queue"
+"""What a queue's key holds. No text and no number begins with a zero byte."""
+
+ADD_MAX: Final = 2**63 - 1
+"""What the store, and PyTorch's, counts in."""
+
+NAMED_MAX: Final = 8
+"""How many missing keys an error spells out; its `keys` holds all of them."""
+
+
+_make_guarded = maker(Guarded)
+
+
+class _OutOfTime(Exception):
+    """The time is over; thrown into a plan, which may still look around before it gives up."""
+
+    def __init__(self, seconds: float, reason: str) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
+
+
+class Plans:
+    """The plans for one round's store.
+
+    Args:
+        prefix: What all its keys begin with.
+        fence: What holds for as long as this node is a member of the round.
+        lease: The lease that everything written goes with, if any: the run's own.
+        superseded: Why this node is known here to be no member any more; None as long as it may be one.
+        unique: Makes names that nobody else makes.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        fence: tuple[Condition, ...],
+        lease: int | None = None,
+        superseded: Callable[[], str | None],
+        unique: Callable[[], str],
+    ) -> None:
+        self._prefix = prefix
+        self._values = f"{prefix}k/"
+        self._queues = f"{prefix}q/"
+        self._fence = fence
+        self._lease = lease
+        self._fence_reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in fence))
+        self._superseded = superseded
+        self._unique = unique
+
+    # ------------------------------------------------------------------------------------------ driving a plan
+
+    def steps(self, plan: Plan[T], *, seconds: float, now: Callable[[], float]) -> Generator[Step, Response, T]:
+        """Carry a plan through; whoever drives this sends it each response, or throws the `StoreError`.
+
+        Args:
+            plan: What to carry through.
+            seconds: How long its waits may take, all together.
+            now: The driver's clock.
+
+        Raises:
+            RoundSupersededError: This node is not a member of the round any more.
+            SharedStoreTimeoutError: The time is over.
+            RendezvousConnectionError: The store could not be reached in time.
+        """
+        deadline = now() + seconds
+        left = seconds
+        response: Any = None
+        late: _OutOfTime | None = None
+        try:
+            while True:
+                request = plan.send(response) if late is None else plan.throw(late)
+                self.check_membership()
+                if type(request) is not Wait:
+                    left = max(left, ANSWER_TIMEOUT)
+                late = None
+                if left <= 0:
+                    late = _OutOfTime(seconds, "the time is over")
+                    continue
+                try:
+                    response = yield self._fenced(request), left
+                    if type(response) is TransactionResult:
+                        response = self._judged(request, response)
+                except StoreError as error:
+                    late = self._explained(error, seconds)
+                left = deadline - now()
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        except _OutOfTime as error:
+            raise SharedStoreTimeoutError(str(error), timeout=seconds) from error
+
+    def check_membership(self) -> None:
+        """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
+        reason = self._superseded()
+        if reason is not None:
+            raise self.superseded_error(reason)
+
+    def superseded_error(self, reason: str) -> RoundSupersededError:
+        """The error that says so, and what to do."""
+        return RoundSupersededError(
+            f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
+        )
+
+    def _fenced(self, request: Request[Any]) -> Request[Any]:
+        """The request, conditional on the fence; a transaction that fails reads what the fence looks at."""
+        if type(request) is Transact:
+            return Transact(
+                when=(*self._fence, *request.when),
+                then=request.then,
+                otherwise=(*self._fence_reads, *request.otherwise),
+            )
+        return _make_guarded(self._fence, request) if self._fence else request
+
+    def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
+        """The response as the plan expects it: if a transaction has failed, it was not because of the fence."""
+        if response.succeeded:
+            return response
+        assert isinstance(request, Transact), "a transaction's result answers a transaction"
+        reads = len(self._fence_reads)
+        seen = dict(zip((read.key for read in self._fence_reads), response.results[:reads], strict=True))
+        for condition in self._fence:
+            entry = seen[condition.key]
+            if not condition.holds(entry if isinstance(entry, Entry) else None):
+                raise ConditionFailed(
+                    f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r}"
+                )
+        return TransactionResult(succeeded=False, results=response.results[reads:], revision=response.revision)
+
+    def _explained(self, error: StoreError, seconds: float) -> _OutOfTime:
+        """What a plan hears of an error, if it is one that it may hear of; all others are raised."""
+        if isinstance(error, ConditionFailed):
+            raise self.superseded_error(self._superseded() or str(error)) from error
+        reason = self._superseded()
+        if reason is not None:  # and so the handler has interrupted the client, of which this error tells
+            raise self.superseded_error(reason) from error
+        if isinstance(error, StoreTimeoutError):
+            return _OutOfTime(seconds, str(error))
+        if isinstance(error, ConnectionLost):
+            raise RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}") from error
+        raise error
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def set(self, key: str, value: str | bytes) -> Plan[None]:
+        """Write a value."""
+        yield Put(self._value_key(key), _value(value), lease=self._lease)
+
+    def get(self, key: str) -> Plan[bytes]:
+        """Wait for a key and read it."""
+        held = (self._value_key(key),)
+        try:
+            listing: Listing = yield Wait(keys=held)
+        except _OutOfTime as late:
+            (value,) = yield from self._found_late((key,), held, late)
+            return value
+        (entry,) = listing.entries
+        assert entry is not None, "a wait is answered when its keys exist"
+        return entry.value
+
+    def multi_get(self, keys: Iterable[str]) -> Plan[list[bytes]]:
+        """Wait for all keys and read them, at one revision."""
+        names = _keys(keys)
+        held = tuple(map(self._value_key, names))
+        try:
+            listing: Listing = yield Wait(keys=held)
+        except _OutOfTime as late:
+            return (yield from self._found_late(names, held, late))
+        return [entry.value for entry in listing.entries if entry is not None]
+
+    def _found_late(self, names: tuple[str, ...], held: tuple[str, ...], late: _OutOfTime) -> Plan[list[bytes]]:
+        """What the keys hold after all, when the time for waiting is over."""
+        missing = yield from self._missing(names, held)
+        # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
+        found = (yield from self._read(held)) if not missing else None
+        if found is None:
+            raise _waited_in_vain(names, missing or names, late.seconds) from late
+        return found
+
+    def wait(self, keys: Iterable[str]) -> Plan[None]:
+        """Wait until all keys exist."""
+        names = _keys(keys)
+        held = tuple(map(self._value_key, names))
+        try:
+            yield Wait(keys=held)
+        except _OutOfTime as late:
+            missing = yield from self._missing(names, held)
+            if missing:
+                raise _waited_in_vain(names, missing, late.seconds) from late
+
+    def check(self, keys: Iterable[str]) -> Plan[bool]:
+        """Whether all keys exist."""
+        conditions = tuple(when.exists(self._value_key(key)) for key in _keys(keys))
+        result: TransactionResult = yield Transact(when=conditions, then=())
+        return result.succeeded
+
+    def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> Plan[None]:
+        """Write several values at one revision; of a key that is named twice, the last one."""
+        names = _keys(keys)
+        contents = [_value(value) for value in _many(values, "values")]
+        if len(names) != len(contents):
+            raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
+        writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
+        yield Transact(when=(), then=tuple(Put(key, value, lease=self._lease) for key, value in writes.items()))
+
+    def add(self, key: str, amount: int) -> Plan[int]:
+        """Add to a number, a missing key counting from 0."""
+        number = _whole(amount, "amount")
+        if abs(number) > ADD_MAX:
+            raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
+        added: Added = yield Add(self._value_key(key), number, self._lease)
+        return added.value
+
+    def append(self, key: str, value: str | bytes) -> Plan[None]:
+        """Append to a value, a missing key counting as empty."""
+        yield Append(self._value_key(key), _value(value), self._lease)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> Plan[bytes]:
+        """Write a value if the key holds what is expected; an empty expectation also fits a key that is missing."""
+        held, wanted, new = self._value_key(key), _value(expected), _value(desired)
+        may_create = not wanted
+        while True:
+            # Whichever of the two fails for the other's reason is followed by the other. What is answered at last
+            # was true at one moment, that of the last request.
+            if may_create:
+                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
+            else:
+                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self._lease)
+            result: CompareAndSetResult = yield request
+            if result.succeeded:
+                return new
+            if result.entry is None and wanted:
+                return wanted
+            if result.entry is not None and result.entry.value != wanted:
+                return result.entry.value
+            may_create = result.entry is None
+
+    def delete_key(self, key: str) -> Plan[bool]:
+        """Delete a key; whether it was there."""
+        counted: Counted = yield Delete(self._value_key(key))
+        return counted.count > 0
+
+    def list_keys(self) -> Plan[list[str]]:
+        """The keys that hold values; as in PyTorch, queues are not among them."""
+        listing: Listing = yield List(prefix=self._prefix, keys_only=True)
+        keys = [entry.key for entry in listing.entries if entry is not None]
+        queues = {_escaped_key_of(key, self._queues) for key in keys if key.startswith(self._queues)}
+        values = (key.removeprefix(self._values) for key in keys if key.startswith(self._values))
+        return [key for key in values if _escaped(key) not in queues]
+
+    def num_keys(self) -> Plan[int]:
+        """How many keys hold values."""
+        return len((yield from self.list_keys()))
+
+    def _missing(self, names: tuple[str, ...], held: tuple[str, ...]) -> Plan[tuple[str, ...]]:
+        """Which of the keys do not exist, without reading the others' values; all, if the store does not say."""
+        if not held:
+            return ()
+        try:
+            listing: Listing = yield List(prefix=_common_prefix(held), keys_only=True)
+        except _OutOfTime:
+            return names
+        there = {entry.key for entry in listing.entries if entry is not None}
+        return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
+
+    def _read(self, held: tuple[str, ...]) -> Plan[list[bytes] | None]:
+        """What the keys hold at one revision, or None if they do not all exist."""
+        distinct = tuple(dict.fromkeys(held))
+        result: TransactionResult = yield Transact(
+            when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))
+        )
+        if not result.succeeded:
+            return None
+        found = {entry.key: entry.value for entry in result.results if isinstance(entry, Entry)}
+        return [found[key] for key in held]
+
+    # ------------------------------------------------------------------------------------------ queues
+
+    def queue_push(self, key: str, value: str | bytes) -> Plan[None]:
+        """Append an item to a queue."""
+        mark = self._value_key(key)
+        item = Put(self._queue_prefix(key) + self._unique(), _value(value), lease=self._lease)
+        writes = item, Put(mark, MARK, lease=self._lease)
+        starts = True  # whether this is thought to be its first item; if that is wrong, nothing happens
+        while True:
+            condition = when.missing(mark) if starts else when.value(mark) == MARK
+            result: TransactionResult = yield Transact(when=(condition,), then=writes, otherwise=(Get(mark),))
+            if result.succeeded:
+                return
+            (there,) = result.results
+            if isinstance(there, Entry) and there.value != MARK:
+                raise _no_queue(key)
+            starts = there is None
+
+    def queue_pop(self, key: str, block: bool = True) -> Plan[bytes]:
+        """Take the first item of a queue; with `block`, wait until there is one."""
+        mark, prefix = self._value_key(key), self._queue_prefix(key)
+        while True:
+            listing: Listing = yield List(prefix=prefix, keys_only=True)
+            items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
+            for item in items:
+                # Those before it have been seen to be gone, and none comes back: it is the first.
+                popped = yield from self._pop(item, mark, is_last=item is items[-1])
+                if popped is not None:
+                    return popped
+            if not items and not block:
+                raise QueueEmptyError(f"the queue {shown(key)} is empty; pass block=True to wait for an item")
+            if not items:
+                yield from self._wait_for_push(key, mark)
+
+    def queue_len(self, key: str) -> Plan[int]:
+        """How many items a queue holds; 0 if there is no such queue."""
+        counted: Counted = yield Count(prefix=self._queue_prefix(key))
+        return counted.count
+
+    def _pop(self, item: Entry, mark: str, *, is_last: bool) -> Plan[bytes | None]:
+        """Take this item; None if somebody else has taken it, or the queue has to be looked at again."""
+        unchanged = when.mod_revision(item.key) == item.mod_revision
+        take = Get(item.key), Delete(item.key)
+        if not is_last:
+            result: TransactionResult = yield Transact(when=(unchanged,), then=take)
+            return _taken(result)
+        untouched = when.mod_revision(mark) == item.mod_revision
+        look = Get(item.key), Get(mark)
+        result = yield Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look)
+        if result.succeeded:
+            return _taken(result)
+        still_there, there = result.results
+        if still_there is None:
+            return None
+        # Others have pushed since, or the key was set or deleted as if it were a value's: the mark is not ours.
+        seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
+        result = yield Transact(when=(unchanged, seen), then=take)
+        return _taken(result)
+
+    def _wait_for_push(self, key: str, mark: str) -> Plan[None]:
+        try:
+            listing: Listing = yield Wait(keys=(mark,))
+        except _OutOfTime as late:
+            raise SharedStoreTimeoutError(
+                f"nothing was pushed to the queue {shown(key)} within {late.seconds:g} s",
+                keys=(key,),
+                timeout=late.seconds,
+            ) from late
+        if any(entry is not None and entry.value != MARK for entry in listing.entries):
+            raise _no_queue(key)
+
+    # ------------------------------------------------------------------------------------------ barrier
+
+    def barrier(self, key: str, world_size: int) -> Plan[None]:
+        """Wait until so many have called it with this key."""
+        members, last = f"{key}/num_members", f"{key}/last_member"
+        size = _whole(world_size, "world_size")
+        if size < 1:
+            raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
+        added: Added = yield Add(self._value_key(members), 1, self._lease)
+        if added.value >= size:
+            yield Put(self._value_key(last), b"1", lease=self._lease)
+            return
+        try:
+            yield Wait(keys=(self._value_key(last),))
+        except _OutOfTime as late:
+            found: Found = yield Get(self._value_key(members))
+            came = found.entry.value.decode() if found.entry is not None else "none"
+            raise SharedStoreTimeoutError(
+                f"the barrier {shown(key)} timed out after {late.seconds:g} s: {came} of {size} came",
+                keys=(last,),
+                timeout=late.seconds,
+            ) from late
+
+    def _value_key(self, key: str) -> str:
+        return self._values + _key(key)
+
+    def _queue_prefix(self, key: str) -> str:
+        # Escaped, or the queue "a" would hold the items of the queue "a/b".
+        return f"{self._queues}{_escaped(_key(key))}/"
+
+
+def _escaped(key: str) -> str:
+    return key.replace("%", "%25").replace("/", "%2F")
+
+
+def _escaped_key_of(item: str, prefix: str) -> str:
+    """The queue's key, as it stands in the key of one of its items."""
+    return item.removeprefix(prefix).partition("/")[0]
+
+
+def _common_prefix(keys: Iterable[str]) -> str:
+    """What all of these begin with."""
+    first, last = min(keys), max(keys)
+    for at, character in enumerate(first):
+        if not last.startswith(character, at):
+            return first[:at]
+    return first
+
+
+def _taken(result: TransactionResult) -> bytes | None:
+    """The value of the item that a pop has read and deleted; None if it could not."""
+    return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
+
+
+def _waited_in_vain(names: tuple[str, ...], missing: tuple[str, ...], seconds: float) -> SharedStoreTimeoutError:
+    named = ", ".join(map(shown, missing[:NAMED_MAX]))
+    more = f" and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
+    of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
+    return SharedStoreTimeoutError(
+        f"wait timed out after {seconds:g} s, still missing: {named}{more}{of_all}", keys=missing, timeout=seconds
+    )
+
+
+def _no_queue(key: str) -> ValueError:
+    return ValueError(f"{shown(key)} holds a value that was set, not a queue; give the queue a key of its own")
+
+
+# What a caller may pass. These are errors of the caller's, and so plain Python ones.
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a str, not {shown(key)}")
+    _utf8(key, "a key")
+    return key
+
+
+def _keys(keys: object) -> tuple[str, ...]:
+    return tuple(map(_key, _many(keys, "keys")))
+
+
+def _many(items: object, name: str) -> tuple[Any, ...]:
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
+    return tuple(items)
+
+
+def _value(value: object) -> bytes:
+    if isinstance(value, str):
+        return _utf8(value, "a value")
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"a value is str or bytes, not {shown(value)}")
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} is text that UTF-8 can hold, not {shown(text)}") from None
+
+
+def _whole(number: object, name: str) -> int:
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} is a whole number, not {shown(number)}") from None

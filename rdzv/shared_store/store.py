@@ -1,0 +1,354 @@
+"""Shell: the `torch.distributed.Store` API over one round's keys, for those who await and those who block.
+
+Names, order of arguments and meaning are those of PyTorch 2.13, with these differences:
+
+- `num_keys` and `list_keys` speak of this round's keys only, where PyTorch's count the whole server's.
+- A timeout is a `timedelta` or a number of seconds. It bounds waiting; what the store answers at once has at least a
+  second to be answered.
+- A wait that runs out raises `SharedStoreTimeoutError`, which names the keys that were missing, and an empty queue
+  `QueueEmptyError`. A value that is no number cannot be added to: a `ValueError`, as is any other senseless argument.
+- A queue's key cannot be that of a value as well.
+
+Every request is conditional on this node's being a member of the round. Once it is not, whatever it asks, and whatever
+it waits for, ends with `RoundSupersededError` (promises R9, R10). What is done is said in `plans`, once for both.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import secrets
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+
+from rdzv.config.config_errors import shown
+from rdzv.shared_store.operations import Plans
+from store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from rdzv.shared_store.operations import Plan
+    from store.interface import BlockingStore, Store
+    from store.messages import Condition
+
+__all__ = ["BlockingSharedStore", "SharedStore"]
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT: Final = 300.0
+"""In seconds, as in PyTorch."""
+
+TIMEOUT_MAX: Final = 1e9
+"""In seconds, 31 years: what event loops and sockets still take."""
+
+
+def _never() -> str | None:
+    return None
+
+
+def _seconds(timeout: object) -> float:
+    """A timeout in seconds.
+
+    Raises:
+        TypeError: It is none.
+        ValueError: It is negative, or beyond all measure.
+    """
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
+        seconds = float(timeout) if abs(timeout) <= TIMEOUT_MAX else math.inf
+    else:
+        raise TypeError(f"a timeout is a timedelta or a number of seconds, not {shown(timeout)}")
+    if not 0 <= seconds <= TIMEOUT_MAX:  # false for NaN, too
+        raise ValueError(f"the timeout {shown(timeout)} must be from 0 to {TIMEOUT_MAX:.0f} seconds")
+    return seconds
+
+
+class _Twin:
+    """What both twins have."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        fence: tuple[Condition, ...],
+        lease: int | None,
+        timeout: timedelta | float,
+        superseded: Callable[[], str | None],
+    ) -> None:
+        self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
+        self._plans = Plans(
+            prefix=prefix, fence=fence, lease=lease, superseded=superseded, unique=lambda: secrets.token_hex(16)
+        )
+        self._timeout = _seconds(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a wait may take."""
+        return timedelta(seconds=self._timeout)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Say how long a wait may take, unless it says so itself."""
+        self._timeout = _seconds(timeout)
+
+    def clone(self) -> Self:
+        """Another object for the same keys, with a timeout of its own."""
+        return copy.copy(self)
+
+    def _limit(self, timeout: timedelta | float | None) -> float:
+        return self._timeout if timeout is None else _seconds(timeout)
+
+
+class _Ending:
+    """What ends the calls under way, shared by all clones of a store."""
+
+    __slots__ = ("reason", "scopes")
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.scopes: set[anyio.CancelScope] = set()
+
+
+class SharedStore(_Twin):
+    """One round's store, awaited.
+
+    Args:
+        client: Whose keys these are.
+        prefix: What all its keys begin with; it ends in "/".
+        fence: What holds for as long as this node is a member of the round.
+        lease: What everything written goes with, if with anything.
+        timeout: How long a wait may take, in seconds.
+        superseded: Why this node is known here to be no member any more; None as long as it may be one.
+    """
+
+    def __init__(
+        self,
+        client: Store,
+        *,
+        prefix: str,
+        fence: tuple[Condition, ...],
+        lease: int | None = None,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        superseded: Callable[[], str | None] = _never,
+    ) -> None:
+        self._client = client
+        self._ending = ending = _Ending()
+        super().__init__(
+            prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=lambda: ending.reason or superseded()
+        )
+
+    def blocking(self, client: BlockingStore) -> BlockingSharedStore:
+        """The blocking twin, for the same keys under the same fence, on a client of its own."""
+        return BlockingSharedStore(
+            client,
+            prefix=self._prefix,
+            fence=self._fence,
+            lease=self._lease,
+            timeout=self._timeout,
+            superseded=self._superseded,
+        )
+
+    def supersede(self, reason: str) -> None:
+        """End every call under way, and refuse every later one, with `RoundSupersededError`; from the event loop.
+
+        Clones included. The first reason counts.
+        """
+        self._ending.reason = self._ending.reason or reason
+        for scope in tuple(self._ending.scopes):
+            scope.cancel()
+
+    async def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
+        steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)
+        with anyio.CancelScope() as scope:
+            self._ending.scopes.add(scope)
+            try:
+                request, left = next(steps)
+                while True:
+                    try:
+                        response: Any = await self._client.call(request, timeout=left)
+                    except StoreError as error:
+                        request, left = steps.throw(error)
+                    else:
+                        request, left = steps.send(response)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            finally:
+                self._ending.scopes.discard(scope)
+        raise self._plans.superseded_error(self._ending.reason or "it was dropped")
+
+    async def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        await self._run(self._plans.set(key, value))
+
+    async def get(self, key: str) -> bytes:
+        """Wait for a key, and read it."""
+        return await self._run(self._plans.get(key))
+
+    async def add(self, key: str, amount: int) -> int:
+        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
+        return await self._run(self._plans.add(key, amount))
+
+    async def append(self, key: str, value: str | bytes) -> None:
+        """Append to what a key holds, a missing key counting as empty."""
+        await self._run(self._plans.append(key, value))
+
+    async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys exist. A queue exists while it holds anything."""
+        await self._run(self._plans.wait(keys), timeout)
+
+    async def check(self, keys: Iterable[str]) -> bool:
+        """Whether all keys exist now."""
+        return await self._run(self._plans.check(keys))
+
+    async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Write the desired value if the key holds the expected one, or is missing and nothing is expected.
+
+        Returns:
+            What the key holds now; if it is missing and something was expected, what was expected.
+        """
+        return await self._run(self._plans.compare_set(key, expected_value, desired_value))
+
+    async def delete_key(self, key: str) -> bool:
+        """Delete a key; whether it was there."""
+        return await self._run(self._plans.delete_key(key))
+
+    async def num_keys(self) -> int:
+        """How many keys of this round hold values."""
+        return await self._run(self._plans.num_keys())
+
+    async def list_keys(self) -> list[str]:
+        """The keys of this round that hold values, sorted."""
+        return await self._run(self._plans.list_keys())
+
+    async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
+        """Wait for all keys, and read them as they are at one moment."""
+        return await self._run(self._plans.multi_get(keys))
+
+    async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
+        """Write several values at once: nobody sees some of them without the others."""
+        await self._run(self._plans.multi_set(keys, values))
+
+    async def queue_push(self, key: str, value: str | bytes) -> None:
+        """Append an item to a queue."""
+        await self._run(self._plans.queue_push(key, value))
+
+    async def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first item of a queue; with `block`, wait until there is one.
+
+        Raises:
+            QueueEmptyError: There is none, and `block` is False.
+        """
+        return await self._run(self._plans.queue_pop(key, block))
+
+    async def queue_len(self, key: str) -> int:
+        """How many items a queue holds."""
+        return await self._run(self._plans.queue_len(key))
+
+    async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until `world_size` callers have come. Each key is good for one barrier; who gave up counts as come."""
+        await self._run(self._plans.barrier(key, world_size), timeout)
+
+
+class BlockingSharedStore(_Twin):
+    """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
+
+    A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
+    call ends with `RoundSupersededError`.
+    """
+
+    def __init__(
+        self,
+        client: BlockingStore,
+        *,
+        prefix: str,
+        fence: tuple[Condition, ...],
+        lease: int | None = None,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        superseded: Callable[[], str | None] = _never,
+    ) -> None:
+        self._client = client
+        super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded)
+
+    def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
+        steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)
+        try:
+            request, left = next(steps)
+            while True:
+                try:
+                    response: Any = self._client.call(request, timeout=left)
+                except StoreError as error:
+                    request, left = steps.throw(error)
+                else:
+                    request, left = steps.send(response)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._run(self._plans.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a key, and read it."""
+        return self._run(self._plans.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
+        return self._run(self._plans.add(key, amount))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to what a key holds, a missing key counting as empty."""
+        self._run(self._plans.append(key, value))
+
+    def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys exist. A queue exists while it holds anything."""
+        self._run(self._plans.wait(keys), timeout)
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """Whether all keys exist now."""
+        return self._run(self._plans.check(keys))
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        """Write the desired value if the key holds the expected one; see `SharedStore.compare_set`."""
+        return self._run(self._plans.compare_set(key, expected_value, desired_value))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; whether it was there."""
+        return self._run(self._plans.delete_key(key))
+
+    def num_keys(self) -> int:
+        """How many keys of this round hold values."""
+        return self._run(self._plans.num_keys())
+
+    def list_keys(self) -> list[str]:
+        """The keys of this round that hold values, sorted."""
+        return self._run(self._plans.list_keys())
+
+    def multi_get(self, keys: Iterable[str]) -> list[bytes]:
+        """Wait for all keys, and read them as they are at one moment."""
+        return self._run(self._plans.multi_get(keys))
+
+    def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
+        """Write several values at once: nobody sees some of them without the others."""
+        self._run(self._plans.multi_set(keys, values))
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Append an item to a queue."""
+        self._run(self._plans.queue_push(key, value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first item of a queue; with `block`, wait until there is one. See `SharedStore.queue_pop`."""
+        return self._run(self._plans.queue_pop(key, block))
+
+    def queue_len(self, key: str) -> int:
+        """How many items a queue holds."""
+        return self._run(self._plans.queue_len(key))
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until `world_size` callers have come; see `SharedStore.barrier`."""
+        self._run(self._plans.barrier(key, world_size), timeout)

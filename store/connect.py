@@ -1,0 +1,72 @@
+"""Shell: which client a URL stands for: that of our own store, or that of an etcd cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, cast
+
+from store.client.client import DEFAULT_TIMEOUT, Client
+from store.errors import StoreUsageError
+from store.net.address import Address
+from store.net.dialing import dial
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator
+
+__all__ = ["check_credentials", "connect", "is_etcd"]
+
+
+def is_etcd(url: str) -> bool:
+    """Whether a URL is that of an etcd cluster."""
+    return url.startswith(("etcd://", "etcds://"))
+
+
+@contextlib.asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    token: str | bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    user: str | None = None,
+    password: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> AsyncIterator[Client]:
+    """Connect to a store, retrying within `timeout`, and stay connected for as long as the context lasts.
+
+    Args:
+        url: `tcp://host:port`, `etcd://host:port,host:port`; `tcps://` and `etcds://` for TLS.
+        token: What this client proves to know, and asks the server to prove; not for etcd.
+        tls: A client-side context for TLS; without it the system's certificates are trusted.
+        user: Whom to log in as; for etcd.
+        password: The user's.
+        timeout: Seconds for connecting, and for every call that has no `timeout` of its own.
+
+    Raises:
+        ConnectionLost: Nobody answered in time.
+        AuthenticationError: The server refused the token, or could not prove that it knows it.
+        ProtocolError: What answers is not a store, or one of another version.
+        ImportError: etcd needs the extra `etcd`.
+    """
+    check_credentials(url, token=token, user=user, password=password)
+    if is_etcd(url):
+        from store.etcd import client as etcd
+        from store.etcd.codec import Cluster
+
+        cluster = Cluster.parse(url)
+        async with etcd.Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
+            # To type checkers it is what nearly everybody has; what all stores have in common is `interface.Store`.
+            yield cast("Client", client)
+        return
+    address = Address.parse(url)
+    secret = token.encode() if isinstance(token, str) else token
+    async with Client(dial(address, tls), name=str(address), token=secret, timeout=timeout) as own:
+        yield own
+
+
+def check_credentials(url: str, *, token: str | bytes | None, user: str | None, password: str | None) -> None:
+    """Refuse what only the other kind of store knows: whoever gives it believes that it does something."""
+    if is_etcd(url) and token is not None:
+        raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
+    if not is_etcd(url) and (user is not None or password is not None):
+        raise StoreUsageError(f"{url!r} knows no users; give token=")

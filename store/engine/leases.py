@@ -1,0 +1,162 @@
+"""Pure: which leases exist, when each lapses, and which keys go with it (promise S5).
+
+Deadlines are kept in *served time*: a clock that follows the server's monotonic clock, but counts no more than
+`STALL_AFTER` for any stretch between two looks at it. A server that was stopped, swapped out, or busy for a minute
+therefore takes nothing from its clients' leases: they could not have renewed them.
+
+A lease is kept by whichever connection last granted or renewed it. When that connection closes, a lease with a
+`disconnect_ttl` has at most so long left, unless another connection renews it first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.engine.changeset import SavedLease
+
+__all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
+
+STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
+SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
+UNTIDY = 64  # out-of-date entries that are not worth a tidying
+
+
+@dataclass(slots=True, kw_only=True)
+class LeaseRecord:
+    """One lease; `lapses_at` is served time."""
+
+    id: int
+    ttl: float
+    disconnect_ttl: float | None
+    lapses_at: float
+    keeper: int | None  # the peer whose closing shortens it
+    anonymous: bool  # made by a put with `ttl=`: it ends with its one key
+    keys: set[str] = field(default_factory=set)
+
+
+class Leases:
+    """All leases of a store, and its served time."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, LeaseRecord] = {}
+        self._kept_by: dict[int, set[int]] = {}
+        self._due: list[tuple[float, int]] = []  # a heap; entries may be out of date, `lapses_at` decides
+        self._last_id = 0
+        self._served = 0.0
+        self._looked_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
+        """Take up the leases of an earlier life of this store, each with its full TTL.
+
+        Nobody keeps them yet, so that `disconnect_ttl` means nothing until the first keep-alive (promise S5).
+        """
+        self._last_id = last
+        for one in saved:
+            self._add(one.id, one.ttl, one.disconnect_ttl, anonymous=one.anonymous)
+
+    def advance(self, now: float) -> None:
+        """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
+        if self._looked_at is not None:
+            self._served += min(max(now - self._looked_at, 0.0), STALL_AFTER)
+        self._looked_at = now
+
+    def get(self, lease: int) -> LeaseRecord | None:
+        """The lease of this id, or None if it has lapsed, was revoked, or never was."""
+        return self._leases.get(lease)
+
+    def grant(
+        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None, anonymous: bool = False
+    ) -> LeaseRecord:
+        """Make a lease that lapses in `ttl` seconds unless it is renewed."""
+        self._last_id += 1
+        lease = self._add(self._last_id, ttl, disconnect_ttl, anonymous=anonymous)
+        if not anonymous:
+            self._keep(lease, peer)
+        return lease
+
+    def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
+        """Give the lease its full TTL again; `peer` keeps it from now on."""
+        lease.lapses_at = self._served + lease.ttl  # its older, earlier place in the heap is put right when it comes up
+        self._keep(lease, peer)
+
+    def end(self, lease: LeaseRecord) -> None:
+        """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
+        del self._leases[lease.id]
+        self._keep(lease, None)
+        self._tidy()
+
+    def peer_closed(self, peer: int) -> None:
+        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left."""
+        for id in self._kept_by.pop(peer, ()):
+            lease = self._leases[id]
+            lease.keeper = None
+            if lease.disconnect_ttl is not None:
+                sooner = self._served + lease.disconnect_ttl
+                if sooner < lease.lapses_at:
+                    lease.lapses_at = sooner
+                    heapq.heappush(self._due, (sooner, id))
+        self._tidy()
+
+    def remaining(self, lease: LeaseRecord) -> float:
+        """Seconds until the lease lapses."""
+        return max(lease.lapses_at - self._served, 0.0)
+
+    def due(self) -> list[LeaseRecord]:
+        """The leases whose time is over, in the order in which it ended; they are the caller's to end."""
+        over: dict[int, LeaseRecord] = {}
+        while self._due and self._due[0][0] <= self._served:
+            _, id = heapq.heappop(self._due)
+            lease = self._leases.get(id)
+            if lease is None:
+                continue
+            if lease.lapses_at > self._served:
+                heapq.heappush(self._due, (lease.lapses_at, id))
+            else:
+                over[id] = lease
+        return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
+
+    def next_due_in(self) -> float | None:
+        """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""
+        if not self._due:
+            return None
+        due_in = self._due[0][0] - self._served
+        return max(due_in, SOONEST) if due_in > 0 else 0.0
+
+    def _tidy(self) -> None:
+        """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""
+        if len(self._due) > 2 * len(self._leases) + UNTIDY:
+            self._due = [(lease.lapses_at, lease.id) for lease in self._leases.values()]
+            heapq.heapify(self._due)
+
+    def _add(self, id: int, ttl: float, disconnect_ttl: float | None, *, anonymous: bool) -> LeaseRecord:
+        lease = LeaseRecord(
+            id=id,
+            ttl=ttl,
+            disconnect_ttl=disconnect_ttl,
+            lapses_at=self._served + ttl,
+            keeper=None,
+            anonymous=anonymous,
+        )
+        self._leases[id] = lease
+        heapq.heappush(self._due, (lease.lapses_at, id))
+        return lease
+
+    def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
+        if lease.keeper == peer:
+            return
+        if lease.keeper is not None:
+            kept = self._kept_by[lease.keeper]
+            kept.discard(lease.id)
+            if not kept:
+                del self._kept_by[lease.keeper]
+        lease.keeper = peer
+        if peer is not None:
+            self._kept_by.setdefault(peer, set()).add(lease.id)

@@ -1,0 +1,193 @@
+"""Pure: replies kept until acknowledged, so that a request sent twice is applied once (promise S2).
+
+A session belongs to a client and outlives its connections. The client numbers its requests upwards; with each it says
+up to which number it has had the replies to all its mutations. After a reconnect it sends again what it has no reply
+to: what was applied already is answered from here.
+
+Only replies to mutations are kept; reading twice does no harm.
+
+A session has a number, which it gets when it is made. A client that meets its session under another number knows that
+the server has forgotten it in between. "I know this session" would not do: where the welcome that said "I do not" was
+lost on the way, the next one would say "I do", of a session that is empty, and what was applied under the old one would
+be applied again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from store.engine.changeset import SavedSession
+    from store.messages import Response
+
+__all__ = ["FORGOTTEN", "Session", "Sessions"]
+
+
+class _Forgotten:
+    """The request was applied once, but what it answered is no longer known."""
+
+
+FORGOTTEN = _Forgotten()
+
+
+class Tally:
+    """How many bytes the replies of several sessions hold on to."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Session:
+    """One client's replies, and the connection it has now, if any; what they hold is counted in `tally`, too."""
+
+    __slots__ = ("_bytes", "_highest", "_replies", "_tally", "abandoned_at", "id", "number", "peer")
+
+    def __init__(self, id: bytes, number: int, tally: Tally | None = None) -> None:
+        self.id = id
+        self.number = number
+        self.peer: int | None = None
+        self.abandoned_at: float | None = None  # on the server's clock
+        # Oldest first. Ordered, since a plain dictionary seeks its first key past all that were removed before it.
+        self._replies: OrderedDict[int, tuple[Response, int]] = OrderedDict()
+        self._bytes = 0
+        self._tally = tally or Tally()
+        self._highest = 0
+
+    def acknowledge(self, up_to: int) -> None:
+        """The client has the replies to all its mutations up to this request."""
+        while self._replies:
+            oldest = next(iter(self._replies))
+            if oldest > up_to:
+                return
+            cost = self._replies.pop(oldest)[1]
+            self._bytes -= cost
+            self._tally.bytes -= cost
+
+    def replay(self, request_id: int) -> Response | _Forgotten | None:
+        """What was answered to this mutation; None if it was never applied."""
+        kept = self._replies.get(request_id)
+        if kept is not None:
+            return kept[0]
+        return FORGOTTEN if request_id <= self._highest else None
+
+    @property
+    def replies(self) -> int:
+        """How many replies are kept."""
+        return len(self._replies)
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes they hold on to."""
+        return self._bytes
+
+    def keep(self, request_id: int, response: Response, cost: int) -> None:
+        """Keep the reply to a mutation that was just applied; `cost` is its rough size in bytes."""
+        assert request_id > self._highest, "requests of a session are applied in order"
+        self._highest = request_id
+        self._replies[request_id] = (response, cost)
+        self._bytes += cost
+        self._tally.bytes += cost
+
+    def forget(self) -> None:
+        """The session has ended."""
+        self._replies.clear()
+        self._tally.bytes -= self._bytes
+        self._bytes = 0
+
+
+class Sessions:
+    """All sessions of a store."""
+
+    def __init__(self, *, ttl: float, sessions_max: int) -> None:
+        self._ttl, self._max = ttl, sessions_max
+        self._sessions: dict[bytes, Session] = {}
+        self._made = 0
+        self._tally = Tally()
+        self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def made(self) -> int:
+        """How many sessions there have ever been; the number of the newest."""
+        return self._made
+
+    @property
+    def held_bytes(self) -> int:
+        """About how many bytes the replies of all sessions hold on to."""
+        return self._tally.bytes
+
+    def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
+        """Give a session to a connection; the caller has let those expire that are due.
+
+        Returns:
+            The session, and the peer that had it until now; None if there are too many.
+        """
+        session = self._sessions.get(id)
+        if session is None:
+            if len(self._sessions) >= self._max:
+                return None
+            self._made += 1
+            session = self._sessions[id] = Session(id, self._made, self._tally)
+        self._abandoned.pop(id, None)
+        previous, session.peer, session.abandoned_at = session.peer, peer, None
+        return session, previous
+
+    def close(self, session: Session, *, peer: int, now: float) -> None:
+        """The connection `peer` of a session has closed; the session waits for its client to come back."""
+        if session.peer == peer:
+            session.peer, session.abandoned_at = None, now
+            self._abandoned[session.id] = None
+
+    def end(self, session: Session, *, peer: int) -> bool:
+        """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
+        if session.peer != peer:
+            return False
+        session.peer = None
+        self._forget(session.id)
+        return True
+
+    def expire(self, now: float) -> list[bytes]:
+        """Forget the sessions whose clients have been away for too long; which they were."""
+        forgotten = []
+        while self._abandoned:
+            id = next(iter(self._abandoned))
+            abandoned_at = self._sessions[id].abandoned_at
+            assert abandoned_at is not None, "an abandoned session knows since when"
+            if now - abandoned_at < self._ttl:
+                break
+            self._forget(id)
+            forgotten.append(id)
+        return forgotten
+
+    def make_room(self, bytes_max: int) -> list[bytes]:
+        """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
+
+        Their clients learn that nobody knows what became of what they had under way, as they would a little later.
+        """
+        forgotten = []
+        while self._abandoned and self.held_bytes >= bytes_max:
+            id = next(iter(self._abandoned))
+            self._forget(id)
+            forgotten.append(id)
+        return forgotten
+
+    def _forget(self, id: bytes) -> None:
+        self._abandoned.pop(id, None)
+        self._sessions.pop(id).forget()
+
+    def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
+        """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
+        self._made = last
+        for one in saved:
+            session = self._sessions[one.id] = Session(one.id, one.number, self._tally)
+            session.abandoned_at = now
+            self._abandoned[one.id] = None
+            for request_id, response in one.replies:
+                session.keep(request_id, response, cost(response))

@@ -1,0 +1,1 @@
+"""Shell: the same client methods over an etcd v3 cluster; its codec and transactions are pure."""

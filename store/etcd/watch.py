@@ -1,0 +1,165 @@
+"""Shell: watches on an etcd cluster.
+
+A watch is a stream, read by whoever reads the watch, so that a slow reader slows its own stream and nothing else. When
+it ends, by whatever cause, it is opened again from the next revision on, and nothing is missed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from store import interface, messages
+from store.errors import StoreUsageError, WatchCompacted
+from store.etcd.codec import Trouble, events_of, span_of, watch_request
+from store.etcd.gateway import Failure
+from store.messages import Entry, Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+    from typing import Self
+
+    from store.etcd.client import Client
+    from store.etcd.gateway import Stream
+    from store.protocol.connection import WatchCursor
+
+__all__ = ["Watch"]
+
+
+class Watch(interface.Watch):
+    """A watch on an etcd cluster; see `interface.Watch`."""
+
+    def __init__(self, client: Client, prefix: str, cursor: WatchCursor) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._cursor = cursor
+        self._stream: Stream | None = None
+        self._batches: deque[list[Event]] = deque()
+        self._reset: Event | None = None  # what the reader must be told once it is open again
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._client.check_usable()
+        deadline = self._client.time() + self._client.timeout
+        try:
+            await self._client.while_usable(self._open(deadline, first=True))
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._release()
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        """One list of events per revision; see `interface.Watch`."""
+        while True:
+            yield await self.next_batch()
+
+    async def next_batch(self) -> list[Event]:
+        """The next list of events."""
+        while not self._batches:
+            if self._closed:
+                raise StoreUsageError("the watch is closed")
+            self._client.check_usable()
+            await self._client.while_usable(self._more())
+        return self._batches.popleft()
+
+    async def _more(self) -> None:
+        """Wait for the next message; open it again if it has ended, or was silent for long."""
+        if self._stream is None:
+            await self._open(math.inf)
+            return
+        try:
+            messages = await self._stream.read()
+        except Failure as failure:
+            if failure.trouble is Trouble.COMPACTED:
+                self._compacted()
+            else:
+                await self._stream.failed(failure)
+            self._release()
+            return
+        if messages is None:
+            self._release()
+            return
+        for message in messages:
+            batches = events_of(message, self._client.hidden)
+            for batch in batches:
+                self._cursor.delivered(tuple(batch))
+                self._batches.append(batch)
+            if "events" not in message and not message.get("created"):
+                # etcd says so of a watch to which nothing has happened: up to here, everything was told.
+                self._cursor.nothing_before(int(message["header"].get("revision", 0)))
+
+    async def _open(self, deadline: float, *, first: bool = False) -> None:
+        """Open it where it stands, or with a snapshot."""
+        while self._stream is None:
+            request, reset = self._cursor.opening()
+            self._reset = (
+                reset or self._reset
+            )  # kept until it is told: this attempt may fail, and the next knows of none
+            try:
+                await self._open_at(request, deadline, first=first)
+            except Failure as failure:
+                if failure.trouble is not Trouble.COMPACTED:
+                    raise
+                self._compacted()
+
+    async def _open_at(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
+        client = self._client
+        batches: list[list[Event]] = []
+        start = request.start_revision
+        if start is not None:
+            if first and start > client.gateway.revision + 1:
+                now = await client.gateway.current_revision(deadline)
+                if start > now + 1:
+                    raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {now}")
+        elif request.snapshot:
+            revision = 0
+            async for entries, revision in client.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
+                batches.append(list(map(_put_event, entries)))
+            batches[-1].append(Event(kind="synced", revision=revision))
+            start = revision + 1
+        else:
+            revision = await client.gateway.current_revision(deadline)
+            start = revision + 1
+        asked = watch_request([span_of(self._prefix)], start_revision=start)  # what is hidden is left out when it comes
+        self._stream = await client.gateway.stream(asked, deadline=deadline, what="Watch")
+        if request.start_revision is None and not request.snapshot:
+            self._cursor.opened(start - 1)
+        if self._reset is not None:
+            self._batches.append([self._reset])
+            self._reset = None
+        for batch in filter(None, batches):
+            self._cursor.delivered(tuple(batch))
+            self._batches.append(batch)
+
+    def _compacted(self) -> None:
+        """History is gone: go on with a reset and a new snapshot, or end."""
+        if not self._cursor.compacted():
+            self._closed = True
+            raise WatchCompacted(
+                f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._client.name} "
+                f"has been compacted; watch with snapshot=True to be told of a reset instead"
+            )
+
+    def _release(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+
+def _put_event(entry: Entry) -> Event:
+    return Event(
+        kind="put",
+        revision=entry.mod_revision,
+        key=entry.key,
+        value=entry.value,
+        create_revision=entry.create_revision,
+        lease=entry.lease,
+    )

@@ -1,0 +1,1 @@
+"""Shell: addresses, dialing, sockets, and threads with a loop."""

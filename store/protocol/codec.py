@@ -1,0 +1,429 @@
+"""Pure: how each message travels: its code, and its fields in their order, with what each may be.
+
+A `Layout` takes a message apart into what msgpack can say, and puts it together from what was received, of which
+nothing is believed: each field is checked. Two tables at the end name the layouts of all requests and responses; what
+is not in them is not spoken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from store.errors import ProtocolError, StoreUsageError
+from store.messages import (
+    Add,
+    Added,
+    Append,
+    Cancel,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Delete,
+    DeletePrefix,
+    Done,
+    Entry,
+    Event,
+    EventKind,
+    Failed,
+    FailureKind,
+    Figures,
+    Found,
+    Get,
+    GetMany,
+    Grant,
+    Granted,
+    Guarded,
+    KeepAlive,
+    LeaseState,
+    List,
+    Listing,
+    Operation,
+    Ping,
+    Pong,
+    Put,
+    Revoke,
+    Stats,
+    Target,
+    TimeToLive,
+    Transact,
+    TransactionResult,
+    Wait,
+    Watch,
+    Watching,
+    Written,
+)
+from store.protocol.fast_init import maker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["LAYOUT_OF", "REQUESTS", "RESPONSES", "Layout", "event_from", "event_to", "shown"]
+
+KEPT_CONDITIONS_MAX = 1024  # conditions that are made once for all who send them, of keys
+KEPT_KEY_MAX = 256  # of at most so many characters: half a megabyte in all
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """How one field travels.
+
+    `check` accepts what was received, `encode` prepares what is sent (None: as it is). `takes` says whether a caller's
+    value can be sent: what the peer would not accept must not leave, since it would cost the caller the connection.
+    Values of the types in `plain` pass all three as they are.
+    """
+
+    check: Callable[[Any], Any]
+    encode: Callable[[Any], Any] | None = None
+    takes: Callable[[Any], bool] = lambda _: True
+    plain: tuple[type, ...] = ()
+
+
+def shown(value: object) -> str:
+    """What was received, as errors show it: they end up in logs, and the value may be megabytes long, or deep."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _exactly(type_: type, *also: type) -> _Field:
+    """A field of one type; `also` are types that become it on the way."""
+    sendable = (type_, *also)
+
+    def check(value: Any) -> Any:
+        if type(value) is not type_:
+            raise ProtocolError(f"{shown(value)} stands where {type_.__name__} belongs")
+        return value
+
+    def takes(value: Any) -> bool:
+        # A subclass arrives as its base, except that a bool, which is an int here, arrives as a bool.
+        return type(value) is type_ or (isinstance(value, sendable) and type(value) is not bool)
+
+    return _Field(check, takes=takes, plain=(type_,))
+
+
+def _optional(field: _Field) -> _Field:
+    return _Field(
+        lambda value: None if value is None else field.check(value),
+        None if field.encode is None else lambda value: None if value is None else cast("Any", field.encode)(value),
+        lambda value: value is None or field.takes(value),
+        (*field.plain, type(None)),
+    )
+
+
+def _check_seconds(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ProtocolError(f"{shown(value)} stands where seconds belong")
+    return float(value)
+
+
+def _many(field: _Field) -> _Field:
+    """An array of fields, as a tuple."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise ProtocolError(f"{shown(value)} stands where an array belongs")
+        return tuple(map(field.check, value))
+
+    encode = field.encode
+    return _Field(
+        check,
+        None if encode is None else lambda values: [encode(value) for value in values],
+        lambda values: type(values) in (tuple, list) and all(map(field.takes, values)),
+    )
+
+
+def _entry_to(entry: Entry) -> tuple[Any, ...]:
+    return entry.key, entry.value, entry.create_revision, entry.mod_revision, entry.lease
+
+
+def _entry_from(value: Any) -> Entry:
+    if type(value) is list and len(value) == 5:
+        key, held, created, changed, lease = value
+        if (  # not a `match` of classes, which takes three times as long
+            type(key) is str
+            and type(held) is bytes
+            and type(created) is int
+            and type(changed) is int
+            and (lease is None or type(lease) is int)
+        ):
+            return _make_entry(key, held, created, changed, lease)
+    raise ProtocolError(f"{shown(value)} stands where an entry belongs")
+
+
+_make_entry = maker(Entry)
+
+
+_EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
+_EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
+
+
+def event_to(event: Event) -> tuple[Any, ...]:
+    """An event as it travels."""
+    if event.kind == "put":
+        return 0, event.revision, event.key, event.value, event.create_revision, event.lease
+    return _EVENT_CODES[event.kind], event.revision, event.key
+
+
+def event_from(value: Any) -> Event:
+    """An event that has travelled."""
+    match value:
+        case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease]:
+            return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
+        case [1 | 2 | 3 as code, int(revision), str(key)]:
+            return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
+    raise ProtocolError(f"{shown(value)} stands where an event belongs")
+
+
+def _condition_to(condition: Condition) -> tuple[Any, ...]:
+    return condition.key, condition.target.value, condition.expected
+
+
+_EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
+    Target.MOD_REVISION: int,
+    Target.CREATE_REVISION: int,
+    Target.VALUE: bytes,
+    Target.EXISTS: bool,
+}
+
+
+def _condition_from(value: Any) -> Condition:
+    if (
+        type(value) is list
+        and len(value) == 3
+        and type(value[0]) is str
+        and type(value[1]) is int
+        and value[1] in _TARGETS
+    ):
+        key, number, expected = value
+        if type(expected) is _EXPECTED_TYPE[_TARGETS[number]]:
+            # The members of a round send the same few fences with every request. A value may be large: not kept.
+            if type(expected) is not bytes and len(key) <= KEPT_KEY_MAX:
+                return _kept_condition(key, number, expected)
+            return _make_condition(key, _TARGETS[number], expected)
+    raise ProtocolError(f"{shown(value)} stands where a condition belongs")
+
+
+_make_condition = maker(Condition)
+
+
+@functools.lru_cache(KEPT_CONDITIONS_MAX, typed=True)
+def _kept_condition(key: str, number: int, expected: int | bool) -> Condition:
+    return _make_condition(key, _TARGETS[number], expected)
+
+
+def _takes_condition(value: Any) -> bool:
+    return (
+        type(value) is Condition and _STR.takes(value.key) and type(value.expected) is _EXPECTED_TYPE.get(value.target)
+    )
+
+
+_TARGETS = {target.value: target for target in Target}
+
+
+def _conditions() -> _Field:
+    """An array of conditions. A fence is the same tuple in each request of a round: the last one is encoded once."""
+    each = _many(_Field(_condition_from, _condition_to, _takes_condition))
+    last: tuple[Any, Any] = (), []
+
+    def encode(conditions: Any) -> Any:
+        nonlocal last
+        fence, encoded = last  # in one step: other threads encode, too
+        if conditions is not fence:
+            encoded = cast("Any", each.encode)(conditions)
+            if type(conditions) is tuple:
+                last = conditions, encoded
+        return encoded
+
+    return _Field(each.check, encode, lambda conditions: conditions is last[0] or each.takes(conditions))
+
+
+def _message_to(message: Any) -> tuple[Any, ...]:
+    layout = LAYOUT_OF[type(message)]
+    return (layout.code, *layout.fields(message))
+
+
+def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
+    if type(value) is list and value and type(value[0]) is int:
+        layout = REQUESTS.get(value[0])
+        if layout is not None and layout.message in allowed:
+            return layout.build(value[1:])
+    raise ProtocolError(f"{shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
+
+
+def _one_of(allowed: tuple[type, ...]) -> _Field:
+    """A message within a message."""
+
+    def takes(value: Any) -> bool:
+        if type(value) not in allowed:
+            return False
+        LAYOUT_OF[type(value)].verify(value)
+        return True
+
+    return _Field(lambda value: _message_from(value, allowed), _message_to, takes)
+
+
+def _result_to(result: int | bool | Entry | None) -> Any:
+    return _entry_to(result) if isinstance(result, Entry) else result
+
+
+def _result_from(value: Any) -> int | bool | Entry | None:
+    if value is None or type(value) in (int, bool):
+        return cast("int | bool | None", value)
+    return _entry_from(value)
+
+
+def _check_figures(value: Any) -> dict[str, Any]:
+    if type(value) is not dict or not all(
+        type(name) is str and type(figure) in (str, int, float, bool) for name, figure in value.items()
+    ):
+        raise ProtocolError(f"{shown(value)} stands where figures belong")
+    return value
+
+
+def _enumerated(kind: type[FailureKind]) -> _Field:
+    def check(value: Any) -> FailureKind:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ProtocolError(f"{shown(value)} is no kind of failure") from None
+
+    return _Field(check, int)
+
+
+_STR = _exactly(str)
+_BYTES = _exactly(bytes, bytearray, memoryview)
+_INT = _exactly(int)
+_BOOL = _exactly(bool)
+_SECONDS = _Field(
+    _check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool, plain=(float,)
+)
+_ENTRY = _Field(_entry_from, _entry_to)
+_MAYBE_ENTRY = _optional(_ENTRY)
+_CONDITIONS = _conditions()
+_OPERATIONS = _many(_one_of(Operation.__args__))
+_GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
+
+M = TypeVar("M")
+
+
+class Layout(Generic[M]):
+    """How one kind of message travels."""
+
+    __slots__ = ("_checks", "_make", "_takes", "code", "fields", "message", "plain")
+
+    def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
+        self.code, self.message = code, message
+        self._make = maker(message)
+        assert list(fields) == [each.name for each in dataclasses.fields(message)], "makers go by the order of fields"  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
+        # To compare the types of all fields at once is what the hot path can afford.
+        self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))
+        self._checks = tuple(field.check for field in fields.values())
+        self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
+        self.fields = _reader(fields)
+
+    def verify(self, message: M) -> None:
+        """Refuse a message that a caller gave fields of the wrong types."""
+        if self.plain and tuple(map(type, self.fields(message))) in self.plain:
+            return
+        for get, takes, name in self._takes:
+            value = get(message)
+            if not takes(value):
+                several = isinstance(value, tuple | list)
+                given = f"[{', '.join(map(shown, value[:4]))}]" if several else shown(value)
+                raise StoreUsageError(f"{self.message.__name__} cannot have {name}={given}")
+
+    def build(self, values: list[Any]) -> M:
+        """The message of these field values."""
+        if tuple(map(type, values)) in self.plain:
+            return self._make(*values)
+        if len(values) != len(self._checks):
+            raise ProtocolError(f"{self.message.__name__} has {len(self._checks)} fields, not {len(values)}")
+        return self._make(*[check(value) for check, value in zip(self._checks, values, strict=True)])
+
+
+def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from a message to what is sent of it, as quick as its fields allow: this is the hot path."""
+    names = tuple(fields)
+    encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
+    if any(encode is not None for _, encode in encoders):
+        return lambda message: tuple(
+            [get(message) if encode is None else encode(get(message)) for get, encode in encoders]
+        )
+    if not names:
+        return lambda _: ()
+    if len(names) == 1:
+        (name,) = names
+        return lambda message: (getattr(message, name),)
+    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
+
+
+# ------------------------------------------------------------------------------------------------ codes and order
+
+REQUESTS: dict[int, Layout[Any]] = {
+    layout.code: layout
+    for layout in (
+        Layout(1, Put, key=_STR, value=_BYTES, ttl=_optional(_SECONDS), lease=_optional(_INT)),
+        Layout(2, Get, key=_STR),
+        Layout(3, Delete, key=_STR),
+        Layout(4, Add, key=_STR, amount=_INT, lease=_optional(_INT)),
+        Layout(5, Append, key=_STR, value=_BYTES, lease=_optional(_INT)),
+        Layout(6, GetMany, keys=_many(_STR)),
+        Layout(7, List, prefix=_STR, keys_only=_BOOL),
+        Layout(8, Count, prefix=_STR),
+        Layout(9, DeletePrefix, prefix=_STR),
+        Layout(
+            10,
+            CompareAndSet,
+            key=_STR,
+            value=_BYTES,
+            expected_revision=_optional(_INT),
+            expected_value=_optional(_BYTES),
+            ttl=_optional(_SECONDS),
+            lease=_optional(_INT),
+        ),
+        Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS),
+        Layout(12, Wait, keys=_many(_STR)),
+        Layout(13, Guarded, when=_CONDITIONS, request=_GUARDABLE),
+        Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS)),
+        Layout(15, KeepAlive, lease=_INT),
+        Layout(16, Revoke, lease=_INT),
+        Layout(17, TimeToLive, lease=_INT),
+        Layout(18, Watch, prefix=_STR, start_revision=_optional(_INT), snapshot=_BOOL),
+        Layout(19, Cancel, target=_INT),
+        Layout(20, Ping),
+        Layout(21, Stats),
+    )
+}
+
+RESPONSES: dict[int, Layout[Any]] = {
+    layout.code: layout
+    for layout in (
+        Layout(64, Written, revision=_INT),
+        Layout(65, Found, entry=_MAYBE_ENTRY),
+        Layout(66, Listing, entries=_many(_MAYBE_ENTRY), revision=_INT),
+        Layout(67, Counted, count=_INT, revision=_INT),
+        Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
+        Layout(69, Added, value=_INT, revision=_INT),
+        Layout(70, TransactionResult, succeeded=_BOOL, results=_many(_Field(_result_from, _result_to)), revision=_INT),
+        Layout(71, Granted, lease=_INT, ttl=_SECONDS),
+        Layout(72, LeaseState, remaining=_SECONDS, ttl=_SECONDS, keys=_many(_STR)),
+        Layout(73, Watching, revision=_INT),
+        Layout(74, Done),
+        Layout(75, Pong, revision=_INT),
+        Layout(76, Figures, figures=_Field(_check_figures)),
+        Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
+    )
+}
+
+LAYOUT_OF: dict[type, Layout[Any]] = {layout.message: layout for layout in (*REQUESTS.values(), *RESPONSES.values())}

@@ -1,0 +1,430 @@
+"""Sans-I/O: one peer's state, from hello to farewell, on either side of a connection.
+
+`ServerConnection` is one connection as the server sees it. `ClientConnection` outlives its connections: it numbers the
+requests, remembers those without a reply, and says after a reconnect what must be sent again (promises S2, S10).
+
+Proof of a token (promise S8) goes both ways and is bound to the role, the protocol version, both nonces, the session
+and the store: an HMAC-SHA256 over them under the token. The token itself never crosses the wire, and a recorded
+conversation is worth nothing for another one.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from store.errors import (
+    AuthenticationError,
+    ConditionFailed,
+    ConnectionLost,
+    LeaseNotFound,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreUsageError,
+    WatchCompacted,
+)
+from store.messages import Event, Failed, FailureKind, Response, Watch, mutates
+from store.protocol import wire
+from store.protocol.wire import VERSION, Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from store.limits import Limits
+    from store.messages import Request
+
+__all__ = ["ClientConnection", "InFlight", "ServerConnection", "WatchCursor", "error_of"]
+
+
+def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
+    """What proves that `role` knows the token, in this conversation alone."""
+    parts = (
+        role.encode(),
+        b"%d" % hello.version,
+        greeting.store_id.encode(),
+        greeting.nonce,
+        hello.nonce,
+        hello.session_id,
+    )
+    message = b"".join(len(part).to_bytes(2, "big") + part for part in (b"rdzv token proof", *parts))
+    return hmac.digest(token, message, "sha256")
+
+
+class ServerConnection:
+    """A client's connection, as the server sees it.
+
+    Args:
+        store_id: The identity of the store.
+        nonce: 16 fresh random bytes.
+        token: What the client must prove to know, if anything.
+        limits: How long a frame may be.
+    """
+
+    def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
+        self._greeting = Greeting(VERSION, VERSION, store_id, nonce, token is not None)
+        self._token = token
+        self._limits = limits
+        self._elements_max = wire.elements_max(limits.operations_max)
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._hello: Hello | None = None
+        self._last_id = 0
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client has said hello, and proven the token if one is wanted."""
+        return self._hello is not None
+
+    @property
+    def half_a_frame(self) -> bool:
+        """Whether the client is in the middle of a frame."""
+        return self._reader.half_a_frame
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of that frame has come."""
+        return self._reader.held_bytes
+
+    def let_go(self) -> None:
+        """Nothing more is wanted from this client: what has come of a frame need not be kept."""
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+
+    def greeting(self) -> bytes:
+        """What to send first."""
+        return wire.encode_greeting(self._greeting)
+
+    def only_request(self, data: memoryview) -> tuple[int, int, Request[Any]] | None:
+        """The one request that these bytes are; None if they are anything else, and are to be given to `receive`.
+
+        That is what one caller at a time sends, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self._hello is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        item = self._request_in(body)
+        return None if isinstance(item, Bye) else item
+
+    def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]]]:
+        """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+            AuthenticationError: The client did not prove that it knows the token.
+        """
+        for body in self._reader.feed(data):
+            if self._hello is None:
+                hello = wire.decode_hello(body)
+                self._check_hello(hello)
+                self._hello = hello
+                self._reader.bytes_max = self._limits.frame_bytes_max
+                yield hello
+                continue
+            yield self._request_in(body)
+
+    def _request_in(self, body: memoryview) -> tuple[int, int, Request[Any]] | Bye:
+        """The request in a frame, under the limits that hold for all of them, however they came."""
+        item = wire.decode_request(body, elements_max=self._elements_max)
+        if not isinstance(item, Bye):
+            if item[0] <= self._last_id:
+                raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
+            self._last_id = item[0]
+        return item
+
+    def welcome(self, *, session: int, address: str, revision: int) -> bytes:
+        """The answer to a hello; `session` is the number of the client's session."""
+        assert self._hello is not None, "a welcome answers a hello"
+        proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
+        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof))
+
+    def _check_hello(self, hello: Hello) -> None:
+        if hello.version != VERSION:
+            raise ProtocolError(wire.other_version(hello.version, hello.version, server=False))
+        if self._token is None:
+            return
+        if not hello.proof:
+            raise AuthenticationError("this server wants a token, and the client has none")
+        if not hmac.compare_digest(hello.proof, _proof(self._token, "client", self._greeting, hello)):
+            raise AuthenticationError("the client's token is not the server's")
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A request without a reply yet. `waiter` is whatever the shell wants to find again with it."""
+
+    request_id: int
+    request: Request[Any]
+    waiter: Any
+    mutates: bool
+    sent: bool = False
+    abandoned: bool = False  # its caller no longer waits for it
+
+
+class ClientConnection:
+    """A client's side of all its connections to one store.
+
+    Args:
+        session_id: 16 random bytes, this client's for life.
+        token: What is proven to the server, and asked of it.
+        name: The server's address, for error messages.
+    """
+
+    def __init__(self, *, session_id: bytes, token: bytes | None, name: str) -> None:
+        self._session_id = session_id
+        self._token = token
+        self._name = name
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._nonce = b""
+        self._greeting: Greeting | None = None
+        self._hello: Hello | None = None
+        self._last_id = 0
+        self._session: int | None = None  # its number, as the last welcome said
+        self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
+        self.in_flight: dict[int, InFlight] = {}
+        self.welcomed: Welcome | None = None
+        self.store_id: str | None = None
+        self._frame_bytes_max = 64 * 1024 * 1024  # until the first welcome tells
+
+    # ------------------------------------------------------------------------------------------ connecting
+
+    def connected(self, *, nonce: bytes) -> None:
+        """A connection has been made; `nonce` is 16 fresh random bytes. The server speaks first."""
+        self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
+        self._nonce = nonce
+        self._greeting = self._hello = self.welcomed = None
+
+    def disconnected(self) -> list[InFlight]:
+        """The connection is gone. Gives back what cannot be sent again: its waiter has gone, too."""
+        self.welcomed = None
+        dropped = [item for item in self.in_flight.values() if item.abandoned]
+        for item in dropped:
+            self._forget(item)
+        return dropped
+
+    @property
+    def met(self) -> bool:
+        """Whether the server has said anything on this connection."""
+        return self._greeting is not None
+
+    def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+        """What the server says; bytes among it are to be sent at once.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+            AuthenticationError: The server refused our proof, or has none of its own.
+            StoreReplaced: Another store answers than the one this client knew.
+            LimitExceeded: The server has no room for this client, or none any more.
+        """
+        for body in self._reader.feed(data):
+            if self._greeting is None:
+                greeting = wire.decode_greeting(body)
+                yield self._answer_greeting(greeting)
+                if isinstance(greeting, Greeting) and greeting.token_wanted and self._token is None:
+                    # Said after a hello without proof, so that the server's log has a line that says the same.
+                    raise AuthenticationError(
+                        f"{self._name} wants a token, and none was given: pass token= or token_file="
+                    )
+            elif self.welcomed is None:
+                yield self._take_welcome(wire.decode_welcome(body))
+            else:
+                item = wire.decode_server_frame(body)
+                if isinstance(item, Sorry):
+                    raise _refusal(item, self._name)
+                if isinstance(item, Reply):
+                    self._unanswered.pop(item.request_id, None)
+                yield item
+
+    def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
+        """The answer to `item`, if these bytes are that alone; None if they are to be given to `receive`.
+
+        That is what one caller at a time gets, and what is quick to tell.
+
+        Raises:
+            ProtocolError: These bytes are not the protocol, and the connection is of no more use.
+        """
+        body = None if self.welcomed is None else self._reader.only_frame(data)
+        if body is None:
+            return None
+        reply = wire.decode_server_frame(body)
+        if type(reply) is not Reply or reply.request_id != item.request_id:
+            return None
+        self._forget(item)
+        return reply.response
+
+    def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
+        if isinstance(greeting, Sorry):
+            raise _refusal(greeting, self._name)
+        if not greeting.version_min <= VERSION <= greeting.version_max:
+            said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
+            raise ProtocolError(f"{self._name} is not for us: {said}")
+        if self.store_id is not None and greeting.store_id != self.store_id:
+            raise StoreReplaced(
+                f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
+                f"{greeting.store_id}, so what was in it is gone"
+            )
+        if self._token is not None and not greeting.token_wanted:
+            raise AuthenticationError(
+                f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "
+                f"meant, or was started without --token-file"
+            )
+        hello = Hello(VERSION, self._session_id, self._nonce, b"")
+        if self._token is not None:
+            hello = hello._replace(proof=_proof(self._token, "client", greeting, hello))
+        self._greeting, self._hello = greeting, hello
+        return wire.encode_hello(hello)
+
+    def _take_welcome(self, welcome: Welcome | Sorry) -> Welcome:
+        if isinstance(welcome, Sorry):
+            raise _refusal(welcome, self._name)
+        assert self._greeting is not None
+        assert self._hello is not None
+        if self._token is not None and not hmac.compare_digest(
+            welcome.proof, _proof(self._token, "server", self._greeting, self._hello)
+        ):
+            raise AuthenticationError(
+                f"{self._name} could not prove that it knows the token: it is not the server meant"
+            )
+        welcome = welcome._replace(resumed=welcome.session == self._session)
+        self._session = welcome.session
+        self.store_id = self._greeting.store_id
+        self._frame_bytes_max = welcome.frame_bytes_max
+        self._reader.bytes_max = wire.RESPONSE_BYTES_MAX
+        self.welcomed = welcome
+        return welcome
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def ask(self, request: Request[Any], waiter: Any) -> InFlight:
+        """Number a request and remember it until it is answered."""
+        self._last_id += 1
+        item = InFlight(self._last_id, request, waiter, mutates(request))
+        self.in_flight[item.request_id] = item
+        return item
+
+    def encode(self, item: InFlight) -> bytes:
+        """The bytes of a request, to be sent now.
+
+        Raises:
+            LimitExceeded: It is larger than the server takes; it has been forgotten.
+            StoreUsageError: It cannot be sent at all, for what is in it; it has been forgotten.
+        """
+        if item.mutates:
+            self._unanswered[item.request_id] = None
+        oldest = next(iter(self._unanswered), item.request_id)
+        try:
+            frame = wire.encode_request(item.request_id, oldest - 1, item.request)
+            wire.check_frame(frame, self._frame_bytes_max)
+        except StoreError:
+            self._forget(item)
+            raise
+        except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
+            self._forget(item)
+            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
+        item.sent = True
+        return frame
+
+    def to_send_again(self) -> list[InFlight]:
+        """After a welcome: what has no reply yet, in the order in which it was asked."""
+        return sorted(self.in_flight.values(), key=lambda item: item.request_id)
+
+    def lost_for_good(self) -> list[InFlight]:
+        """After a welcome to a session that the server no longer knows: mutations it may or may not have applied."""
+        lost = [item for item in self.in_flight.values() if item.mutates and item.sent]
+        for item in lost:
+            self._forget(item)
+        return lost
+
+    def answered(self, request_id: int) -> InFlight | None:
+        """The request a reply belongs to, if somebody still waits for it."""
+        return self.in_flight.pop(request_id, None)
+
+    def abandon(self, item: InFlight) -> None:
+        """Nobody waits for this reply any more. What was not sent is forgotten; what was sent is not sent again."""
+        item.abandoned = True
+        if not item.sent:
+            self._forget(item)
+
+    def _forget(self, item: InFlight) -> None:
+        self.in_flight.pop(item.request_id, None)
+        self._unanswered.pop(item.request_id, None)
+
+
+class WatchCursor:
+    """How far a watch has come, and how it is to be opened again after an interruption (promise S4).
+
+    Args:
+        prefix: What is watched.
+        start_revision: From where on, if that was asked for.
+        snapshot: Whether it begins with what is there.
+    """
+
+    def __init__(self, prefix: str, *, start_revision: int | None, snapshot: bool) -> None:
+        if snapshot and start_revision is not None:
+            raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
+        self._prefix, self._snapshot = prefix, snapshot
+        self._next = start_revision  # where to resume; None until the watch, or its snapshot, has been opened whole
+        self._seen_any = False
+
+    @property
+    def resumable(self) -> bool:
+        """Whether nothing is lost by closing it now and opening it again later."""
+        return self._next is not None
+
+    def opening(self) -> tuple[Watch, Event | None]:
+        """The request that opens it now, and what its reader must be told first, if anything."""
+        if self._next is not None:
+            return Watch(prefix=self._prefix, start_revision=self._next), None
+        reset = Event(kind="reset", revision=0) if self._seen_any else None
+        self._seen_any = False
+        return Watch(prefix=self._prefix, snapshot=self._snapshot), reset
+
+    def opened(self, revision: int) -> None:
+        """The server has opened it, and will send every change after `revision`."""
+        if self._next is None and not self._snapshot:
+            self._next = revision + 1
+
+    def delivered(self, events: tuple[Event, ...]) -> None:
+        """These events have come."""
+        last = events[-1]
+        self._seen_any = True
+        if last.kind == "synced" or self._next is not None:
+            self._next = last.revision + 1  # within a snapshot there is no revision to resume from
+
+    def nothing_before(self, revision: int) -> None:
+        """Whatever there was up to this revision has come: the server has since answered from it."""
+        if self._next is not None:
+            self._next = max(self._next, revision + 1)
+
+    def compacted(self) -> bool:
+        """What it asked for is no longer kept. True if it goes on with a reset and a new snapshot."""
+        self._next = None
+        return self._snapshot
+
+
+_ERRORS: dict[FailureKind, type[StoreError]] = {
+    FailureKind.USAGE: StoreUsageError,
+    FailureKind.LIMIT: LimitExceeded,
+    FailureKind.LEASE: LeaseNotFound,
+    FailureKind.CONDITION: ConditionFailed,
+    FailureKind.COMPACTED: WatchCompacted,
+}
+
+
+def error_of(response: Response) -> StoreError | None:
+    """The error that a response stands for, if it does."""
+    if type(response) is not Failed:
+        return None
+    if response.kind is FailureKind.FORGOTTEN:
+        return ConnectionLost(response.message, maybe_applied=True)
+    return _ERRORS[response.kind](response.message)
+
+
+def _refusal(sorry: Sorry, name: str) -> StoreError:
+    """The error that a server's refusal stands for."""
+    kinds = {"authentication": AuthenticationError, "limit": LimitExceeded}
+    return kinds.get(sorry.kind, ProtocolError)(f"{name} refused the connection: {sorry.message}")

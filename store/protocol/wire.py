@@ -1,0 +1,489 @@
+"""Sans-I/O: messages to bytes and back. Nothing here decides; every byte of the protocol is described here.
+
+A frame is a length and a body::
+
+    4 bytes    length of the body, big-endian
+    body       one msgpack array: [code, ...]
+
+The conversation opens with three frames, the server first, so that a client
+behind TLS learns at once if it was refused::
+
+    server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
+    client     ["rdzv", version, session_id, nonce, proof]                                 the hello
+    server     ["rdzv", session, address, revision, frame_bytes_max, proof]                the welcome
+
+After that::
+
+    client     [code, request_id, acknowledged, *fields]     a request; `acknowledged`: replies received up to there
+    server     [code, request_id, *fields]                   a response
+    server     [EVENTS, request_id, [event, ...]]            events for the watch that was opened by that request
+    server     [LAGGED, request_id, revision]                that watch has ended after `revision`: too slow a reader
+    either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
+
+At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
+of the client's session: another one than last time means that the server had forgotten it.
+
+Fields are positional, in the order of the tables in `layouts.py`. msgpack extension types are never accepted,
+and nothing received is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import msgpack
+
+from store.errors import LimitExceeded, ProtocolError, StoreUsageError
+from store.messages import Event, Excessive, Request, Response
+from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, event_from, event_to, shown
+from store.protocol.element_budget import claimed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "HANDSHAKE_BYTES_MAX",
+    "VERSION",
+    "Bye",
+    "Events",
+    "FrameReader",
+    "Greeting",
+    "Hello",
+    "Lagged",
+    "Reply",
+    "Sorry",
+    "Welcome",
+    "decode_events",
+    "decode_greeting",
+    "decode_hello",
+    "decode_request",
+    "decode_server_frame",
+    "decode_welcome",
+    "elements_max",
+    "encode_bye",
+    "encode_events",
+    "encode_greeting",
+    "encode_hello",
+    "encode_lagged",
+    "encode_request",
+    "encode_response",
+    "encode_sorry",
+    "encode_welcome",
+    "frame_events",
+    "other_version",
+]
+
+VERSION = 1
+MAGIC = "rdzv"
+SORRY = "sorry"
+EVENTS = 126
+LAGGED = 125
+BYE = 127
+_EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
+HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
+NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
+OPENING_ELEMENTS_MAX = 64  # of a hello or greeting, of later versions, too
+ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
+RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
+
+_length = struct.Struct(">I")
+_pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+
+
+class Greeting(NamedTuple):
+    """The server's first words."""
+
+    version_min: int
+    version_max: int
+    store_id: str
+    nonce: bytes
+    token_wanted: bool
+
+
+class Hello(NamedTuple):
+    """The client's first words; `proof` is empty if it has no token."""
+
+    version: int
+    session_id: bytes
+    nonce: bytes
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """The server takes the client in.
+
+    `session` is the number of the client's session, and `address` where the server sees it come from. `resumed` does
+    not travel: the client works it out from the number.
+    """
+
+    session: int
+    address: str
+    revision: int
+    frame_bytes_max: int
+    proof: bytes
+    resumed: bool = False
+
+
+class Sorry(NamedTuple):
+    """The server does not take the client in: `kind` names the error that it should raise."""
+
+    kind: str
+    message: str
+
+
+class Reply(NamedTuple):
+    """A response, and the request it belongs to."""
+
+    request_id: int
+    response: Response
+
+
+class Events(NamedTuple):
+    """Events for a watch."""
+
+    request_id: int
+    events: tuple[Event, ...]
+
+
+class Lagged(NamedTuple):
+    """A watch was ended by the server; everything up to `revision` was sent."""
+
+    request_id: int
+    revision: int
+
+
+class Bye(NamedTuple):
+    """The peer hangs up on purpose."""
+
+    reason: str
+
+
+# ------------------------------------------------------------------------------------------------------ frames
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frame bodies, none longer than `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._held = bytearray()
+        self._wanted = 0  # how many bytes must be held before there is anything to look at
+
+    @property
+    def half_a_frame(self) -> bool:
+        """Whether a frame has begun but not ended."""
+        return bool(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of it have come."""
+        return len(self._held)
+
+    def only_frame(self, data: memoryview) -> memoryview | None:
+        """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
+        if self._held or len(data) < 4:
+            return None
+        (size,) = _length.unpack_from(data)
+        return data[4:] if size == len(data) - 4 and size <= self.bytes_max else None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
+        """Take in bytes; give back the bodies that are complete. They are valid until the next call.
+
+        Raises:
+            ProtocolError: A frame is announced that is longer than allowed, which is also how strangers are recognized.
+        """
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
+                return []
+            data, self._held = self._held, bytearray()
+        view = memoryview(data)
+        bodies = []
+        at, end = 0, len(view)
+        self._wanted = 4
+        while end - at >= 4:
+            (size,) = _length.unpack_from(view, at)
+            if size > self.bytes_max:
+                raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
+            if end - at - 4 < size:
+                self._wanted = 4 + size
+                break
+            bodies.append(view[at + 4 : at + 4 + size])
+            at += 4 + size
+        if at < end:
+            self._held = bytearray(view[at:])
+        return bodies
+
+
+def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
+    """Name what knocks, from the first bytes of what should have been a frame."""
+    if start[:2] == b"\x16\x03":
+        return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
+    if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":
+        return "a TLS record on a connection without TLS: use tcps:// for this server"
+    if start[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI"):
+        return "HTTP on a port that speaks the rdzv protocol"
+    return f"a frame of {size} bytes is announced, and {bytes_max} is the limit: not the protocol, or too much of it"
+
+
+def _frame(body: bytes) -> bytes:
+    return _length.pack(len(body)) + body
+
+
+def _decode(body: memoryview | bytes) -> list[Any]:
+    """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
+    try:
+        fields = msgpack.unpackb(body, use_list=True, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+    except RecursionError as error:  # pragma: no cover - msgpack bounds its own depth
+        raise ProtocolError("a frame is nested too deeply") from error
+    except Exception as error:  # msgpack raises several unrelated classes for garbage
+        raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
+    if type(fields) is not list or not fields:
+        raise ProtocolError(f"a frame holds {type(fields).__name__}, not a filled array")
+    return fields
+
+
+def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
+    """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
+    if len(body) > UNCOUNTED_BYTES:
+        try:
+            count = claimed(body, most)
+        except ValueError as error:
+            raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
+        if count > most:
+            return None
+    return _decode(body)
+
+
+def _no_extensions(code: int, _: bytes) -> object:
+    raise ValueError(f"extension type {code} is not part of the protocol")
+
+
+# --------------------------------------------------------------------------------------------------- handshake
+
+
+def encode_greeting(greeting: Greeting) -> bytes:
+    """A greeting as a frame."""
+    return _frame(_pack((MAGIC, *greeting)))
+
+
+def decode_greeting(body: memoryview | bytes) -> Greeting | Sorry:
+    """What a server said first."""
+    return cast("Greeting | Sorry", _decode_opening(body, Greeting, (int, int, str, bytes, bool)))
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """A hello as a frame."""
+    return _frame(_pack((MAGIC, *hello)))
+
+
+def decode_hello(body: memoryview | bytes) -> Hello:
+    """What a client said first."""
+    hello = _decode_opening(body, Hello, (int, bytes, bytes, bytes))
+    if not isinstance(hello, Hello):
+        raise ProtocolError("the client's first frame is no hello")
+    if len(hello.session_id) != 16 or len(hello.nonce) != 16:
+        raise ProtocolError("a hello carries a session id and a nonce of 16 bytes each")
+    return hello
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    """A welcome as a frame."""
+    return _frame(_pack((MAGIC, *welcome[:-1])))  # all but `resumed`
+
+
+def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
+    """What a server answered to our hello."""
+    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (int, str, int, int, bytes)))
+
+
+def encode_sorry(sorry: Sorry) -> bytes:
+    """A refusal as a frame."""
+    return _frame(_pack((SORRY, *sorry)))
+
+
+def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
+    fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
+    if fields is None:
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: it holds too much")
+    sorry = _sorry(fields)
+    if sorry is not None:
+        return sorry
+    if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+        if fields[0] == MAGIC:
+            _check_version(fields, kind)
+        raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
+    return kind(*fields[1:])
+
+
+def _check_version(fields: list[Any], kind: type[Any]) -> None:
+    """Say of an opening in another shape whether it is that of another version.
+
+    Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
+    """
+    versions = fields[1:2] if kind is Hello else fields[1:3] if kind is Greeting else []
+    if versions and all(type(version) is int for version in versions) and not versions[0] <= VERSION <= versions[-1]:
+        raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
+
+
+def other_version(oldest: int, newest: int, *, server: bool) -> str:
+    """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
+    theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
+    ours = f"version {VERSION}"
+    if server:
+        said = f"this client speaks {ours} of the protocol, the server {theirs}"
+    else:
+        said = f"this server speaks {ours} of the protocol, the client {theirs}"
+    behind = "client" if server == (oldest > VERSION) else "server"
+    return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
+
+
+def _sorry(fields: list[Any]) -> Sorry | None:
+    if fields[0] == SORRY and len(fields) == 3 and type(fields[1]) is str and type(fields[2]) is str:
+        return Sorry(fields[1], fields[2])
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------- messages
+
+
+def encode_request(request_id: int, acknowledged: int, request: Request[Any]) -> bytes:
+    """A request as a frame.
+
+    Raises:
+        StoreUsageError: A field is not of its type, so that the server would take us for a stranger and hang up.
+    """
+    layout = LAYOUT_OF.get(type(request))
+    if layout is None:
+        raise StoreUsageError(f"{shown(request)} is no request")
+    fields = layout.fields(request) if layout.plain else ()
+    if tuple(map(type, fields)) not in layout.plain:
+        layout.verify(request)  # before an encoder stumbles over it
+        fields = layout.fields(request)
+    body = _pack((layout.code, request_id, acknowledged, *fields))
+    return _length.pack(len(body)) + body
+
+
+def elements_max(operations_max: int) -> int:
+    """How many elements a request may hold, which leaves room to go past `operations_max` and be told so."""
+    return 1000 + ELEMENTS_PER_OPERATION * operations_max
+
+
+def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
+    """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
+
+    A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
+    """
+    fields = _decode_counted(body, elements_max)
+    if fields is None:
+        request_id, acknowledged = _numbers_of(body)
+        return request_id, acknowledged, Excessive(elements_max=elements_max)
+    if fields[0] == BYE:
+        return _decode_bye(fields)
+    layout = REQUESTS.get(fields[0]) if type(fields[0]) is int else None
+    if layout is None:
+        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
+    request_id, acknowledged = _check_numbers(fields)
+    return request_id, acknowledged, layout.build(fields[3:])
+
+
+def _check_numbers(fields: list[Any]) -> tuple[int, int]:
+    """The id of a request, and what it acknowledges."""
+    if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
+        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
+    return fields[1], fields[2]
+
+
+def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
+    """The same of a request that is not looked into further."""
+    # Its array's length, and three numbers of up to nine bytes.
+    start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
+    start.feed(body[:64])
+    try:
+        start.read_array_header()
+        return _check_numbers([start.unpack() for _ in range(3)])
+    except ProtocolError:
+        raise
+    except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges") from error
+
+
+def encode_response(request_id: int, response: Response) -> bytes:
+    """A response as a frame."""
+    layout = LAYOUT_OF[type(response)]
+    body = _pack((layout.code, request_id, *layout.fields(response)))
+    return _length.pack(len(body)) + body
+
+
+def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:
+    """A server's frame."""
+    fields = _decode(body)
+    code = fields[0]
+    if code == BYE:
+        return _decode_bye(fields)
+    sorry = _sorry(fields)
+    if sorry is not None:
+        return sorry
+    if len(fields) < 2 or type(code) is not int or type(fields[1]) is not int:
+        raise ProtocolError("a response does not begin with its code and the id of its request")
+    if code == EVENTS:
+        if len(fields) != 3 or type(fields[2]) is not list:
+            raise ProtocolError("a frame of events has no list of events")
+        return Events(fields[1], tuple(map(event_from, fields[2])))
+    if code == LAGGED:
+        if len(fields) != 3 or type(fields[2]) is not int:
+            raise ProtocolError("a lagging watch is reported without a revision")
+        return Lagged(fields[1], fields[2])
+    layout = RESPONSES.get(code)
+    if layout is None:
+        raise ProtocolError(f"a frame has the code {code!r}, which no response has")
+    return Reply(fields[1], layout.build(fields[2:]))
+
+
+def encode_events(events: tuple[Event, ...]) -> bytes:
+    """The part of an events frame that is the same for every watch; `frame_events` makes frames of it."""
+    return _pack([event_to(event) for event in events])
+
+
+def decode_events(encoded: bytes) -> tuple[Event, ...]:
+    """What `encode_events` made, back again."""
+    return tuple(map(event_from, _decode(encoded)))
+
+
+def frame_events(watch_id: int, encoded: bytes) -> bytes:
+    """A frame of events for one watch, from what `encode_events` made once for all."""
+    head = _EVENTS_HEAD.pack(len(encoded) + _EVENTS_HEAD.size - 4, 0x93, EVENTS, 0xCF, watch_id)
+    return head + encoded
+
+
+def encode_lagged(watch_id: int, revision: int) -> bytes:
+    """A frame that ends a watch whose reader was too slow."""
+    return _frame(_pack((LAGGED, watch_id, revision)))
+
+
+def encode_bye(reason: str) -> bytes:
+    """A farewell as a frame."""
+    return _frame(_pack((BYE, reason)))
+
+
+def _decode_bye(fields: list[Any]) -> Bye:
+    if len(fields) != 2 or type(fields[1]) is not str:
+        raise ProtocolError("a farewell has no reason")
+    return Bye(fields[1])
+
+
+def check_frame(frame: bytes, bytes_max: int) -> None:
+    """Refuse to send what the peer would hang up on.
+
+    Raises:
+        LimitExceeded: The frame is longer than the peer takes.
+    """
+    if len(frame) - 4 > bytes_max:
+        raise LimitExceeded(
+            f"the message has {len(frame) - 4} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
+            f"send less at once, or start the server with a higher limit"
+        )

@@ -1,0 +1,767 @@
+"""Shell: the listener, one protocol object per peer, bounded outboxes, and the lease timer.
+
+The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
+`engine` applies them, and what is to be said is queued with each peer and written once per batch. From the first byte
+of a request to the queueing of everything it causes there is no `await`: nothing slips between a change and its
+announcement.
+
+A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
+revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
+those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
+which is for all of them together, who has most waiting is hung up on; its client comes back and resumes.
+
+A frame that has come in part takes memory, too, for as long as its sender likes: past `inboxes_bytes_max`, which is for
+all of them together, whoever has taken up most of it for longest is hung up on.
+
+Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
+
+On a durable store (S3) whatever a step led to is handed to the journal before anything is said, and from then on every
+frame, answers to reads included, waits in its outbox until the journal reports that step durable. While the disk is
+behind by more than `journal_bytes_max`, those who write are not read. If the journal cannot
+write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
+(their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
+If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import secrets
+import ssl
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+import anyio.to_thread
+
+from store.engine.engine import Answer, Delivery, Engine
+from store.errors import AuthenticationError, ProtocolError, StoreUsageError
+from store.messages import Failed, FailureKind, Stats
+from store.net.address import Address, host_and_port
+from store.net.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
+from store.net.threads import in_thread
+from store.protocol import wire
+from store.protocol.connection import ServerConnection
+from store.protocol.wire import Bye, Hello, Sorry
+from store.server.journal import Journal
+from store.server.log_limiter import Complaints
+from store.server.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
+from store.server.tls_accept import Doorstep
+
+if TYPE_CHECKING:
+    import os
+    import socket
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from store.limits import Limits
+    from store.messages import Event, Request
+
+__all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
+LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
+LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
+STOP_WITHIN = 3.0  # seconds for the disk to take the last group
+TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
+EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
+BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
+
+
+class Server:
+    """A store that is being served.
+
+    Attributes:
+        host: The address it listens on.
+        port: The port it listens on.
+        store_id: The store's random identity.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        token: bytes | None = None,
+        clock: Callable[[], float],
+        secure: bool = False,
+        journal: Journal | None = None,
+        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread,
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
+        self._durable = 0  # up to which number of the journal; every frame that says more is held
+        self._holding: dict[Peer, None] = {}  # peers with frames that are held
+        self._unwritten: deque[tuple[int, int]] = deque()  # what is not durable yet: the journal's number, and bytes
+        self._unwritten_bytes = 0
+        self._token = token
+        self._clock = clock
+        self._secure = secure
+        self._limits = engine.limits
+        self._peers: dict[int, Peer] = {}
+        self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
+        self._last_peer = 0
+        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
+        self.outboxes_bytes = 0  # counted by the peers, as they queue and send
+        self.inboxes_bytes = 0  # and as they receive
+        self._bytes_in = 0
+        self._bytes_out = 0
+        self._refused = 0
+        self._refuses = False  # connections, since the last one that was taken in
+        self._complaints = Complaints()
+        self._leaving = False
+        self._failure: BaseException | None = None
+        self._on_failure: list[Callable[[], None]] = []
+        self._probing: asyncio.Task[None] | None = None
+        self._nobody_left = asyncio.Event()
+        self._alone = threading.Event()
+        self._alone.set()
+        self._connections_max = self._limits.connections_max
+        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self.host = ""
+        self.port = 0
+        self.store_id = engine.store_id
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not bound
+        host = everywhere.get(self.host, self.host)
+        return str(Address(host=host, port=self.port, secure=self._secure))
+
+    @property
+    def handshake_timeout(self) -> float:
+        """How long a connection may take to become a conversation."""
+        return self._limits.handshake_timeout
+
+    def now(self) -> float:
+        """Seconds on the server's clock."""
+        return self._clock()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected now."""
+        return len(self._peers)
+
+    def has_room_for(self, others: int) -> bool:
+        """Whether one more connection may come, beside those there are and so many that are about to be."""
+        return not self._leaving and len(self._peers) + others < self._connections_max
+
+    @property
+    def disk_is_behind(self) -> bool:
+        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
+        return self._unwritten_bytes > self._limits.journal_bytes_max
+
+    def waits_for_disk(self, peer: Peer) -> None:
+        """This peer is to be read again when the disk has taken more."""
+        self._slowed[peer] = None
+
+    def turned_away(self) -> bool:
+        """Somebody is refused or hung up on; whether the log has a line for it."""
+        self._refused += 1
+        if not self._complaints.say(self._clock()):
+            return False
+        self._say_how_many_more()
+        return True
+
+    def _say_how_many_more(self) -> None:
+        unsaid = self._complaints.take_unsaid()
+        if unsaid:
+            log.warning("%d more were refused or hung up on than the log has taken lines for", unsaid)
+
+    def protocol(self) -> asyncio.BufferedProtocol:
+        """A protocol object for a connection that has been accepted."""
+        self._last_peer += 1
+        return Peer(self, self._last_peer)
+
+    def figures(self) -> dict[str, Any]:
+        """The counters that `stats()` shows."""
+        return {
+            **self._engine.figures(),
+            "connections": len(self._peers),
+            "connections_refused": self._refused,
+            "bytes_in": self._bytes_in,
+            "bytes_out": self._bytes_out,
+            "outbox_bytes": sum(peer.backlog for peer in self._peers.values()),
+            "inbox_bytes": self.inboxes_bytes,
+            "journal_bytes": self._unwritten_bytes,
+            "commits": self._journal.commits if self._journal is not None else 0,
+        }
+
+    # -------------------------------------------------------------------------------------- called by peers
+
+    def accepted(self, peer: Peer) -> None:
+        """A connection was made."""
+        refusal = self._refusal()
+        if refusal is not None:
+            self._refused += 1
+            if not self._refuses and not self._leaving and self._complaints.say(self._clock()):
+                log.warning("store %s refuses connections, from %s on: %s", self.store_id, peer.name, refusal)
+            self._refuses = True
+            peer.refuse(Sorry("limit", refusal))
+            return
+        self._refuses = False
+        self._peers[peer.id] = peer
+        self._nobody_left.clear()
+        self._alone.clear()
+        peer.open(
+            ServerConnection(
+                store_id=self.store_id, nonce=secrets.token_bytes(16), token=self._token, limits=self._limits
+            ),
+            asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
+        )
+
+    def _refusal(self) -> str | None:
+        """Why nobody is taken in now, if so; it may be otherwise soon."""
+        if self._leaving:
+            return "the server is leaving"
+        if self._journal is not None and self._journal.in_doubt:
+            return f"nobody can be told anything now: {self._engine.read_only}, and what is on it is in doubt"
+        if len(self._peers) >= self._connections_max:
+            return f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
+        return None
+
+    def received(self, peer: Peer, data: memoryview) -> None:
+        """Bytes have come. No await here: a change and its announcements are one step."""
+        self._bytes_in += len(data)
+        if self._leaving:
+            return  # the journal takes its last group: what came after that could not be answered any more
+        assert peer.connection is not None, "only peers that were taken in are read"
+        assert peer.unread is None, "a peer is not read while its requests wait"
+        try:
+            request = peer.connection.only_request(data)
+            if request is not None:
+                self._apply(peer, *request, self._clock())
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+            return
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+        if request is None:
+            before = peer.connection.held_bytes
+            peer.count_inbox(before + len(data), progress=False)
+            peer.unread = peer.connection.receive(data)
+            self.go_on(peer)
+            if peer.unread is not None:
+                peer.count_inbox(before + RECEIVE_BYTES, progress=True)  # they keep all of the buffer
+            if self.inboxes_bytes > self._limits.inboxes_bytes_max:
+                self._make_room_in_inboxes(peer.received_at)
+            if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
+                peer.wait_for_disk()
+
+    def go_on(self, peer: Peer) -> None:
+        """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
+        if self._leaving:
+            return
+        now = self._clock()
+        try:
+            for item in peer.unread or ():
+                if isinstance(item, Hello):
+                    self._take_in(peer, item, now)
+                elif isinstance(item, Bye):
+                    peer.says_goodbye = True
+                    peer.close()
+                else:
+                    request_id, acknowledged, request = item
+                    self._apply(peer, request_id, acknowledged, request, now)
+                if peer.gone:
+                    break
+                if peer.queued_bytes > PIECE_BYTES:
+                    peer.flush()
+                    if peer.reading_paused:
+                        # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
+                        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+                        break
+            else:
+                self._has_read(peer)
+        except AuthenticationError as error:
+            self._hang_up(peer, Sorry("authentication", str(error)))
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+
+    def _has_read(self, peer: Peer) -> None:
+        """Everything that has come from this peer is done, but for a frame that has not come whole."""
+        assert peer.connection is not None, "only peers that were taken in are read"
+        held = peer.connection.held_bytes
+        peer.unread = None
+        peer.count_inbox(held, progress=held < peer.inbox_bytes)
+
+    def lost(self, peer: Peer) -> None:
+        """A connection has ended."""
+        if self._peers.pop(peer.id, None) is None:
+            return
+        self._dirty.pop(peer, None)
+        self._holding.pop(peer, None)
+        self._slowed.pop(peer, None)
+        self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
+        self._record()
+        if not self._peers:
+            self._nobody_left.set()
+            self._alone.set()
+
+    def wrote(self, count: int) -> None:
+        """So many bytes were handed to the system."""
+        self._bytes_out += count
+
+    # ------------------------------------------------------------------------------------------ one request
+
+    def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
+        applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
+        self._record()
+        response = applied.response
+        if response is not None:
+            if type(request) is Stats:
+                response = type(response)(figures=self.figures())  # type: ignore[call-arg]
+            self._say(peer, wire.encode_response(request_id, response))
+        self._deliver(applied.deliveries)
+
+    def _deliver(self, deliveries: tuple[Delivery | Answer, ...]) -> None:
+        """Queue what a change means to others. A watched event is encoded once, however many watch."""
+        ended: set[tuple[int, int]] = set()
+        for delivery in deliveries:
+            match delivery:
+                case Answer(peer=peer_id, request_id=request_id, response=response):
+                    self._answer(self._peers[peer_id], request_id, wire.encode_response(request_id, response))
+                case Delivery(watchers=watchers, events=events):
+                    encoded = wire.encode_events(events)
+                    for watcher in watchers:
+                        if watcher not in ended and not self._tell(watcher, encoded, events):
+                            ended.add(watcher)  # nothing comes after its end
+
+    def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
+        """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
+        if peer.backlog + weight(len(frame)) > self._limits.outbox_bytes_max:
+            message = (
+                f"{peer.backlog} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
+                f"{self._limits.outbox_bytes_max}: read, and ask again"
+            )
+            frame = wire.encode_response(request_id, Failed(kind=FailureKind.LIMIT, message=message))
+        self._say(peer, frame)
+
+    def _tell(self, watcher: tuple[int, int], encoded: bytes, events: tuple[Event, ...]) -> bool:
+        """Queue events for one watch, or end it if its reader is too far behind; whether it is still open."""
+        peer_id, watch_id = watcher
+        peer = self._peers[peer_id]
+        most = self._limits.outbox_bytes_max
+        # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
+        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
+        if peer.backlog + size <= most or (size > most and peer.backlog < PIECE_BYTES):
+            self._say(peer, wire.frame_events(watch_id, encoded))
+            return True
+        if self._engine.end_watch(peer_id, watch_id):
+            if not peer.lags:
+                peer.lags = True
+                log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
+            self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
+        return False
+
+    def _say(self, peer: Peer, frame: bytes) -> None:
+        if self._journal is not None and self._journal.appended > self._durable:
+            peer.hold(frame, self._journal.appended)
+            self._holding[peer] = None
+            if peer.queued_bytes > PIECE_BYTES or self.disk_is_behind:
+                self._dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
+        else:
+            peer.queue(frame)
+            self._dirty[peer] = None
+        if self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """All outboxes together hold too much: send what can be sent, and then let who is slowest pay for it.
+
+        Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
+        their watches.
+        """
+        self._flush()
+        while self.outboxes_bytes > self._limits.outboxes_bytes_max:
+            slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
+            if slowest is None:
+                return
+            if self.turned_away():
+                log.warning(
+                    "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, "
+                    "and %d of them are for it",
+                    *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
+                )
+            slowest.abort()
+
+    def _make_room_in_inboxes(self, now: float) -> None:
+        """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
+        while self.inboxes_bytes > self._limits.inboxes_bytes_max:
+            costliest = max(
+                (peer for peer in self._peers.values() if not peer.gone),
+                key=lambda peer: peer.inbox_cost(now),
+            )
+            what = (
+                f"{self.inboxes_bytes} bytes of unfinished requests wait in all inboxes, and inboxes_bytes_max is "
+                f"{self._limits.inboxes_bytes_max}; yours have cost most, and for longest"
+            )
+            self._hang_up(costliest, Sorry("limit", what))
+
+    def _flush(self) -> None:
+        """Write what this batch has queued, one write per peer."""
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for peer in dirty:
+                peer.flush()
+
+    # ------------------------------------------------------------------------------------------ durability
+
+    def _record(self) -> None:
+        """Hand what has just been done to the journal, before anything is said of it."""
+        if self._journal is not None and self._engine.read_only is None and not self._leaving:
+            facts = self._engine.take_facts()
+            if facts is not None:
+                size = facts.size
+                self._unwritten.append((self._journal.append(facts), size))
+                self._unwritten_bytes += size
+
+    def start_journal(self) -> None:
+        """Have the journal write from now on."""
+        if self._journal is not None:
+            loop = asyncio.get_running_loop()
+
+            def on_durable(number: int) -> None:
+                with contextlib.suppress(RuntimeError):  # a disk that hung, and came back when the loop had gone
+                    loop.call_soon_threadsafe(self._became_durable, number)
+
+            def on_failure(reason: str) -> None:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(self._cannot_write, reason)
+
+            self._durable = self._journal.appended
+            self._journal.start(on_durable=on_durable, on_failure=on_failure)
+
+    def _became_durable(self, number: int) -> None:
+        """Let go of the frames that waited for this."""
+        self._durable = number
+        while self._unwritten and self._unwritten[0][0] <= number:
+            self._unwritten_bytes -= self._unwritten.popleft()[1]
+        waiting = list(self._holding)
+        for peer in waiting:
+            if not peer.release(number):
+                del self._holding[peer]
+            self._dirty[peer] = None
+        self._flush()
+        slowed, self._slowed = self._slowed, {}
+        for peer in {**dict.fromkeys(waiting), **slowed}:
+            peer.read_on()
+
+    def _cannot_write(self, reason: str) -> None:
+        """Go back to what is on disk: of what was done since, nobody has been told anything."""
+        assert self._journal is not None
+        # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
+        what = "takes in nobody, since what is on disk is in doubt," if self._journal.in_doubt else "refuses writes"
+        log.error("store %s cannot write: %s; it %s until it can", self.store_id, reason, what)
+        self.abort()
+        if self._leaving:
+            return
+        try:
+            self._engine = Engine.restore(self._journal.load(), limits=self._limits, now=self._clock())
+        except StoreUsageError as error:
+            self._stop_serving(error)
+            return
+        self._engine.read_only = f"the disk does not take it ({reason})"
+        self._durable = self._journal.appended
+        self._unwritten.clear()
+        self._unwritten_bytes = 0
+        self._probing = asyncio.create_task(self._try_to_write())
+        self._probing.add_done_callback(self.timer_ended)
+
+    async def _try_to_write(self) -> None:
+        """Take writes again as soon as the disk does, but not before clients have been refused what it did not take.
+
+        There may be room for the probe and not for what failed: its client, which is about to come back and ask again,
+        would else have it fail again, with every connection dropped, and so on until it gives up.
+        """
+        assert self._journal is not None
+        await anyio.sleep(TRY_AGAIN_AFTER)
+        while not await self._in_thread(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
+            await anyio.sleep(TRY_AGAIN_AFTER)
+        log.warning("store %s can write again", self.store_id)
+        self._engine.read_only = None
+        self.start_journal()
+        self._record()  # sessions that were opened meanwhile
+
+    async def stop_journal(self) -> None:
+        """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
+        if self._journal is not None:
+            if self._probing is not None:
+                self._probing.cancel()
+                await asyncio.wait([self._probing])
+            # Its last reports are in the loop before this returns.
+            stopped = await self._in_thread(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
+            if not stopped:
+                self.abort()  # what is held may not be said, and whatever else comes after it
+
+    # ------------------------------------------------------------------------------------------ comings and goings
+
+    def _take_in(self, peer: Peer, hello: Hello, now: float) -> None:
+        opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
+        self._record()
+        if opened is None:
+            self._hang_up(
+                peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max): come again")
+            )
+            return
+        session, previous = opened
+        if previous is not None and previous in self._peers:
+            # The client came back before its old connection was seen to end; it renews its leases on the new one. At
+            # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
+            self._peers[previous].abort()
+        peer.greeted()
+        assert peer.connection is not None
+        self._say(
+            peer,
+            peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
+        )
+
+    def _hang_up(self, peer: Peer, sorry: Sorry) -> None:
+        """Cost a peer its connection, and nobody else anything (S7)."""
+        if self.turned_away():
+            log.warning("%s is disconnected: %s", peer.name, sorry.message)
+        peer.refuse(sorry)
+
+    def _check_greeted(self, peer: Peer) -> None:
+        if peer.connection is not None and not peer.connection.greeted and not peer.gone:
+            # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
+            self._hang_up(
+                peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s (handshake_timeout)")
+            )
+
+    # ------------------------------------------------------------------------------------------ time
+
+    async def keep_time(self) -> None:
+        """Let leases lapse when they are due, for as long as the server runs."""
+        while True:
+            due_in = self._engine.next_tick_in() if self._may_lapse() else None
+            await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
+            if self._engine.look(now=self._clock()):
+                # Two turns of the loop, the second of which comes after every socket has been read once more.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                if not self._may_lapse():
+                    continue
+                deliveries = self._engine.tick(now=self._clock())
+                self._record()
+                self._deliver(deliveries)
+                self._flush()
+
+    def _may_lapse(self) -> bool:
+        """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can.
+
+        On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
+        """
+        return self._engine.read_only is None and not self._leaving and not self.disk_is_behind
+
+    async def drop_the_silent(self) -> None:
+        """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""
+        while True:
+            await anyio.sleep(self._limits.frame_timeout / 2)
+            self._say_how_many_more()
+            silent_since = self._clock() - self._limits.frame_timeout
+            why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
+            for peer in list(self._peers.values()):
+                stuck = peer.connection is not None and peer.connection.half_a_frame
+                if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
+                    self._hang_up(peer, Sorry("limit", why))
+
+    # ------------------------------------------------------------------------------------------ leaving
+
+    async def leave(self) -> None:
+        """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
+        self._leaving = True
+        with anyio.CancelScope(shield=True):
+            await self.stop_journal()
+        for peer in list(self._peers.values()):
+            if peer.connection is not None and peer.connection.greeted:
+                self._say(peer, wire.encode_bye("the server is leaving"))
+                peer.close()
+            else:  # a farewell is no welcome; this it understands, and tries again
+                peer.refuse(Sorry("limit", "the server is leaving"))
+        if self._peers:
+            with anyio.move_on_after(LEAVE_WITHIN, shield=True):
+                await self._nobody_left.wait()
+        self.abort()
+
+    def wait_until_alone(self, within: float) -> bool:
+        """From another thread: wait until no client is connected; False if some still are after `within` seconds."""
+        return self._alone.wait(within)
+
+    def stop_waiting(self) -> None:
+        """From any thread: whoever waits to be alone need wait no longer."""
+        self._alone.set()
+
+    def abort(self) -> None:
+        """Cut every connection that is left, at once."""
+        for peer in list(self._peers.values()):
+            peer.abort()
+
+    def limit_connections(self, most: int) -> None:
+        """Take no more connections than the system allows."""
+        self._connections_max = min(self._limits.connections_max, max(most, 1))
+
+    def timer_ended(self, timer: asyncio.Task[None]) -> None:
+        """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
+        if not timer.cancelled() and (error := timer.exception()) is not None:
+            self._stop_serving(error)
+
+    def _stop_serving(self, error: BaseException) -> None:
+        log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
+        self._failure = error
+        self._leaving = True
+        self.abort()
+        for callback in self._on_failure:
+            callback()
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Call back when this server stops serving by itself; leaving its context then raises why."""
+        self._on_failure.append(callback)
+
+    def check_timers(self) -> None:
+        """Raise what a timer has failed of."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def _backlog(peer: Peer) -> int:
+    return peer.backlog
+
+
+# ---------------------------------------------------------------------------------------------------- starting one
+
+
+def _check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
+    """Refuse to listen to strangers (promise S8)."""
+    if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
+        return
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise StoreUsageError(
+            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
+            f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
+        )
+
+
+def _token_bytes(token: str | bytes | None) -> bytes | None:
+    """A token as bytes; an empty one is a mistake, not a token."""
+    if token is None:
+        return None
+    if not token:
+        raise StoreUsageError("the token is empty; leave it out, or give one")
+    return token.encode() if isinstance(token, str) else token
+
+
+async def _listen(
+    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, sock: socket.socket | None
+) -> list[asyncio.Server]:
+    """Listen on every address that `host` stands for, all on the same port.
+
+    The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those make a
+    forked child crash when it ends.
+    """
+    loop = asyncio.get_running_loop()
+    socks = [sock] if sock is not None else await anyio.to_thread.run_sync(bound_sockets, host, port)
+    listeners = []
+    try:
+        for bound in socks:
+            listener = await loop.create_server(protocol, sock=bound, backlog=BACKLOG)
+            listeners.append(listener)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        for bound in socks:
+            bound.close()
+        raise
+    return listeners
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    token: str | bytes | None = None,
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    limits: Limits | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    sock: socket.socket | None = None,
+) -> AsyncIterator[Server]:
+    """Serve a store for as long as the context lasts.
+
+    Args:
+        host: The address to listen on; "" is all interfaces. Anything but loopback wants a token or mutual TLS.
+        port: The port; 0 lets the system choose one, see `Server.port`.
+        data_dir: Where the store is kept, so that it survives restarts and power loss; without it, in memory only.
+        token: What clients must prove to know.
+        tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
+        insecure: Listen beyond loopback without token or mutual TLS.
+        limits: What clients may ask.
+        sock: A bound socket to listen on, instead of `host` and `port`.
+
+    Raises:
+        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used; the message says why.
+        OSError: The address cannot be bound.
+    """
+    bound_host = sock.getsockname()[0] if sock is not None else host
+    secret = _token_bytes(token)
+    _check_exposure(bound_host, token=secret, tls=tls, insecure=insecure)
+    files = raise_file_limit()
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        journal = None
+        if data_dir is None:
+            engine = Engine(store_id=secrets.token_hex(8), limits=limits)
+        else:
+            journal = Journal(data_dir, new_id=secrets.token_hex(8))
+            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
+            engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
+        server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
+        server.limit_connections(files - 64)  # the rest of the process needs some, too
+        doorstep = None if tls is None else Doorstep(server, tls)
+        protocol = server.protocol if doorstep is None else doorstep.protocol
+        listeners = await _listen(protocol, host, port, sock=sock)
+        listening = [one for listener in listeners for one in listener.sockets]
+        let_go_in_children(server, *listening)
+        server.host = bound_host
+        server.port = listening[0].getsockname()[1]
+        log.info(
+            "serving store %s on %s, %s; %d files allow about %d connections",
+            server.store_id,
+            host_and_port(bound_host or "*", server.port),
+            "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
+            files,
+            files - 64,
+        )
+        server.start_journal()
+        timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+        for timer in timers:
+            timer.add_done_callback(server.timer_ended)
+        try:
+            yield server
+        finally:
+            for listener in listeners:
+                listener.close()  # not wait_closed(): since Python 3.12 that waits for the clients to leave first
+            forget(server)
+            try:
+                if doorstep is not None:
+                    await doorstep.close()
+                await server.leave()
+            finally:
+                server.abort()
+                for timer in timers:
+                    timer.cancel()
+                await asyncio.gather(*timers, return_exceptions=True)
+        server.check_timers()

@@ -1,0 +1,186 @@
+"""Shell: what happens to a connection at a port with TLS before it is anybody's (promise S8).
+
+asyncio would do the handshake by itself, and drop without a word whatever fails in it. So a connection is taken from
+the listener as a bare socket, and looked at before TLS begins: a client with TLS speaks first, and its first byte is
+known. A client without TLS waits for our greeting, and would wait until both give up; it is told, in its own protocol,
+what this port speaks. Everyone who is turned away costs one line in the log, which says why, and all of it together may
+last no longer than `handshake_timeout`.
+
+Who stands here counts as a connection: strangers do not get round `connections_max` by never finishing a handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from typing import TYPE_CHECKING, cast
+
+import anyio
+
+from store.net.address import host_and_port
+from store.net.sockets import forget, let_go_in_children
+from store.protocol import wire
+from store.protocol.wire import Sorry
+from store.server.peer import LEAVE_WITHIN
+
+if TYPE_CHECKING:
+    from store.server.server import Server
+
+__all__ = ["Doorstep"]
+
+log = logging.getLogger(__name__)
+
+TLS_HANDSHAKE = b"\x16"  # the content type of a client's first record: RFC 8446, B.1
+# Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
+SILENCE = 3.0
+SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
+
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has no certificate, and this server wants one (mutual TLS)",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this server's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take this server's certificate for this server's",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take this server's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that this server's certificate has expired",
+    "UNEXPECTED_EOF_WHILE_READING": "it hung up in mid-handshake; it may not trust this server's certificate",
+}
+
+
+class Doorstep:
+    """The connections to one server that are not through their TLS handshake yet."""
+
+    def __init__(self, server: Server, tls: ssl.SSLContext) -> None:
+        self._server = server
+        self._tls = tls
+        self._within = server.handshake_timeout
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def protocol(self) -> asyncio.Protocol:
+        """What the listener gives each connection to."""
+        return _Bare(self)
+
+    def __len__(self) -> int:
+        """How many stand here now."""
+        return len(self._tasks)
+
+    def take(self, sock: socket.socket) -> None:
+        """Somebody has connected."""
+        if not self._server.has_room_for(len(self._tasks)):
+            sock.close()  # before TLS there is no way to say so that it would understand; it comes again
+            self._server.turned_away()
+            return
+        task = asyncio.get_running_loop().create_task(self._let_in(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Send away who still stands here."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            with anyio.CancelScope(shield=True):  # whoever was cancelled still has a farewell to say to all others
+                await asyncio.wait(tasks)
+
+    async def _let_in(self, sock: socket.socket) -> None:
+        """Bring a connection through its handshake, and give it to the server; or say why not."""
+        owner = _Owner()
+        let_go_in_children(owner, sock)
+        try:
+            name = host_and_port(*sock.getpeername()[:2])
+        except OSError:
+            name = "a client"
+        try:
+            async with asyncio.timeout(self._within):
+                if await self._speaks_tls(sock, name):
+                    await asyncio.get_running_loop().connect_accepted_socket(
+                        self._server.protocol,
+                        sock,
+                        ssl=self._tls,
+                        ssl_handshake_timeout=self._within + 1.0,  # our own time limit comes first
+                        ssl_shutdown_timeout=LEAVE_WITHIN,
+                    )
+        except (OSError, TimeoutError) as error:
+            self._turn_away(name, _in_words(error, self._within))
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            forget(owner)
+
+    async def _speaks_tls(self, sock: socket.socket, name: str) -> bool:
+        """Look at the first byte without taking it. A client without TLS is told, and gone when this returns."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(sock, readable.set)
+        try:
+            async with asyncio.timeout(min(SILENCE, self._within / 2)):
+                await readable.wait()
+            first = sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            first = None
+        except OSError:
+            first = b""
+        finally:
+            loop.remove_reader(sock)
+        if first == TLS_HANDSHAKE:
+            return True
+        if first == b"":  # it has gone, and has said nothing wrong: a port is looked at by many
+            sock.close()
+            return False
+        what = "it says nothing, as a client does that speaks no TLS" if first is None else "what it says is not TLS"
+        self._turn_away(name, what)
+        with contextlib.suppress(OSError):
+            if first is not None:
+                sock.recv(64 * 1024)  # closing with something unread would reset what it is told
+            sock.send(wire.encode_sorry(SPEAKS_TLS))
+            sock.shutdown(socket.SHUT_WR)
+        sock.close()
+        return False
+
+    def _turn_away(self, name: str, why: str) -> None:
+        if self._server.turned_away():
+            log.warning("%s is refused: TLS failed: %s", name, why)
+
+
+class _Owner:
+    """Whose a socket is as long as no transport has it."""
+
+
+class _Bare(asyncio.Protocol):
+    """Takes the socket out of the hands of the transport that the listener has made for it.
+
+    The listener of asyncio accepts well (many at once, and waits when files run out), so it is kept. Its transport has
+    read nothing when it tells its protocol that there is a connection, and closing it then leaves the copy open.
+    """
+
+    def __init__(self, doorstep: Doorstep) -> None:
+        self._doorstep = doorstep
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A connection has been accepted."""
+        listeners = cast("asyncio.Transport", transport)
+        try:
+            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError:  # no more files; it comes again
+            listeners.abort()
+            return
+        sock.setblocking(False)
+        listeners.abort()
+        self._doorstep.take(sock)
+
+
+def _in_words(error: OSError, within: float) -> str:
+    """Why a handshake failed."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is none that this server trusts: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
+        return _REASONS.get(reason, reason)
+    if isinstance(error, TimeoutError):
+        return f"no handshake within {within:g} s"
+    return _REASONS["UNEXPECTED_EOF_WHILE_READING"]

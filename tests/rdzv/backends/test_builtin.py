@@ -1,0 +1,109 @@
+"""`connect`, and what it reads: files, certificates, the environment."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+import store
+from rdzv.backends.builtin import Credentials, create_tcp
+from rdzv.backends.registry import RendezvousParameters
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from rdzv.node.handler import Handler
+from tests.support.processes import free_port
+from tests.support.runs import assert_one_round, real_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_two_nodes_meet_over_a_store_that_one_of_them_hosts() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
+    async with rdzv.connect(url) as a, rdzv.connect(url) as b:
+        assert a.node_id != b.node_id
+        assert_one_round(list(await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())))
+
+
+async def test_the_environment_is_read_and_keywords_beat_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDZV_TTL", "3")
+    monkeypatch.setenv("RDZV_NODE_ID", "from-environment")
+    handler = create_tcp(
+        RendezvousParameters.from_url("tcp://127.0.0.1:1/job?node_id=from-url", {"node_id": "from-keyword"})
+    )
+    assert isinstance(handler, Handler)
+    assert (handler.node_id, handler.settings.ttl) == ("from-keyword", 3.0)
+
+
+async def test_a_token_in_a_file_lets_in_and_another_keeps_out(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("s3cret\n")
+    wrong.write_text("other")
+    async with store.serve(token="s3cret") as server:
+        url = f"{server.url}/job?min_nodes=1&is_host=false"
+        async with rdzv.connect(url, token_file=str(right)) as handler:
+            info = await handler.next_rendezvous()
+            await info.store.set("key", "value")
+        async with rdzv.connect(url, token=b"s3cret") as handler:
+            assert (await handler.next_rendezvous()).round == 1
+        with pytest.raises(RendezvousConnectionError, match="token"):
+            async with rdzv.connect(url, token_file=str(wrong)):
+                pass
+        with pytest.raises(RendezvousConnectionError, match="token"):
+            async with rdzv.connect(url):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read: No such file"), ("", "is empty; write the shared secret into it")]
+)
+def test_a_token_file_of_no_use_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RendezvousSettingsError, match=message):
+        Credentials.of(parse("tcp://head/job", {"token_file": str(path)}, {}))
+
+
+@pytest.mark.parametrize("given", [{"ca": "{}"}, {"cert": "{}", "key": "{}"}])
+def test_certificates_of_no_use_are_named(tmp_path: Path, given: dict[str, str]) -> None:
+    path = tmp_path / "pem"
+    path.write_text("no certificate")
+    settings = parse("tcps://head/job", {name: value.format(path) for name, value in given.items()}, {})
+    with pytest.raises(RendezvousSettingsError, match="they must be readable PEM files"):
+        Credentials.of(settings).client_tls()
+    if "cert" in given:
+        with pytest.raises(RendezvousSettingsError, match="they must be readable PEM files"):
+            Credentials.of(settings).server_tls()
+
+
+def test_a_context_given_by_keyword_is_used_as_it_is() -> None:
+    context = ssl.create_default_context()
+    settings = parse("tcps://head/job", {"tls": context}, {})
+    assert Credentials.of(settings).client_tls() is context
+    assert Credentials.of(settings).server_tls() is None
+    assert Credentials.of(parse("tcp://head/job", {}, {})).client_tls() is None
+
+
+async def test_the_keeper_thread_and_real_sockets_carry_a_whole_run() -> None:
+    async with real_run(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as make:
+        a, b, c = make("a"), make("b"), make("c")
+        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+        joining = asyncio.create_task(c.next_rendezvous())
+        async with a.changes() as changes:
+            async for change in changes:
+                if change == rdzv.NodesWaiting(1):
+                    break
+        infos = await asyncio.gather(a.next_rendezvous(), b.next_rendezvous(), joining)
+        assert_one_round(infos)
+        await asyncio.gather(*(info.store.barrier("end", 3) for info in infos))
+        await c.aclose()
+        async with a.changes() as changes:
+            async for change in changes:
+                if isinstance(change, rdzv.NodesLeft):
+                    assert change == rdzv.NodesLeft(1, ("c",))
+                    break

@@ -1,0 +1,217 @@
+"""The embedded store: exactly one node starts it, and it outlives its own node for those who still need it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import rdzv
+import store
+from rdzv.backends.builtin import CALL_TIMEOUT
+from rdzv.backends.hosting import Host, host_if_called_for
+from rdzv.config.settings import parse
+from rdzv.core.state import Dropped
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RoundSupersededError
+from tests.support.processes import free_port, start_python
+from tests.support.runs import VirtualRun, listen
+
+NODE = """
+import asyncio, sys, rdzv
+async def main():
+    async with rdzv.connect(sys.argv[1], node_id=sys.argv[2]) as handler:
+        print("hosting", len(handler._stack._exit_callbacks) and handler_hosts(handler), flush=True)
+        info = await handler.next_rendezvous()
+        print("rank", info.rank, info.world_size, flush=True)
+        await info.store.barrier("all", info.world_size)
+def handler_hosts(handler):
+    import threading
+    return sum(thread.name == "store" for thread in threading.enumerate())
+asyncio.run(main())
+"""
+
+
+def host_of(url: str, **overrides: Any) -> Host | None:
+    return host_if_called_for(parse(url, overrides, {}), token=None, tls=None)
+
+
+async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_listens() -> None:
+    port = free_port()
+    host = host_of(f"tcp://127.0.0.1:{port}/job")
+    assert host is not None
+    async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+        assert await client.count("") == 0
+        assert host_of(f"tcp://127.0.0.1:{port}/job") is None, "somebody listens there already"
+        with pytest.raises(RendezvousConnectionError, match="is_host is set, but the store cannot be started"):
+            host_of(f"tcp://127.0.0.1:{port}/job", is_host=True)
+    await host.aclose()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_it_is_not_started_if_that_is_forbidden_or_elsewhere() -> None:
+    assert host_of(f"tcp://127.0.0.1:{free_port()}/job", is_host=False) is None
+    assert host_of("tcp://192.0.2.1/job") is None
+    assert host_of("tcp://no-such-host.invalid/job") is None
+    with pytest.raises(RendezvousConnectionError, match="it is no address of this machine"):
+        host_of("tcp://192.0.2.1/job", is_host=True)
+    with pytest.raises(RendezvousConnectionError, match=r"'no-such-host\.invalid' names no address"):
+        host_of("tcp://no-such-host.invalid/job", is_host=True)
+    assert host_of(f"tcps://127.0.0.1:{free_port()}/job") is None
+    with pytest.raises(RendezvousSettingsError, match="give cert and key"):
+        host_of(f"tcps://127.0.0.1:{free_port()}/job", is_host=True)
+
+
+def test_it_is_not_opened_to_strangers_unless_told_so() -> None:
+    port = free_port()
+    with pytest.raises(RendezvousSettingsError, match="let anybody in"):
+        host_of(f"tcp://0.0.0.0:{port}/job", is_host=True)
+    host = host_of(f"tcp://0.0.0.0:{port}/job", is_host=True, insecure=True)
+    assert host is not None
+    asyncio.run(host.aclose())
+
+
+async def test_it_waits_for_those_still_connected_but_not_for_ever() -> None:
+    port = free_port()
+    host = host_of(f"tcp://127.0.0.1:{port}/job", close_timeout=0.5)
+    assert host is not None
+    async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+        closing = asyncio.create_task(host.aclose())
+        await client.put("key", b"value")
+        began = time.monotonic()
+        await closing
+        assert 0.2 < time.monotonic() - began < 5
+    host = host_of(f"tcp://127.0.0.1:{port}/job", close_timeout=60)
+    assert host is not None
+    async with store.connect(f"tcp://127.0.0.1:{port}"):
+        closing = asyncio.create_task(host.aclose())
+        await asyncio.sleep(0)
+        assert not closing.done()
+    await asyncio.wait_for(closing, 5)
+
+
+async def test_being_cancelled_ends_the_wait() -> None:
+    port = free_port()
+    host = host_of(f"tcp://127.0.0.1:{port}/job", close_timeout=60)
+    assert host is not None
+    async with store.connect(f"tcp://127.0.0.1:{port}"):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(host.aclose(), 0.2)
+
+
+async def test_a_first_connect_that_fails_leaves_no_store_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store it had started was served for ever, and its process could not end."""
+    port = free_port()
+
+    async def fail(*_: object) -> None:
+        raise RendezvousConnectionError("no")
+
+    monkeypatch.setattr("rdzv.node.follower.Follower.run", fail)
+    with pytest.raises(RendezvousConnectionError):
+        async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1&join_timeout=0.3"):
+            pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    inner = host_if_called_for
+    started = threading.Event()
+
+    def slowly(*arguments: Any, **named: Any) -> Host | None:
+        time.sleep(0.3)  # as a slow DNS would
+        try:
+            return inner(*arguments, **named)
+        finally:
+            started.set()
+
+    monkeypatch.setattr("rdzv.backends.builtin.host_if_called_for", slowly)
+
+    async def node() -> None:
+        async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1"):
+            pass
+
+    task = asyncio.create_task(node())
+    await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    await asyncio.to_thread(started.wait)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+async def test_of_several_processes_that_start_at_once_exactly_one_hosts_and_leaving_first_harms_no_one() -> None:
+    nodes = 6
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes={nodes}"
+    async with AsyncExitStack() as stack:
+        children = [
+            await stack.enter_async_context(start_python("-c", NODE, url, f"n{number}")) for number in range(nodes)
+        ]
+        hosting = [int((await child.line("hosting")).split()[1]) for child in children]
+        assert sorted(hosting) == [0] * (nodes - 1) + [1]
+        ranks = [(await child.line("rank")).split()[1:] for child in children]
+        assert sorted(ranks) == [[str(rank), str(nodes)] for rank in range(nodes)]
+        assert [await child.wait() for child in children] == [0] * nodes
+
+
+async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
+    script = NODE.replace(
+        'await info.store.barrier("all", info.world_size)',
+        'sys.stdin.close() if info.rank else None; await info.store.wait(["go"], 20) if info.rank else None',
+    )
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
+    async with start_python("-c", script, url, "host") as host:
+        assert await host.line("hosting") == "hosting 1"
+        async with rdzv.connect(url, node_id="other", is_host=False) as other:
+            info = await other.next_rendezvous()
+            await info.store.set("go", "")
+            await host.line("rank")
+            async with other.changes() as changes:
+                async for _ in changes:  # the host has left the round, and its store still serves us
+                    break
+            assert (await other.status()).round == 0
+        assert await host.wait() == 0
+
+
+TOLD_WITHIN = 10 + CALL_TIMEOUT + 1  # seconds: a lease's default ttl, and one call
+GONE = "if a node hosted this store, it ended with that node's process"
+
+
+@pytest.mark.virtual_time
+async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_what_has_become_of_it() -> None:
+    """A memory store goes with its host: members, callers and spares hear of it, whose join timeout stands still."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        heard = await listen(run, a)
+        spare = await run.join(run.handler("spare"))
+        reading = run.start(infos[0].store.get("never"))
+        await run.end_store()
+        died_at = asyncio.get_running_loop().time()
+        calls = [run.start(b.next_rendezvous()), run.start(a.status()), run.start(a.ban("b")), spare]
+        await asyncio.wait([*calls, reading], timeout=TOLD_WITHIN)
+        assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN, "or some of them still wait"
+        for task in calls:
+            with pytest.raises(RendezvousConnectionError, match=GONE):
+                await task
+        with pytest.raises(RoundSupersededError):
+            await reading
+        assert isinstance(heard.changes[-1], Dropped)
+
+
+@pytest.mark.virtual_time
+async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999) as run:
+        parked = await run.join(run.handler("a"))
+        await run.end_store()
+        died_at = asyncio.get_running_loop().time()
+        with pytest.raises(RendezvousConnectionError, match=GONE):
+            await parked
+        assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN

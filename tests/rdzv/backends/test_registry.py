@@ -1,0 +1,258 @@
+"""Backends: registered in code, or found in installed packages."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.backends import registry
+from rdzv.backends.registry import (
+    RendezvousHandlerFactory,
+    RendezvousHandlerRegistry,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from rdzv.errors import RendezvousSettingsError
+from rdzv.interface import RendezvousHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Fake(RendezvousHandler):
+    """A handler that remembers what its creator was told."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.params = params
+
+    async def next_rendezvous(self) -> Any:
+        raise NotImplementedError
+
+    async def num_nodes_waiting(self) -> int:
+        raise NotImplementedError
+
+    async def is_closed(self) -> bool:
+        raise NotImplementedError
+
+    async def set_closed(self, reason: str = "") -> None:
+        raise NotImplementedError
+
+
+def params(backend: str = "mine", **config: Any) -> RendezvousParameters:
+    return RendezvousParameters(backend, "head:1", "job-7", 2, 4, **config)
+
+
+def install(site: Path, package: str, *entry_points: str, source: str = "") -> None:
+    """Put a package on disk as an installer would: a module, and a dist-info directory that describes it."""
+    described = site / f"{package}-1.0.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("\n".join(["[rdzv.backends.builtin]", *entry_points, ""]))
+    (site / f"{package}.py").write_text(source)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory on `sys.path`, whose modules are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+# Parameters.
+
+
+def test_parameters_have_pytorchs_shape() -> None:
+    it = RendezvousParameters("mine", "head:1", "job-7", 2, 4, "10.0.0.7", colour="red")
+    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == (
+        "mine",
+        "head:1",
+        "job-7",
+        2,
+        4,
+    )
+    assert (it.local_addr, it.config, it.get("colour"), it.get("size", 3)) == (
+        "10.0.0.7",
+        {"colour": "red"},
+        "red",
+        3,
+    )
+
+
+def test_parameters_made_by_hand_have_a_url_and_overrides_too() -> None:
+    it = RendezvousParameters("mine", "head:1", "job 7", 2, 4, colour="red")
+    assert it.url == "mine://head:1/job%207"
+    assert it.overrides == {"min_nodes": 2, "max_nodes": 4, "colour": "red"}
+
+
+def test_parameters_come_from_a_url_and_keywords() -> None:
+    url = "mine://a,b:2/job-7?min_workers=2&colour=red&address=10.0.0.7&url=x"
+    it = RendezvousParameters.from_url(url, {"colour": "blue", "size": 3, "shape": None})
+    assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == (
+        "mine",
+        "a,b:2",
+        "job-7",
+        2,
+        2,
+    )
+    assert (it.local_addr, it.config) == ("10.0.0.7", {"colour": "blue", "size": 3})
+    assert (it.url, it.overrides) == (url, {"colour": "blue", "size": 3})
+
+
+def test_a_keyword_beats_the_url_under_whichever_name() -> None:
+    it = RendezvousParameters.from_url("mine://a/r?min_nodes=2&max_nodes=9", {"min_workers": 3})
+    assert (it.min_nodes, it.max_nodes) == (3, 9)
+
+
+def test_an_observer_gives_no_counts() -> None:
+    it = RendezvousParameters.from_url("mine://a/r", {})
+    assert (it.min_nodes, it.max_nodes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "min_nodes", "max_nodes", "said"),
+    [
+        ("", 1, 1, "backend's name is empty"),
+        ("mine", 0, 1, "min_nodes=0 must be at least 1"),
+        ("mine", 3, 2, "max_nodes=2 must not be less than min_nodes=3"),
+        ("mine", None, 2, "min_nodes=None and max_nodes=2 must both be given"),
+        ("mine", 2, None, "min_nodes=2 and max_nodes=None must both be given"),
+    ],
+)
+def test_wrong_parameters_are_refused(backend: str, min_nodes: int | None, max_nodes: int | None, said: str) -> None:
+    with pytest.raises(RendezvousSettingsError, match=said):
+        RendezvousParameters(backend, "head:1", "job-7", min_nodes, max_nodes)
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [
+        ("1", True),
+        ("T", True),
+        ("yes", True),
+        (1, True),
+        (True, True),
+        ("0", False),
+        ("n", False),
+        (0, False),
+    ],
+)
+def test_config_is_read_as_true_or_false(value: Any, meaning: bool) -> None:
+    assert params(flag=value).get_as_bool("flag") is meaning
+
+
+def test_config_is_read_as_a_number() -> None:
+    assert params(size="3").get_as_int("size") == 3
+
+
+def test_what_config_does_not_hold_is_the_default() -> None:
+    assert params().get_as_bool("flag") is None and params().get_as_bool("flag", True) is True
+    assert params().get_as_int("size") is None and params().get_as_int("size", 3) == 3
+
+
+@pytest.mark.parametrize("value", ["maybe", 2, []])
+def test_config_that_is_not_a_flag_is_refused(value: Any) -> None:
+    with pytest.raises(RendezvousSettingsError, match=r"flag=.* must be true or false; write for example flag=true"):
+        params(flag=value).get_as_bool("flag")
+
+
+@pytest.mark.parametrize("value", ["three", [], float("inf")])
+def test_config_that_is_not_a_number_is_refused(value: Any) -> None:
+    with pytest.raises(RendezvousSettingsError, match=r"size=.* must be a whole number; write for example size=1"):
+        params(size=value).get_as_int("size")
+
+
+# Registered in code.
+
+
+def test_a_registered_creator_is_called_with_the_parameters() -> None:
+    backends = RendezvousHandlerRegistry()
+    backends.register("Mine", Fake)
+    given = params()
+    handler = backends.create_handler(given)
+    assert isinstance(handler, Fake) and handler.params is given
+
+
+def test_registering_again_is_harmless_but_another_creator_is_an_error() -> None:
+    backends = RendezvousHandlerRegistry()
+    backends.register("mine", Fake)
+    backends.register("mine", Fake)
+    with pytest.raises(RendezvousSettingsError, match=r"'MINE' cannot be registered for .* choose another name"):
+        backends.register("MINE", lambda _: Fake(params()))
+    with pytest.raises(RendezvousSettingsError, match="name is empty"):
+        backends.register("", Fake)
+
+
+def test_an_unknown_scheme_is_told_the_known_ones() -> None:
+    backends = RendezvousHandlerRegistry()
+    with pytest.raises(RendezvousSettingsError, match=r"scheme 'mine', only for none; use rdzv\.register"):
+        backends.create_handler(params())
+    backends.register("zk", Fake)
+    backends.register("consul", Fake)
+    with pytest.raises(RendezvousSettingsError, match="scheme 'mine', only for consul, zk;"):
+        backends.create_handler(params())
+
+
+def test_what_a_creator_makes_must_be_a_handler() -> None:
+    backends = RendezvousHandlerRegistry()
+    backends.register("mine", lambda _: object())  # type: ignore[arg-type,return-value]
+    with pytest.raises(RendezvousSettingsError, match=r"'mine' made a object, which is not an rdzv\.Rendezvous"):
+        backends.create_handler(params())
+
+
+def test_the_module_registers_in_the_default_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous_handler_registry, "_creators", {})
+    registry.register("mine", Fake)
+    assert rendezvous_handler_registry.known() == ["mine"]
+    assert RendezvousHandlerFactory is RendezvousHandlerRegistry
+
+
+# Found in installed packages.
+
+
+def test_an_installed_package_offers_a_backend(site: Path) -> None:
+    install(
+        site, "rdzv_zk", "zk = rdzv_zk:create", source="from tests.rdzv.backends.test_registry import Fake as create"
+    )
+    backends = RendezvousHandlerRegistry()
+    assert backends.known() == ["zk"] and "rdzv_zk" not in sys.modules
+    first = backends.create_handler(params("zk"))
+    second = backends.create_handler(params("ZK"))
+    assert type(first).__name__ == type(second).__name__ == "Fake"
+
+
+def test_what_is_registered_in_code_wins_and_the_package_is_not_even_loaded(site: Path) -> None:
+    install(site, "rdzv_zk", "zk = rdzv_zk:create", source="raise RuntimeError('loaded')")
+    backends = RendezvousHandlerRegistry()
+    backends.register("zk", Fake)
+    assert isinstance(backends.create_handler(params("zk")), Fake)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "raise RuntimeError('no zookeeper here')",
+            r"cannot be loaded \(RuntimeError: no zookeeper here\); mend",
+        ),
+        ("", r"cannot be loaded \(AttributeError: .*create"),
+        ("import rdzv_not_there", r"cannot be loaded \(ModuleNotFoundError: .*rdzv_not_there"),
+        ("create = 7", "is not a function but 7"),
+    ],
+)
+def test_a_package_that_cannot_be_loaded_is_named_with_the_cause(site: Path, source: str, said: str) -> None:
+    install(site, "rdzv_zk", "zk = rdzv_zk:create", source=source)
+    with pytest.raises(RendezvousSettingsError, match=f"entry point zk = rdzv_zk:create in rdzv.backends.*{said}"):
+        RendezvousHandlerRegistry().create_handler(params("zk"))
+
+
+def test_two_packages_that_offer_one_scheme_are_both_named(site: Path) -> None:
+    install(site, "rdzv_zk", "zk = rdzv_zk:create")
+    install(site, "rdzv_zookeeper", "zk = rdzv_zookeeper:create")
+    with pytest.raises(RendezvousSettingsError, match="rdzv_zk:create, rdzv_zookeeper:create; uninstall"):
+        RendezvousHandlerRegistry().create_handler(params("zk"))

@@ -1,0 +1,122 @@
+"""The guard between `rdzv run` and a process: it mirrors the end, passes signals on, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rdzv.cli import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PYTHON = sys.executable
+PAUSE = "import os, signal; os.write(1, b'here' + bytes([10])); signal.pause()"  # in one write: two may write at once
+
+
+@contextlib.contextmanager
+def guarded(
+    *command: str, already_sent: bytes = b"", files: int = 256, before: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A command behind a guard, and the writing end of the guard's control pipe."""
+    control, told = os.pipe()
+    with open(told, "wb", buffering=0) as writing:
+        writing.write(already_sent)
+        process = subprocess.Popen(
+            [*before, PYTHON, "-I", "-S", guard.__file__, str(control), str(files), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=(control,),
+            start_new_session=True,
+        )
+        os.close(control)
+        with process:
+            try:
+                yield process, writing.fileno()
+            finally:
+                process.kill()
+
+
+def ends_with(process: subprocess.Popen[str]) -> int:
+    return process.wait(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", -signal.SIGTERM), ("kill -KILL $$", -signal.SIGKILL)],
+)
+def test_a_guard_ends_as_its_command_ends(script: str, status: int) -> None:
+    with guarded("sh", "-c", script) as (process, _):
+        assert ends_with(process) == status
+
+
+def test_what_cannot_be_executed_is_named() -> None:
+    with guarded("/no/such/command") as (process, _):
+        assert ends_with(process) == 126
+        assert process.stdout is not None
+        assert process.stdout.read() == "rdzv run: /no/such/command cannot be executed: No such file or directory\n"
+
+
+def test_a_signal_sent_before_the_command_has_begun_is_not_lost() -> None:
+    with guarded(PYTHON, "-c", PAUSE, already_sent=bytes([signal.SIGTERM])) as (process, _):
+        assert ends_with(process) == -signal.SIGTERM
+
+
+def test_signals_to_the_guard_itself_are_for_the_launcher_to_pass_on() -> None:
+    with guarded(PYTHON, "-c", PAUSE) as (process, control):
+        assert process.stdout is not None
+        process.stdout.readline()
+        for number in guard.PASSED_OVER:
+            process.send_signal(number)
+        os.write(control, bytes([signal.SIGUSR1]))
+        assert ends_with(process) == -signal.SIGUSR1
+
+
+def test_when_the_launcher_is_gone_the_whole_group_is_killed() -> None:
+    with guarded("sh", "-c", f'{PYTHON} -c "{PAUSE}" & {PYTHON} -c "{PAUSE}"; wait') as (process, control):
+        assert process.stdout is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == ["here\n", "here\n"]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), control)  # closes it, and keeps the number taken
+        assert process.stdout.read() == ""  # at the end of which nobody has it open any more
+        assert ends_with(process) == -signal.SIGKILL
+
+
+def test_what_a_command_leaves_behind_is_killed() -> None:
+    with guarded("sh", "-c", f'{PYTHON} -c "{PAUSE}" & exit 5') as (process, _):
+        assert process.stdout is not None
+        process.stdout.read()
+        assert ends_with(process) == 5
+
+
+def test_what_a_stopped_command_leaves_behind_is_given_time() -> None:
+    saves = (
+        "import signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+        "print('here', flush=True)\n"
+        "signal.sigwait({signal.SIGTERM})\n"
+        "signal.sigtimedwait(set(), 0.2)\n"
+        "print('saved')\n"
+    )
+    with guarded("sh", "-c", f'{PYTHON} -c "$1" & wait', "sh", saves) as (process, control):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.write(control, bytes([signal.SIGTERM]))
+        assert process.stdout.read() == "saved\n"
+        assert ends_with(process) == -signal.SIGTERM
+
+
+def test_a_command_finds_signals_and_limits_as_they_were() -> None:
+    with guarded("sh", "-c", "ulimit -n; kill -PIPE $$", files=64) as (process, _):  # Python itself ignores SIGPIPE
+        assert process.stdout is not None
+        assert process.stdout.read() == "64\n"
+        assert ends_with(process) == -signal.SIGPIPE
+    with guarded("sh", "-c", "kill -HUP $$; exit 5", before=("nohup",)) as (process, _):
+        assert ends_with(process) == 5

@@ -1,0 +1,243 @@
+"""The `rdzv` command as real processes: what it prints, its exit statuses, one line per error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+import store
+from rdzv.cli import main as cli
+from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from tests.support.processes import Child, free_port, start, start_python
+
+if TYPE_CHECKING:
+    import contextlib
+    from pathlib import Path
+
+
+def command(*arguments: str) -> contextlib.AbstractAsyncContextManager[Child]:
+    return start_python("-m", "rdzv", *arguments)
+
+
+async def run(*arguments: str) -> tuple[int, list[str]]:
+    async with command(*arguments) as child:
+        return await child.wait(), child.output
+
+
+async def fails(*arguments: str) -> tuple[int, str]:
+    """The exit status, and the one line that says why."""
+    status, output = await run(*arguments)
+    assert len(output) == 1, output
+    return status, output[0]
+
+
+async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path: Path) -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        status, output = await run("history", url)
+        assert (status, output) == (0, ["run job: no round has completed, as far as is remembered"])
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+            await handler.next_rendezvous()
+        status, output = await run("history", url)
+        assert status == 0
+        assert output[0] == "round 0: 1 node: a"
+        assert re.fullmatch(r"round 1, \d+\.\d s after the one before: 1 node: a", output[1])
+        path = tmp_path / "run.json"
+        assert await run("timeline", url, "-o", str(path)) == (0, [])
+        events = json.loads(path.read_text())["traceEvents"]
+        assert {"round 0", "round 1"} <= {event["name"] for event in events}
+        status, output = await run("timeline", url, "-o", "-")
+        assert json.loads(output[0]) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("ending", ["terminate", "interrupt"])
+async def test_serve_writes_its_port_and_leaves_with_success_when_asked_to(tmp_path: Path, ending: str) -> None:
+    port_file = tmp_path / "port"
+    async with command("serve", "--port", "0", "--port-file", str(port_file)) as child:
+        await child._until(lambda: any("listens on" in line for line in child.output), 10, "does not listen")
+        port = int(port_file.read_text())
+        status, output = await run("ping", f"tcp://127.0.0.1:{port}", "--count", "2")
+        assert status == 0
+        assert len(output) == 2
+        assert f"tcp://127.0.0.1:{port} answers in" in output[0]
+        getattr(child, ending)()
+        assert await child.wait() == 0
+        assert "leaving" in child.output[-1]
+
+
+async def test_a_second_sigterm_ends_serve_at_once(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    stubborn = """
+import asyncio, sys, store
+async def main():
+    async with store.connect(sys.argv[1]) as client, client.watch("big/") as watch:
+        print("watching", flush=True)
+        async for _ in watch:
+            pass
+asyncio.run(main())
+"""
+    async with command("serve", "--port", "0", "--port-file", str(port_file)) as child:
+        await child._until(lambda: any("listens on" in line for line in child.output), 10, "does not listen")
+        url = f"tcp://127.0.0.1:{int(port_file.read_text())}"
+        async with start_python("-c", stubborn, url) as reader:
+            await reader.line("watching")
+            reader.stop()  # it reads nothing any more, so that the last frames cannot get through
+            async with store.connect(url) as client:
+                for number in range(12):
+                    await client.put(f"big/{number}", bytes(1_000_000))
+            child.terminate()
+            await child._until(lambda: "leaving" in child.output[-1], 10, "does not leave")
+            began = time.monotonic()
+            child.terminate()
+            assert await child.wait() == 1
+            assert time.monotonic() - began < 2, "and not after the five seconds that leaving may take"
+            reader.kill()
+
+
+async def test_status_close_and_watch_show_a_run() -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        status, output = await run("status", url)
+        assert (status, output[0]) == (0, "run job: gathering: nobody is here")
+        async with command("status", url, "--watch") as watching:
+            await watching.line("nobody is here")
+            async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False, payload=[1]) as node:
+                info = await node.next_rendezvous()
+                await watching.line("run job: complete: round 0 stands with 1 node")
+                status, output = await run("status", url, "--json")
+                told = json.loads(output[0])
+                assert (told["round"], told["phase"], told["coordinator"]) == (0, "complete", "a")
+                assert told["bootstrap_address"] == list(info.bootstrap_address)
+                assert told["members"] == [
+                    {"node_id": "a", "rank": 0, "address": "127.0.0.1", "payload": [1], "attributes": {}}
+                ]
+                status, output = await run("close", url, "--reason", "enough")
+                assert (status, output) == (0, ["run job is closed"])
+                status, output = await run("close", url, "--reason", "more")
+                assert (status, output) == (0, ["run job is closed, and was before: enough"])
+                await watching.line("run job: closed: the run is closed by")
+                assert await watching.wait() == 0
+                assert (await node.status()).closed == "enough"
+
+
+async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
+    async with store.serve() as server:
+        line = f"'{{}}' -m rdzv status {server.url}/job --watch | head -n 1; echo status ${{{{PIPESTATUS[0]}}}}"
+        async with start("bash", "-c", line.format(sys.executable)) as child:
+            await child.line("nobody is here")
+            async with rdzv.connect(f"{server.url}/job?min_nodes=1", is_host=False) as node:
+                await node.next_rendezvous()
+                await node.set_closed()
+                assert await child.line("status") == "status 0"
+            assert child.output == ["run job: gathering: nobody is here", "status 0"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "tcp://127.0.0.1"),
+        ("status", "tcp://127.0.0.1/job?min_node=2"),
+        ("status", "nonsense"),
+        ("close", "tcp://127.0.0.1/job?token=secret"),
+        ("serve", "--host", "0.0.0.0", "--port", "0"),
+        ("serve", "--token-file", "/no/such/file"),
+        ("serve", "--token-file", "/dev/null"),
+        ("serve", "--key", "key.pem"),
+        ("serve", "--cert", "/no/such/file"),
+    ],
+)
+async def test_wrong_usage_is_2_and_one_line(arguments: tuple[str, ...]) -> None:
+    status, line = await fails(*arguments)
+    assert status == 2, line
+    assert line.startswith(f"rdzv {arguments[0]}: ")
+    assert "=secret" not in line
+
+
+@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--port", "70000"), ("serve", "--port", "x")])
+async def test_what_argparse_refuses_is_2_and_one_line_as_well(arguments: tuple[str, ...]) -> None:
+    status, line = await fails(*arguments)
+    assert status == 2
+    prog = f"rdzv {arguments[0]}" if len(arguments) > 1 else "rdzv"
+    assert line.startswith(f"{prog}: ")
+    assert line.endswith(f"; see {prog} --help")
+
+
+async def test_ping_takes_parameters_without_a_run_and_measures_below_a_millisecond(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    async with store.serve(token="hunter2") as server:
+        status, output = await run("ping", f"{server.url}?token_file={secret}", "--count", "4")
+    assert status == 0
+    taken = [float(re.fullmatch(rf"{server.url} answers in (\d+\.\d+) ms", line).group(1)) for line in output]  # type: ignore[union-attr]  # it fails either way
+    assert len(taken) == 4
+    assert all(milliseconds > 0 for milliseconds in taken)
+    assert any(milliseconds % 1 for milliseconds in taken), "more than whole milliseconds, which is all uvloop counts"
+
+
+async def test_no_connection_is_5_and_one_line() -> None:
+    port = free_port()
+    status, line = await fails("ping", f"tcp://127.0.0.1:{port}", "--timeout", "0.3")
+    assert status == 5
+    assert line == f"rdzv ping: no store at tcp://127.0.0.1:{port} within 0.3 s: nobody listens there"
+    for looking in ("status", "close"):
+        status, line = await fails(looking, f"tcp://127.0.0.1:{port}/job", "--timeout", "0.3")
+        assert status == 5
+        assert "nobody listens there" in line
+
+
+async def test_a_port_that_is_taken_is_1_and_one_line_and_debug_shows_the_traceback() -> None:
+    async with store.serve() as server:
+        status, line = await fails("serve", "--port", str(server.port))
+        assert status == 1
+        assert "address already in use" in line
+        status, output = await run("serve", "--port", str(server.port), "--debug")
+        assert status == 1
+        assert any("Traceback" in line for line in output)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RendezvousError("x"), 1),
+        (ValueError("x"), 1),
+        (ImportError("x"), 2),
+        (rdzv.RendezvousSettingsError("x"), 2),
+        (store.StoreUsageError("x"), 2),
+        (RendezvousClosedError("x"), 3),
+        (RendezvousTimeoutError("x"), 4),
+        (store.StoreTimeoutError("x", maybe_applied=False), 4),
+        (rdzv.RendezvousConnectionError("x"), 5),
+        (store.ConnectionLost("x", maybe_applied=False), 5),
+        (store.AuthenticationError("x"), 5),
+    ],
+)
+def test_each_kind_of_error_has_its_status(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_ping", fail)
+    assert cli.main(["ping", "tcp://127.0.0.1"]) == status
+    assert capsys.readouterr().err == "rdzv ping: x\n"
+    assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert told.endswith("rdzv ping: x\n")
+
+
+async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    async with store.serve(token="another") as server:
+        status, line = await fails("status", f"{server.url}/job?token_file={secret}")
+        assert status == 5
+        assert "token" in line
+        assert "hunter2" not in line

@@ -1,0 +1,429 @@
+"""`rdzv run`: real launchers, over a real store, with commands that do as they are told by signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store
+from rdzv.cli.main import main
+from rdzv.cli.run import LINE_BYTES_MAX, SUCCEEDED, Job, Place, _meet, environment_of, label_lines, place_of
+from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
+from rdzv.core.state import Participant
+from rdzv.errors import RendezvousStateError
+from tests.support.processes import ROOT, Child, free_port, start_python
+from tests.support.runs import VirtualRun
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+WORKER = str(ROOT / "tests/support/obedient.py")
+SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2
+
+TWO = "min_nodes=2&last_call_timeout=0&disconnect_ttl=0.3"
+TWO_OR_THREE = "min_nodes=2&max_nodes=3&last_call_timeout=0&disconnect_ttl=0.3"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[str]:
+    async with store.serve("127.0.0.1", 0) as served:
+        yield served.url
+
+
+def node(
+    url: str, name: str, *options: str, does: tuple[str, ...] = (), command: tuple[str, ...] | None = None
+) -> contextlib.AbstractAsyncContextManager[Child]:
+    """A node whose command is the worker above."""
+    command = command or (sys.executable, WORKER, *does)
+    return start_python("-W", "error", "-m", "rdzv", "run", f"{url}&node_id={name}", *options, "--", *command)
+
+
+async def started(launcher: Child) -> dict[str, Any]:
+    """What the next process to start was told, by the names of the environment."""
+    line = await launcher.line(containing='"RANK"', timeout=20)
+    told: dict[str, Any] = json.loads(line[line.index("{") :])
+    return told
+
+
+def tell(process: dict[str, Any], number: signal.Signals) -> None:
+    os.kill(process["pid"], number)
+
+
+def places(*processes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(process["RDZV_ROUND"], process["RANK"], process["WORLD_SIZE"]) for process in processes]
+
+
+# ------------------------------------------------------------------------------------------ rounds and success
+
+
+async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_have_succeeded(server: str) -> None:
+    url = f"{server}/job?{TWO}&rank_order=name"
+    async with node(url, "a", "--nproc", "2") as a, node(url, "b") as b, rdzv.connect(f"{server}/job") as observer:
+        first, second, third = sorted(
+            [await started(a), await started(a), await started(b)], key=lambda process: int(process["RANK"])
+        )
+        assert places(first, second, third) == [("0", "0", "3"), ("0", "1", "3"), ("0", "2", "3")]
+        assert [process["LOCAL_RANK"] for process in (first, second, third)] == ["0", "1", "0"]
+        assert [process["LOCAL_WORLD_SIZE"] for process in (first, second, third)] == ["2", "2", "1"]
+        assert [process["GROUP_RANK"] for process in (first, second, third)] == ["0", "0", "1"]
+        assert {process["GROUP_WORLD_SIZE"] for process in (first, second, third)} == {"2"}
+        assert {process["MASTER_ADDR"] for process in (first, second, third)} == {"127.0.0.1"}
+        assert len({process["MASTER_PORT"] for process in (first, second, third)}) == 1
+        assert {(process["RDZV_RUN_ID"], process["RDZV_RESTARTS"]) for process in (first, second)} == {("job", "0")}
+        assert third["RDZV_URL"] == f"{url}&node_id=b"
+
+        tell(first, SUCCEED)
+        tell(third, SUCCEED)
+        async with store.connect(server) as client, client.watch("/rdzv/job/rounds/", snapshot=True) as watch:
+            async for event in watch:
+                if event.key.endswith("rdzv.run/succeeded"):
+                    break  # b has counted itself, and waits for a's other process
+        assert not await observer.is_closed()
+        tell(second, SUCCEED)
+        assert await a.wait() == 0
+        assert await b.wait() == 0
+        assert (await observer.status()).closed == SUCCEEDED
+
+
+async def test_a_failure_is_a_restart_on_that_node_only_and_its_status_ends_the_node_without_closing_the_run(
+    server: str,
+) -> None:
+    url = f"{server}/job?{TWO}"
+    async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
+        tell(await started(a), signal.SIGKILL)
+        await started(b)
+        again_a, again_b = await started(a), await started(b)
+        assert (again_a["RDZV_ROUND"], again_a["RDZV_RESTARTS"]) == ("1", "1")
+        assert (again_b["RDZV_ROUND"], again_b["RDZV_RESTARTS"]) == ("1", "0")
+        tell(again_a, FAIL)
+        assert await a.wait() == 3
+        assert "--max-restarts 1 allows no restart; see what it wrote, or allow more" in a.output[-1]
+        await b.line(containing="asked to end by SIGTERM")
+        async with rdzv.connect(f"{server}/job") as observer:
+            assert not await observer.is_closed()
+        b.terminate()  # it waits for a replacement
+        assert await b.wait() == 128 + signal.SIGTERM
+
+
+async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -> None:
+    url = f"{server}/job?{TWO}"
+    async with (
+        node(url, "a", "--max-restarts", "1") as a,
+        node(url, "b") as b,
+        store.connect(server) as client,
+        client.watch("/rdzv/job/rounds/", snapshot=True) as watch,
+    ):
+        first, second = await started(a), await started(b)
+        tell(first, FAIL)
+        async for event in watch:
+            if event.key.endswith("rdzv.run/ended_by"):
+                assert event.value == b"a"
+                break
+        tell(second, FAIL)
+        assert (await started(a))["RDZV_RESTARTS"] == "1"
+        assert (await started(b))["RDZV_RESTARTS"] == "0"
+
+
+async def test_a_launcher_killed_leaves_nothing_running_and_the_others_meet_again_and_take_in_a_replacement(
+    server: str,
+) -> None:
+    url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
+    async with (
+        node(url, "a") as a,
+        node(url, "b") as b,
+        node(url, "c", "--no-prefix", "--nproc", "2", does=("with-child",)) as c,
+    ):
+        while True:  # two may have begun without the third
+            process = await started(a)
+            if process["WORLD_SIZE"] == "4":
+                break
+        c.kill()
+        await c.wait()  # until nobody holds its output open any more: neither workers nor what they have started
+        tell(process, FAIL)  # as it would if a peer hung up; nobody has been told yet
+        after = await started(a)
+        assert (after["RANK"], after["WORLD_SIZE"], after["RDZV_RESTARTS"]) == ("0", "2", "0")
+        async with node(url, "d") as d:
+            final = await started(d)
+            assert (final["RANK"], final["WORLD_SIZE"]) == ("2", "3")
+            assert int(final["RDZV_ROUND"]) == int(after["RDZV_ROUND"]) + 1
+            for one in (a, b):
+                while (process := await started(one))["RDZV_ROUND"] != final["RDZV_ROUND"]:
+                    pass
+                tell(process, SUCCEED)
+            tell(final, SUCCEED)
+            assert [await one.wait() for one in (a, b, d)] == [0, 0, 0]
+
+
+async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_comes_again(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=0.5&ttl=1&rank_order=name"
+    async with node(url, "a") as a, node(url, "b") as b:
+        while (await started(b))["WORLD_SIZE"] != "2":
+            pass
+        a.stop()
+        while (await started(b))["WORLD_SIZE"] != "1":
+            pass
+        a.resume()
+        await a.line(containing="asked to end by SIGTERM")
+        together = await started(b)
+        assert (together["RANK"], together["WORLD_SIZE"], together["RDZV_RESTARTS"]) == ("1", "2", "0")
+
+
+async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_closes(server: str) -> None:
+    url = f"{server}/job?{TWO}"
+    async with node(url, "a") as a:
+        async with rdzv.connect(url, node_id="b") as last:  # with the library: it counts as one process
+            info = await last.next_rendezvous()
+            process = await started(a)
+            assert process["WORLD_SIZE"] == "2"
+            tell(process, SUCCEED)
+            async with store.connect(server) as client, client.watch("/rdzv/job/rounds/", snapshot=True) as watch:
+                async for event in watch:
+                    if event.key.endswith("rdzv.run/succeeded"):
+                        break
+            assert await info.store.add("rdzv.run/succeeded", 1) == 2
+        assert await a.wait() == 0
+        async with rdzv.connect(f"{server}/job") as observer:
+            assert await observer.is_closed()
+
+
+async def test_a_spare_that_is_not_needed_ends_with_0_and_who_comes_after_the_end_is_told(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&max_nodes=1"
+    async with node(url, "a") as a:
+        process = await started(a)
+        async with node(url, "b", "-v") as b, rdzv.connect(f"{server}/job") as observer:
+            while not (await observer.status()).waiting:
+                async with observer.changes():
+                    pass
+            tell(process, SUCCEED)
+            assert await a.wait() == 0
+            assert await b.wait() == 0
+    async with node(url, "c") as c:
+        assert await c.wait() == 122
+    assert c.output == [f"rdzv run: run job is closed by a: {SUCCEEDED}"]
+
+
+async def test_a_run_closed_for_another_reason_stops_the_command_and_ends_as_closed(server: str) -> None:
+    url = f"{server}/job?min_nodes=1"
+    async with node(url, "a") as a, rdzv.connect(f"{server}/job", node_id="boss") as observer:
+        await started(a)
+        await observer.set_closed("enough")
+        assert await a.wait() == 122
+    assert a.output[-2:] == [
+        "[0] asked to end by SIGTERM",
+        "rdzv run: run job is closed by boss: enough; the command was stopped",
+    ]
+
+
+# ------------------------------------------------------------------------------------------ signals and statuses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server: str, number: signal.Signals) -> None:
+    url = f"{server}/job?min_nodes=1"
+    # A shell ends at once; what it has started is given its time all the same.
+    script = f"{sys.executable} {WORKER} slow & wait"
+    async with node(url, "a", "--no-prefix", command=("bash", "-c", script)) as a:
+        await started(a)
+        os.kill(a.pid, number)
+        await a.line(containing=f"asked to end by {number.name}")
+        await a.line(containing="saved")
+        assert await a.wait() == 128 + number
+    async with rdzv.connect(f"{server}/job") as observer:
+        status = await observer.status()
+    assert (status.closed, status.waiting) == (None, ())
+    assert status.reason == "nobody is here"
+
+
+async def test_who_does_not_end_within_the_grace_is_killed(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", does=("stubborn",)) as a:
+        await started(a)
+        a.terminate()
+        await a.line(containing="asked to end by SIGTERM")
+        assert await a.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "100", "--no-prefix", does=("stubborn",)) as a:
+        await started(a)
+        a.terminate()
+        await a.line(containing="asked to end by SIGTERM")
+        a.terminate()
+        assert await a.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_signal_ends_the_wait_for_others(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=2", "a", "-v") as a, rdzv.connect(f"{server}/job") as observer:
+        while not (await observer.status()).waiting:
+            async with observer.changes():
+                pass
+        a.interrupt()
+        assert await a.wait() == 128 + signal.SIGINT
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")
+async def test_a_process_does_not_outlive_its_guard(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=1", "a", "--no-prefix") as a:
+        os.kill((await started(a))["guard"], signal.SIGKILL)
+        assert await a.wait() == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("parameters", "command", "status", "says"),
+    [
+        ("min_nodes=1", ("sh", "-c", "kill -TERM $$"), 143, "rank 0 was killed by SIGTERM"),
+        ("min_nodes=1", ("sh", "-c", "exit 42"), 42, "rank 0 exited with status 42"),
+        ("min_nodes=2&join_timeout=0.2", ("true",), 123, "1 of at least 2 nodes"),
+        ("min_nodes=1&is_host=no&join_timeout=0.2", ("true",), 124, "nobody listens there"),
+    ],
+)
+async def test_the_exit_status_is_the_commands_own_or_says_what_went_wrong_in_one_line(
+    parameters: str, command: tuple[str, ...], status: int, says: str
+) -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?{parameters}"
+    async with start_python("-W", "error", "-m", "rdzv", "run", url, "--", *command) as launcher:
+        assert await launcher.wait() == status
+    (line,) = launcher.output
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("tcp://127.0.0.1:1/job?min_nodes=1",), "there is no command; write it at the end, after --"),
+        ((), "required: URL"),
+        (
+            ("tcp://127.0.0.1:1/job?min_nodes=1", "--", "no-such-command"),
+            "'no-such-command' is not an executable file, nor in PATH",
+        ),
+        (("tcp://127.0.0.1:1/job?min_nodes=1", "--nproc", "0", "--", "true"), "'0' is not a whole number from 1 on"),
+        (("tcp://127.0.0.1:1/job?min_nodes=1", "--grace", "nan", "--", "true"), "'nan' is not from 0 to"),
+        (("tcp://127.0.0.1:1/job?min_nodes=1&attributes=nproc:3", "--", "true"), "nproc:3 contradicts --nproc 1"),
+        (("tcp://127.0.0.1:1/job", "--", "true"), "min_nodes is missing"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_begins(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = main(["run", *arguments])
+    except SystemExit as leaving:
+        status = leaving.code
+    assert status == 121
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage:")]
+    assert says in line
+
+
+@pytest.mark.virtual_time
+async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
+        joining = asyncio.create_task(_meet(a))
+        await asyncio.sleep(10)
+        assert capsys.readouterr().err == f"rdzv run: run {a.run_id}, node a: 1 of at least 2 nodes\n", "and once only"
+        assert (await _meet(b)).world_size == (await joining).world_size == 2
+        assert capsys.readouterr().err == ""
+        joining = asyncio.create_task(_meet(c))
+        await asyncio.sleep(10)
+        assert "node c: a spare: all 2 nodes that a round takes are there" in capsys.readouterr().err
+        await a.set_closed("done")
+        with pytest.raises(rdzv.RendezvousGracefulExitError):
+            await joining
+
+
+# ------------------------------------------------------------------------------------------ output
+
+
+async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives(server: str) -> None:
+    program = (
+        "import os, sys\n"
+        "sys.stdout.write('x' * 99 + '\\n'); sys.stderr.write('oops\\n')\n"
+        "for _ in range(20_000): sys.stdout.write('y' * 99 + '\\n')\n"
+        "sys.stdout.write('no end')"
+    )
+    command = (sys.executable, "-c", program)
+    async with node(f"{server}/job?min_nodes=1", "a", "--nproc", "2", command=command) as a:
+        assert await a.wait(timeout=20) == 0
+    for rank in (0, 1):
+        assert a.output.count(f"[{rank}] {'x' * 99}") == 1
+        assert a.output.count(f"[{rank}] oops") == 1
+        assert a.output.count(f"[{rank}] {'y' * 99}") == 20_000
+        assert a.output.count(f"[{rank}] no end") == 1
+    assert len(a.output) == 2 * 20_003
+
+
+async def test_output_of_who_has_escaped_does_not_hold_up_the_end(server: str, tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "escaped = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(escaped.pid))\n"
+        "print('done')"
+    )
+    async with node(f"{server}/job?min_nodes=1", "a", command=(sys.executable, "-c", program)) as a:
+        assert await a.wait() == 0
+    assert a.output == ["[0] done"]
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_lines_are_labelled_when_they_are_complete() -> None:
+    assert label_lines(b"one\ntwo\r\nthr", b"[0] ") == (b"[0] one\n[0] two\r\n", b"thr")
+    assert label_lines(b" 10%\r 20%\r", b"[0] ") == (b"[0]  10%\r", b" 20%\r")  # a line feed may follow yet
+    assert label_lines(b"\n", b"[0] ") == (b"[0] \n", b"")
+    assert label_lines(b"", b"[0] ") == (b"", b"")
+
+
+def test_a_line_without_end_is_broken() -> None:
+    endless = b"x" * LINE_BYTES_MAX
+    assert label_lines(endless, b"[0] ") == (b"[0] " + endless + b"\n", b"")
+    assert label_lines(endless[1:], b"[0] ") == (b"", endless[1:])
+
+
+# ------------------------------------------------------------------------------------------ places
+
+
+def participant(rank: int, **attributes: str) -> Participant:
+    return Participant(node_id=f"n{rank}", rank=rank, address="", payload=None, attributes=attributes)
+
+
+def test_a_nodes_first_process_comes_after_all_processes_of_the_nodes_before_it() -> None:
+    members = [participant(0, nproc="2"), participant(1), participant(2, nproc="8", rack="r1")]
+    assert place_of(0, members, 2) == Place(first_rank=0, world_size=11)
+    assert place_of(2, members, 8) == Place(first_rank=3, world_size=11)
+
+
+@pytest.mark.parametrize("nproc", ["many", "0", "-1", ""])
+def test_a_senseless_number_of_processes_is_refused_by_name(nproc: str) -> None:
+    with pytest.raises(RendezvousStateError, match=r"node n1 has the attribute nproc:.*rename that attribute"):
+        place_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
+
+
+async def test_what_a_node_brings_stays_beside_its_number_of_processes(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&attributes=rack:r1&payload=8xH100"
+    async with node(url, "a", "--nproc", "2") as a, rdzv.connect(f"{server}/job") as observer:
+        await started(a)
+        (member,) = (await observer.status()).members
+    assert member.attributes == {"rack": "r1", "nproc": "2"}
+    assert member.payload == "8xH100"
+
+
+async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
+    async with rdzv.connect(f"{server}/job?min_nodes=1") as handler:
+        info = await handler.next_rendezvous()
+        job = Job(url=server, command=("true",))
+        told = environment_of(job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0)
+    parameters = {
+        Source.ENVIRONMENT.spell(name)
+        for parameter in (*TABLE, *KEEP_ALIVE.values())
+        for name in (parameter.name, *parameter.aliases)
+    }
+    assert told.keys() & parameters == set()

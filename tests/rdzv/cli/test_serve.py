@@ -1,0 +1,358 @@
+"""`rdzv serve`, as a real process: how it says that it is ready, how it leaves, and what strangers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import signal
+import socket
+import sqlite3
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from rdzv.cli import main as cli
+from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError
+from store.messages import Get, Put, Watch
+from store.protocol.wire import Bye
+from tests.support.processes import Child, require, start_python
+from tests.support.stores import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import trustme
+
+MIB = 1024 * 1024
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: str, **env: str) -> AsyncIterator[tuple[Child, int]]:
+    """A server that is ready, and its port."""
+    async with start_python("-m", "rdzv", "serve", "--port", "0", *arguments, env=env) as child:
+        line = await child.says("listens on")
+        yield child, int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
+
+
+async def a_peer(port: int) -> Peer:
+    _, peer = await asyncio.get_running_loop().create_connection(Peer, "127.0.0.1", port)
+    await peer.until(lambda: peer.connection.welcomed)
+    return peer
+
+
+# ----------------------------------------------------------------------------------------------------------- readiness
+
+
+async def test_the_port_is_in_the_file_by_the_time_it_says_ready(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        arguments = ("--port-file", str(tmp_path / "port"))
+        async with serving(*arguments, NOTIFY_SOCKET=str(tmp_path / "notify")) as (child, port):
+            assert await received(manager) == b"READY=1"
+            assert (tmp_path / "port").read_text() == f"{port}\n"
+            async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+                assert await client.put("a", b"") == 1
+            child.terminate()
+            assert await received(manager) == b"STOPPING=1"
+            assert await child.wait() == 0
+
+
+async def received(manager: socket.socket) -> bytes:
+    return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 1024), 10)
+
+
+async def test_a_service_manager_may_have_an_abstract_name() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("")  # Linux chooses an abstract one
+        manager.setblocking(False)
+        async with serving(NOTIFY_SOCKET=f"@{manager.getsockname()[1:].decode()}"):
+            assert await received(manager) == b"READY=1"
+
+
+async def test_a_service_manager_that_is_gone_is_no_reason_not_to_serve(tmp_path: Path) -> None:
+    async with serving(NOTIFY_SOCKET=str(tmp_path / "nobody")) as (child, port):
+        await child.says("cannot be told READY=1")
+        async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+            assert await client.put("a", b"") == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- leaving
+
+
+@pytest.mark.parametrize(("durable", "reads"), [(False, False), (True, True)])
+async def test_sigterm_tells_the_clients_and_exits_0_within_10_seconds(
+    tmp_path: Path, *, durable: bool, reads: bool
+) -> None:
+    """S9: "SIGTERM: stop accepting, tell watchers, flush, exit 0 within 10 s"."""
+    async with serving(*(("--data-dir", str(tmp_path)) if durable else ())) as (child, port):
+        watcher, busy, deaf = [await a_peer(port) for _ in range(3)]
+        watcher.ask(Watch(prefix=""))
+        await watcher.until(lambda: watcher.said)
+        deaf.ask(Put("large", bytes(8 * MIB)))
+        await deaf.until(deaf.replies)
+        if not reads:
+            deaf.transport.pause_reading()
+        deaf.ask(*[Get("large")] * 8)
+        asked = busy.ask(*[Put(f"k{number}", b"") for number in range(100)])
+        await busy.until(busy.replies)
+        child.terminate()
+        assert await child.wait(timeout=10) == 0
+        for peer in (watcher, busy):
+            await peer.lost.wait()
+            assert peer.said[-1] == Bye("the server is leaving")
+        done = [reply.request_id for reply in busy.replies()]
+        assert done == asked[: len(done)]
+        deaf.transport.abort()
+
+
+async def test_a_second_sigterm_ends_it_at_once() -> None:
+    """S9: "a second one: at once"."""
+    async with serving() as (child, port):
+        deaf = await a_peer(port)
+        deaf.ask(Put("large", bytes(8 * MIB)))
+        await deaf.until(deaf.replies)
+        deaf.transport.pause_reading()
+        deaf.ask(*[Get("large")] * 8)
+        async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+            while (await client.stats())["outbox_bytes"] == 0:
+                await client.ping()
+        child.terminate()
+        await child.says("leaving")
+        assert child.returncode is None, "somebody does not read, and it waits for a while"
+        child.terminate()
+        assert await child.wait(timeout=2) == 1
+        deaf.transport.abort()
+
+
+async def test_a_server_whose_store_turns_out_damaged_does_not_stay(tmp_path: Path) -> None:
+    """A full disk has it go back to what is kept; if that is no good, it must not stay and refuse everybody."""
+    import resource
+
+    async with serving("--data-dir", str(tmp_path)) as (child, port):
+        async with store.connect(f"tcp://127.0.0.1:{port}", timeout=1.0) as client:
+            await client.put("a", b"1")
+            with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as database:
+                database.execute("UPDATE entries SET value = 'another'")
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            with pytest.raises(ConnectionLost):
+                await client.put("large", bytes(MIB))
+        assert await child.wait() == cli.WRONG_USAGE
+        await child.says("restore it from a backup")
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+
+
+async def test_a_limit_on_the_command_line_is_the_servers() -> None:
+    async with (
+        serving("--value-bytes-max", "10", "--lease-ttl-max", "2.5") as (_, port),
+        store.connect(f"tcp://127.0.0.1:{port}") as client,
+    ):
+        with pytest.raises(LimitExceeded, match="value_bytes_max is 10"):
+            await client.put("a", bytes(11))
+        with pytest.raises(LimitExceeded, match=r"lease_ttl_max is 2\.5"):
+            await client.grant(3.0)
+
+
+def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    help = " ".join(capsys.readouterr().out.split())
+    for limit in dataclasses.fields(store.Limits):
+        assert f"--{limit.name.replace('_', '-')} " in help
+        assert f"{limit.metadata['help'].rstrip('.')} (default: {limit.default})" in help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--keys-max", "0"], "the limit keys_max is 0; it must be above 0"),
+        (["--frame-timeout", "nan"], "the limit frame_timeout is nan"),
+        (["--frame-bytes-max", "5000"], "leaves no room in a frame"),
+        (["--key", "k.pem"], "--key and --ca need --cert"),
+        (["--cert", "/nowhere.pem"], "they must be readable PEM files"),
+        (["--token-file", "/nowhere"], "--token-file /nowhere cannot be read"),
+        (["--host", "0.0.0.0"], "would let anybody in"),
+        (["--data-dir", "/dev/null"], "data_dir /dev/null cannot be used"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--port", "0", *arguments]) == cli.WRONG_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rdzv serve: ")
+    assert complaint in line
+
+
+@pytest.mark.parametrize(
+    ("env", "complaint"),
+    [
+        ({"RDZV_TOKEN": ""}, "RDZV_TOKEN is empty"),
+        ({"RDZV_TOKEN_FILE": "/nowhere"}, "RDZV_TOKEN_FILE /nowhere cannot be read"),
+        ({"RDZV_TOKEN": "a", "RDZV_TOKEN_FILE": "b"}, "are both set; unset one"),
+    ],
+)
+def test_a_token_in_the_environment_that_makes_no_sense_is_said_in_one_line(
+    env: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["serve", "--port", "0"]) == cli.WRONG_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+@pytest.mark.parametrize("by", ["RDZV_TOKEN", "RDZV_TOKEN_FILE", "--token-file"])
+async def test_the_token_comes_from_a_file_or_from_the_environment(by: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("swordfish\n")
+    path = str(tmp_path / "token")
+    arguments = (by, path) if by.startswith("--") else ()
+    env = {} if arguments else {by: path if by.endswith("FILE") else "swordfish"}
+    async with serving(*arguments, **env) as (_, port):
+        async with store.connect(f"tcp://127.0.0.1:{port}", token="swordfish") as client:
+            await client.ping()
+        with pytest.raises(AuthenticationError):
+            await store.connect(f"tcp://127.0.0.1:{port}", timeout=5).__aenter__()
+
+
+# ----------------------------------------------------------------------------------------------------------------- TLS
+
+
+class Files:
+    """An authority, and the files of a server that it has certified."""
+
+    def __init__(self, directory: Path) -> None:
+        require("trustme")
+        import trustme
+
+        self.authority = trustme.CA()
+        self.cert, self.key, self.ca = (directory / name for name in ("cert.pem", "key.pem", "ca.pem"))
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.certify()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return ("--cert", str(self.cert), "--key", str(self.key))
+
+    @property
+    def mutual(self) -> tuple[str, ...]:
+        return (*self.arguments, "--ca", str(self.ca))
+
+    def certify(self, *names: str, **options: Any) -> None:
+        issued = self.authority.issue_cert(*(names or ("127.0.0.1",)), **options)
+        issued.private_key_pem.write_to_path(str(self.key))
+        issued.cert_chain_pems[0].write_to_path(str(self.cert))
+
+    def client(self, *, certificate: trustme.LeafCert | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if certificate is not None:
+            certificate.configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+async def shown(port: int, context: ssl.SSLContext) -> str:
+    """The serial number of the certificate that a server shows."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    certificate = writer.get_extra_info("peercert")
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return str(certificate["serialNumber"])
+
+
+async def test_sighup_shows_the_new_certificate_to_who_connects_from_then_on(files: Files) -> None:
+    async with serving(*files.arguments) as (child, port):
+        url = f"tcps://127.0.0.1:{port}"
+        async with store.connect(url, tls=files.client()) as client:
+            first = await shown(port, files.client())
+            files.certify()
+            assert await shown(port, files.client()) == first
+            child._signal(signal.SIGHUP)
+            await child.says("was read again")
+            second = await shown(port, files.client())
+            assert second != first
+            files.key.write_text("no key")
+            child._signal(signal.SIGHUP)
+            await child.says("stays as it was")
+            assert await shown(port, files.client()) == second
+            assert client.connected, "who was there stays"
+            await client.ping()
+
+
+async def test_sighup_lets_clients_of_a_new_authority_in(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Files(tmp_path / "other")
+    async with serving(*files.mutual) as (child, port):
+        tls = files.client(certificate=other.authority.issue_cert("client"))
+        with pytest.raises(ConnectionLost):
+            async with store.connect(f"tcps://127.0.0.1:{port}", tls=tls, timeout=0.5):
+                raise AssertionError("it was let in")
+        files.ca.write_text(files.ca.read_text() + other.ca.read_text())
+        child._signal(signal.SIGHUP)
+        await child.says("was read again")
+        async with store.connect(f"tcps://127.0.0.1:{port}", tls=tls) as client:
+            assert await client.put("a", b"") == 1
+
+
+async def test_sighup_without_a_certificate_changes_nothing() -> None:
+    async with serving() as (child, port):
+        child._signal(signal.SIGHUP)
+        await child.says("no certificate to read again")
+        async with store.connect(f"tcp://127.0.0.1:{port}") as client:
+            assert await client.put("a", b"") == 1
+
+
+YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("certified", "told"),
+    [
+        pytest.param({"not_after": YESTERDAY}, "certificate has expired", id="an expired certificate"),
+        pytest.param({"names": ["elsewhere"]}, "is not valid for '127.0.0.1'", id="another host's name"),
+    ],
+)
+async def test_a_client_that_does_not_trust_the_server_says_why_in_one_sentence(
+    files: Files, certified: dict[str, Any], told: str
+) -> None:
+    files.certify(*certified.pop("names", []), **certified)
+    async with serving(*files.arguments) as (_, port):
+        with pytest.raises(AuthenticationError, match=told) as caught:
+            async with store.connect(f"tcps://127.0.0.1:{port}", tls=files.client()):
+                raise AssertionError("it was let in")
+        assert "\n" not in str(caught.value)
+
+
+async def test_a_client_without_a_certificate_is_told_and_the_server_logs_one_line_for_each_attempt(
+    files: Files,
+) -> None:
+    async with serving(*files.mutual) as (child, port):
+        with pytest.raises(ConnectionLost, match="as a server does that wants a client's certificate") as caught:
+            async with store.connect(f"tcps://127.0.0.1:{port}", tls=files.client(), timeout=0.3):
+                raise AssertionError("it was let in")
+        assert "\n" not in str(caught.value)
+        said = "is refused: TLS failed: it has no certificate, and this server wants one (mutual TLS)"
+        await child.says(said)
+        assert all(said in line for line in child.output[1:])
+
+
+async def test_a_plain_client_at_a_tls_port_is_told_in_one_sentence(files: Files) -> None:
+    async with serving(*files.arguments, "--handshake-timeout", "0.4") as (child, port):
+        with pytest.raises(ProtocolError, match="this port speaks TLS, and the client does not: use tcps://") as caught:
+            async with store.connect(f"tcp://127.0.0.1:{port}"):
+                raise AssertionError("it was let in")
+        assert "\n" not in str(caught.value)
+        await child.says("it says nothing, as a client does that speaks no TLS")

@@ -1,0 +1,130 @@
+"""Parameters: each is ready for the documentation, and says to a wrong value what it may be and what would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdzv.config.config_errors import shown
+from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
+from rdzv.errors import RendezvousSettingsError
+
+PARAMETERS = {parameter.name: parameter for parameter in (*TABLE, *KEEP_ALIVE.values())}
+
+
+def refusal(name: str, raw: Any, **where: Any) -> str:
+    """Return what a parameter says to a wrong value; always one sentence."""
+    with pytest.raises(RendezvousSettingsError) as caught:
+        PARAMETERS[name].read(raw, **where)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+NAME_LIMIT = "255 printable characters"
+WHOLE = "whole number from 1"
+WRONG_VALUES: list[tuple[str, Any, str, str]] = [
+    ("min_nodes", 0, WHOLE, "min_nodes=2"),
+    ("min_nodes", "two", WHOLE, "min_nodes=2"),
+    ("min_nodes", 2.5, WHOLE, "min_nodes=2"),
+    ("min_nodes", True, WHOLE, "min_nodes=2"),
+    ("max_nodes", -1, WHOLE, "max_nodes=4"),
+    ("max_nodes", 1_000_001, "1000000", "max_nodes=4"),
+    ("node_unit", 0, WHOLE, "node_unit=1"),
+    ("requested_rank", -1, "whole number from 0", "requested_rank=0"),
+    ("join_timeout", -1, "seconds from 0", "join_timeout=600"),
+    ("join_timeout", "nan", "seconds from 0", "join_timeout=600"),
+    ("join_timeout", float("inf"), "to 1000000000", "join_timeout=600"),
+    ("join_timeout", 10**400, "to 1000000000", "join_timeout=600"),
+    ("join_timeout", "soon", "seconds", "join_timeout=600"),
+    ("join_timeout", True, "seconds", "join_timeout=600"),
+    ("join_timeout", [], "seconds", "join_timeout=600"),
+    ("closed_ttl", 0, "seconds from 1 ", "closed_ttl=86400"),
+    ("ttl", 0.4, "seconds from 0.5 ", "ttl=10"),
+    ("disconnect_ttl", -0.1, "seconds from 0", "disconnect_ttl=1"),
+    ("early_last_call", "maybe", "true, false, yes, no, on, off", "early_last_call=true"),
+    ("is_host", 2, "auto, 1, 0", "is_host=true"),
+    ("prefix", "//", "more than slashes", "prefix=/rdzv"),
+    ("data_dir", "", "not empty", "data_dir=/var/lib/rdzv"),
+    ("token_file", "", "not empty", "token_file=/run/secrets/rdzv"),
+    ("ca", "", "not empty", "ca=/etc/rdzv/ca.pem"),
+    ("cert", 7, "path", "cert=/etc/rdzv/cert.pem"),
+    ("key", "", "not empty", "key=/etc/rdzv/key.pem"),
+    ("user", "", "not empty", "user=rdzv"),
+    ("password_file", "", "not empty", "password_file=/run/secrets/etcd"),
+    ("node_id", "a/b", NAME_LIMIT, "node_id=host10"),
+    ("node_id", "", NAME_LIMIT, "node_id=host10"),
+    ("node_id", "x" * 256, NAME_LIMIT, "node_id=host10"),
+    ("node_id", "a\x07", NAME_LIMIT, "node_id=host10"),
+    ("node_id", "\ud800", NAME_LIMIT, "node_id=host10"),
+    ("address", "head:29400", "without a port", "address=10.0.0.7"),
+    ("address", "x" * 256, "host name", "address=10.0.0.7"),
+    ("payload", bytes(4094), "4096 bytes of msgpack, but it has 4097", "payload=8xH100"),
+    ("payload", object(), "msgpack cannot carry it", "payload=8xH100"),
+    ("payload", {(1, 2): 3}, "msgpack cannot carry it", "payload=8xH100"),
+    ("payload", 2**70, "msgpack cannot carry it", "payload=8xH100"),
+    ("attributes", {"rack": 1}, "both text", "attributes=rack:r1"),
+    ("attributes", {1: "r1"}, "both text", "attributes=rack:r1"),
+    ("attributes", "rack", "names and values", "attributes=rack:r1"),
+    ("attributes", "rack:", "not empty", "attributes=rack:r1"),
+    ("attributes", "rack:a,rack:b", "but 'rack' is there twice", "attributes=rack:r1"),
+    ("attributes", {"rack": "x" * 1024}, "1024 bytes of msgpack, but these are more", "attributes=rack:r1"),
+    ("attributes", 7, "names and values", "attributes=rack:r1"),
+    ("rank_order", "random", "survivors, in_place, arrival", "rank_order=topology:rack"),
+    ("rank_order", "topology:", "topology:ATTRIBUTE", "rank_order=topology:rack"),
+    ("rank_order", 7, "a function", "rank_order=topology:rack"),
+    ("health_check", "x", "a function", "health_check=check_gpus"),
+    ("tls", True, "an ssl.SSLContext", "tls=ssl.create_default_context()"),
+    ("keep_alive_interval", -1, "seconds from 0", "keep_alive_interval=5"),
+    ("keep_alive_max_attempt", 0, WHOLE, "keep_alive_max_attempt=3"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "limit", "remedy"), WRONG_VALUES)
+def test_a_wrong_value_is_told_its_limit_and_a_remedy(name: str, value: Any, limit: str, remedy: str) -> None:
+    message = refusal(name, value)
+    assert message.startswith(f"{name}={shown(value)} must be "), message
+    assert limit in message and f"write for example {remedy}" in message, message
+
+
+def test_the_tables_cover_every_parameter() -> None:
+    assert {name for name, *_ in WRONG_VALUES} >= set(PARAMETERS) - {
+        "token",  # not shown, see below
+        *("last_call_timeout", "close_timeout", "insecure"),  # of the same kinds as their neighbours
+    }
+
+
+@pytest.mark.parametrize("token", ["", b""])
+def test_an_empty_token_is_refused(token: str | bytes) -> None:
+    assert "token=(not shown) must be text or bytes, not empty" in refusal("token", token)
+
+
+def test_a_token_of_the_wrong_type_is_not_shown() -> None:
+    message = refusal("token", ["swordfish"])
+    assert "token=" in message and "swordfish" not in message
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ({"source": Source.URL}, "ttl='0' in the URL must be a number of seconds from 0.5"),
+        ({"source": Source.ENVIRONMENT}, "RDZV_TTL='0' in the environment must be"),
+        ({"source": Source.ENVIRONMENT}, "write for example RDZV_TTL=10"),
+        ({"written": "keep_alive"}, "keep_alive='0' must be"),
+    ],
+)
+def test_an_error_says_where_and_how_the_value_was_given(where: dict[str, Any], said: str) -> None:
+    assert said in refusal("ttl", "0", **where)
+
+
+def test_every_parameter_is_ready_for_the_documentation() -> None:
+    for name, parameter in PARAMETERS.items():
+        assert parameter.name == name and parameter.help and parameter.example and parameter.kind.limit
+        assert parameter.derive is None or parameter.default_text
+
+
+def test_examples_are_values_that_would_do() -> None:
+    for parameter in PARAMETERS.values():
+        if Source.URL in parameter.sources:
+            parameter.read(parameter.example)

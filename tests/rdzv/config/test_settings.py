@@ -1,0 +1,355 @@
+"""The settings: where they come from, which one wins, and what is said to each wrong one."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import FrozenInstanceError, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.config.endpoint import Endpoint
+from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse
+from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TCP = "tcp://head:29400/job-7"
+ETCD = "etcd://head/job-7"
+
+
+def parsed(url: str = TCP, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    return parse(url, overrides, environ or {})
+
+
+def refusal(url: str = TCP, environ: Mapping[str, str] | None = None, **overrides: Any) -> str:
+    """Return what is said to settings that are wrong; always one sentence."""
+    with pytest.raises(RendezvousSettingsError) as caught:
+        parse(url, overrides, environ or {})
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def by_name(first: Any, second: Any) -> int:
+    return int(first > second) - int(first < second)
+
+
+# Where values come from.
+
+
+def test_a_url_alone_is_enough_to_join() -> None:
+    chosen = parsed(TCP + "?min_nodes=2&max_nodes=4")
+    assert chosen.endpoint == Endpoint(scheme="tcp", hosts=(("head", 29400),))
+    assert (chosen.run_id, chosen.min_nodes, chosen.max_nodes) == ("job-7", 2, 4)
+    assert chosen.can_join
+
+
+def test_defaults_are_those_of_the_interface() -> None:
+    chosen = parsed(min_nodes=3)
+    expected = {
+        "max_nodes": 3,
+        "join_timeout": 600,
+        "last_call_timeout": 30,
+        "early_last_call": True,
+        "close_timeout": 30,
+        "closed_ttl": 86400,
+        "ttl": 10,
+        "disconnect_ttl": 1,
+        "prefix": "/rdzv",
+        "is_host": None,
+        "insecure": False,
+        "attributes": {},
+        "rank_order": "survivors",
+        "node_unit": 1,
+    }
+    assert {name: getattr(chosen, name) for name in expected} == expected
+
+
+def test_a_keyword_beats_the_url_and_the_url_beats_the_environment() -> None:
+    environ = {"RDZV_TTL": "3", "RDZV_CLOSE_TIMEOUT": "4", "RDZV_JOIN_TIMEOUT": "5"}
+    chosen = parsed(TCP + "?ttl=6&close_timeout=7", environ, ttl=8)
+    assert (chosen.ttl, chosen.close_timeout, chosen.join_timeout) == (8, 7, 5)
+
+
+def test_a_keyword_that_is_none_counts_as_not_given() -> None:
+    assert parsed(TCP + "?min_nodes=2", min_nodes=None).min_nodes == 2
+
+
+def test_variables_that_set_no_parameter_are_left_alone() -> None:
+    environ = {
+        "RDZV_ROUND": "3",
+        "RDZV_RUN_ID": "other",
+        "RDZV_TLS": "x",
+        "RDZV_HEALTH_CHECK": "x",
+        "TTL": "1",
+    }
+    assert parsed(environ=environ) == parsed()
+
+
+def test_a_legacy_name_means_the_new_one() -> None:
+    url = TCP + "?min_workers=2&max_workers=4&timeout=60&etcd_prefix=torch/runs/"
+    chosen = parsed(url)
+    assert (chosen.min_nodes, chosen.max_nodes, chosen.join_timeout, chosen.prefix) == (
+        2,
+        4,
+        60,
+        "/torch/runs",
+    )
+    assert parsed(environ={"RDZV_MIN_WORKERS": "2"}).min_nodes == 2
+
+
+def test_a_legacy_name_may_repeat_what_the_new_one_says() -> None:
+    assert parsed(min_nodes=2, min_workers="2").min_nodes == 2
+
+
+def test_a_legacy_name_from_a_stronger_source_beats_the_new_one() -> None:
+    assert parsed(TCP + "?min_nodes=2", min_workers=3).min_nodes == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "ttl"),
+    [
+        ({"keep_alive_interval": 2, "keep_alive_max_attempt": 4}, 8),
+        ({"keep_alive_interval": 2}, 6),
+        ({"keep_alive_max_attempt": 4}, 20),
+        ({"keep_alive_interval": 2, "ttl": 6}, 6),
+    ],
+)
+def test_pytorchs_keep_alive_pair_gives_the_ttl(given: dict[str, Any], ttl: float) -> None:
+    assert parsed(**given).ttl == ttl
+
+
+def test_the_keep_alive_pair_may_come_from_two_places() -> None:
+    assert parsed(TCP + "?keep_alive_interval=10", keep_alive_max_attempt=2).ttl == 20
+
+
+@pytest.mark.parametrize(
+    ("url", "overrides", "ttl"),
+    [(TCP + "?ttl=7", {"keep_alive_interval": 2}, 6), (TCP + "?keep_alive_interval=2", {"ttl": 7}, 7)],
+)
+def test_of_ttl_and_the_keep_alive_pair_the_stronger_source_wins(
+    url: str, overrides: dict[str, Any], ttl: float
+) -> None:
+    assert parsed(url, **overrides).ttl == ttl
+
+
+def test_of_a_token_and_a_token_file_the_stronger_source_wins() -> None:
+    chosen = parsed(environ={"RDZV_TOKEN_FILE": "/run/token"}, token=b"swordfish")
+    assert (chosen.token, chosen.token_file) == (b"swordfish", None)
+    chosen = parsed(TCP + "?token_file=/run/token", {"RDZV_TOKEN": "swordfish"})
+    assert (chosen.token, chosen.token_file) == (None, "/run/token")
+
+
+def test_a_tls_context_replaces_the_files_of_weaker_sources_and_turns_tls_on() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    chosen = parsed(environ={"RDZV_CA": "/ca.pem"}, tls=context)
+    assert chosen.tls is context and chosen.ca is None and chosen.uses_tls
+    assert not parsed().uses_tls
+    assert parsed("tcps://head/job-7?ca=/ca.pem").uses_tls
+
+
+# What values may look like.
+
+
+def test_is_host_may_be_left_to_us_explicitly() -> None:
+    assert parsed(TCP + "?is_host=1", is_host="auto").is_host is None
+    assert parsed(TCP + "?is_host=0").is_host is False
+
+
+def test_values_come_as_text_or_as_themselves() -> None:
+    chosen = parsed(
+        TCP + "?attributes=rack:r1,zone:z2&insecure=yes", data_dir=Path("/var/lib/rdzv"), rank_order=by_name
+    )
+    assert chosen.attributes == {"rack": "r1", "zone": "z2"}
+    assert (chosen.insecure, chosen.data_dir, chosen.rank_order) == (True, "/var/lib/rdzv", by_name)
+
+
+def test_disconnect_ttl_is_never_more_than_a_short_ttl() -> None:
+    assert parsed(ttl=0.5).disconnect_ttl == 0.5
+
+
+def test_etcd_has_its_own_prefix() -> None:
+    assert parsed(ETCD).prefix == "/torchelastic/p2p"
+
+
+# What is said to wrong values.
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("tcp:///r", ("no host", "tcp://head")),
+        ("tcp://head", ("run_id", "tcp://head:29400/job-7")),
+        ("tcp://head/", ("run_id", "tcp://head:29400/job-7")),
+        ("tcp://a/b/c", ("run_id", "b/c", '"/"')),
+        ("tcp://a/b%2Fc", ("run_id", "b/c", '"/"')),
+        ("tcp://a/b%00", ("run_id", "\\x00", "printable")),
+        ("tcp://a/" + "x" * 256, ("run_id", "xxx", "255", "job-7")),
+        (TCP + "?tll=5", ("tll", "did you mean ttl?", "join_timeout")),
+        (TCP + "?password=x", ("password", "did you mean password_file?")),
+        (TCP + "?qqqqqq=5", ("qqqqqq", "the parameters are")),
+        (TCP + "?tls=x", ("tls", "ssl.SSLContext", "keyword")),
+        (TCP + "?health_check=x", ("health_check", "function", "keyword")),
+    ],
+)
+def test_a_wrong_url_is_told_what_is_wrong_with_it(url: str, said: tuple[str, ...]) -> None:
+    message = refusal(url)
+    assert all(words in message for words in said), message
+
+
+def test_secrets_do_not_belong_into_a_url_and_are_not_repeated() -> None:
+    message = refusal(TCP + "?token=swordfish")
+    assert "do not belong into a URL" in message and "process lists" in message and "token_file=" in message
+    assert "swordfish" not in message
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "overrides", "said"),
+    [
+        (TCP + "?ttl=0", {}, {}, "ttl='0' in the URL must be a number of seconds from 0.5"),
+        (TCP, {"RDZV_TTL": "0"}, {}, "RDZV_TTL='0' in the environment must be"),
+        (TCP, {"RDZV_TTL": "0"}, {}, "write for example RDZV_TTL=10"),
+        (TCP, {}, {"timeout": -1}, "timeout=-1 must be"),
+    ],
+)
+def test_an_error_says_where_the_value_was_given(
+    url: str, environ: dict[str, str], overrides: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(url, environ, **overrides)
+
+
+def test_an_unknown_keyword_is_told_the_closest_name() -> None:
+    assert "'join_timeot' (did you mean join_timeout?)" in refusal(join_timeot=5)
+
+
+def test_a_long_value_is_not_shown_at_length() -> None:
+    assert len(refusal(node_id="x" * 10_000)) < 300
+
+
+CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("url", "overrides", "said"),
+    [
+        (TCP, {"max_nodes": 4}, ("max_nodes=4", "needs min_nodes", "give min_nodes")),
+        (TCP, {"min_nodes": 3, "max_nodes": 2}, ("max_nodes=2", "min_nodes=3", "raise one")),
+        (
+            TCP,
+            {"min_nodes": 5, "max_nodes": 7, "node_unit": 4},
+            ("min_nodes=5", "node_unit=4", "is 8", "max_nodes=7", "raise max_nodes to 8"),
+        ),
+        (TCP, {"ttl": 2, "disconnect_ttl": 3}, ("disconnect_ttl=3", "ttl=2", "lower disconnect_ttl")),
+        (TCP, {"token": "swordfish", "token_file": "/t"}, ("token and token_file='/t'", "leave one out")),
+        ("tcps://h/r", {"tls": CONTEXT, "ca": "/ca"}, ("tls and ca='/ca'", "leave out")),
+        ("tcps://h/r", {"cert": "/c"}, ("cert='/c'", "give key")),
+        ("tcps://h/r", {"key": "/k"}, ("key='/k'", "give cert")),
+        (ETCD, {"user": "me"}, ("user='me'", "give password_file")),
+        (ETCD, {"password_file": "/p"}, ("password_file='/p'", "give user")),
+        (ETCD, {"data_dir": "/d"}, ("data_dir is for tcp", "etcd", "leave out data_dir", "RDZV_DATA_DIR")),
+        (ETCD, {"token_file": "/d"}, ("token_file is for tcp", "leave out token_file")),
+        (TCP, {"user": "me"}, ("user is for etcd", "tcp", "leave out user")),
+        (TCP, {"password_file": "/p"}, ("password_file is for etcd", "leave out")),
+        (TCP, {"ca": "/ca"}, ("ca is for encrypted connections", "write tcps://")),
+        (TCP, {"min_nodes": 2, "min_workers": 3}, ("min_nodes=2 and min_workers=3", "leave one out")),
+        (TCP + "?timeout=1&join_timeout=2", {}, ("timeout='1' and join_timeout='2' in the URL",)),
+        (
+            TCP,
+            {"ttl": 4, "keep_alive_interval": 2},
+            ("ttl=4 and keep_alive_interval x keep_alive_max_attempt=6", "leave one out"),
+        ),
+        (
+            TCP,
+            {"keep_alive_interval": 0.1},
+            ("keep_alive_interval x keep_alive_max_attempt=0.3", "from 0.5", "write for example ttl=10"),
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named_together(
+    url: str, overrides: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    message = refusal(url, **overrides)
+    assert all(words in message for words in said), message
+    assert "swordfish" not in message
+
+
+# What settings are, once they are.
+
+
+def test_settings_cannot_be_changed() -> None:
+    chosen = parsed(attributes={"rack": "r1"})
+    with pytest.raises(FrozenInstanceError):
+        chosen.ttl = 5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        chosen.attributes["rack"] = "r2"  # type: ignore[index]
+
+
+def test_settings_made_by_hand_are_checked_too() -> None:
+    chosen = parsed(min_nodes=2)
+    assert replace(chosen, max_nodes=8).capacity == 8
+    with pytest.raises(RendezvousSettingsError, match=r"ttl=0 must be"):
+        replace(chosen, ttl=0)
+    with pytest.raises(RendezvousSettingsError, match=r"run_id='a/b' must be"):
+        replace(chosen, run_id="a/b")
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    chosen = parsed(token="swordfish", tls=CONTEXT)
+    assert "swordfish" not in repr(chosen) and "SSLContext" not in repr(chosen)
+
+
+def test_the_minimum_is_rounded_up_to_a_unit_and_the_maximum_down() -> None:
+    chosen = parsed(min_nodes=5, max_nodes=15, node_unit=4)
+    assert (chosen.needed, chosen.capacity) == (8, 12)
+
+
+def test_an_observer_is_told_what_joining_takes() -> None:
+    chosen = parsed()
+    assert not chosen.can_join
+    for name in ("needed", "capacity"):
+        with pytest.raises(RendezvousSettingsError, match=r"min_nodes is missing.*tcp://head:29400/job-7\?min"):
+            getattr(chosen, name)
+
+
+class Order:
+    def __call__(self, *_: Any) -> None:
+        """Order nothing."""
+
+
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        ("topology:rack", "topology:rack"),
+        (by_name, f"{__name__}.by_name"),
+        (Order(), f"{__name__}.Order"),
+        (partial(by_name, 1), "functools.partial"),
+    ],
+)
+def test_what_a_run_shares_is_plain_data(order: Any, name: str) -> None:
+    assert parsed(min_nodes=2, max_nodes=4, rank_order=order).shared() == {
+        "min_nodes": 2,
+        "max_nodes": 4,
+        "node_unit": 1,
+        "rank_order": name,
+        "last_call_timeout": 30.0,
+        "early_last_call": True,
+    }
+
+
+def test_a_difference_names_both_values() -> None:
+    ours, theirs = parsed(min_nodes=2).shared(), parsed(min_nodes=3, rank_order="name").shared()
+    assert describe_difference(ours, theirs) == (
+        "min_nodes is 2 here and 3 in the run, max_nodes is 2 here and 3 in the run, "
+        "rank_order is 'survivors' here and 'name' in the run"
+    )
+    assert describe_difference(ours, ours) == ""
+    assert describe_difference({}, {"colour": "red"}) == "colour is None here and 'red' in the run"
+
+
+def test_the_table_is_complete_and_in_order() -> None:
+    assert ["endpoint", "run_id", *PARAMETERS] == [declared.name for declared in fields(Settings)]
+    assert PARAMETERS["ttl"].default == 10 and PARAMETERS["prefix"].default is None

@@ -1,0 +1,233 @@
+"""The coordinator: how it is chosen, what it writes, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.core.state import NodesWaiting
+from rdzv.errors import RendezvousTimeoutError
+from store import Limits
+from store.messages import Delete, Guarded, Put, Request, Transact
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rdzv.core.state import NodeRecord
+
+pytestmark = pytest.mark.virtual_time
+
+
+def commits_in(request: Request[Any]) -> bool:
+    return isinstance(request, Transact) and any(operation.key.endswith("head/round") for operation in request.then)
+
+
+def writes_marker_in(request: Request[Any]) -> bool:
+    write = request.request if isinstance(request, Guarded) else request
+    return isinstance(write, Put) and write.key.endswith("nodes//marker")
+
+
+async def test_one_node_coordinates_and_another_takes_over_when_it_leaves_or_dies() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=0.5) as run:
+        nodes = {name: run.handler(name) for name in "abcd"}
+        await run.meet(*nodes.values())
+        for how in ("leave", "aclose", "crash"):
+            first = (await nodes["d"].status()).coordinator
+            assert first in nodes
+            if first == "d":
+                break
+            leaving = nodes.pop(first)
+            if how == "crash":
+                run.crash(first)
+            else:
+                await getattr(leaving, how)()
+            await asyncio.sleep(2)
+            second = (await nodes["d"].status()).coordinator
+            assert second is not None
+            assert second != first
+
+
+async def test_a_node_that_only_looks_never_coordinates() -> None:
+    async with VirtualRun() as run:
+        await run.handler("observer").status()
+        await asyncio.sleep(10)
+        assert run.keys("head/") == []
+
+
+async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
+    """Forty nodes take three buckets; when some die just before the commit, the next attempt takes fewer. What was left
+    of the first made participants() fail, and a successor count members that were none."""
+    async with VirtualRun(min_nodes=5, max_nodes=40, last_call_timeout=3) as run:
+        nodes = [run.handler(f"n{number}") for number in range(40)]
+        first = await run.join(nodes[0])
+        done = False
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal done
+            if commits_in(request) and when == "before" and not done:
+                done = True
+                for task in joining[10:]:
+                    task.cancel()
+                await asyncio.wait(joining[10:])
+
+        run.clients["n0"].hook = hook
+        joining = [first, *[run.start(node.next_rendezvous()) for node in nodes[1:]]]
+        infos = await asyncio.gather(*joining[:10])
+        assert done
+        assert_one_round(infos)
+        assert infos[0].world_size == 10
+        assert len(await infos[3].participants()) == 10
+        assert len([key for key in run.keys("rounds/") if "/store/" not in key]) == 2
+
+
+ETCD_LIMITS = Limits(operations_max=128)
+
+
+async def test_more_members_than_conditions_in_one_transaction_meet_by_way_of_a_marker() -> None:
+    async with VirtualRun(min_nodes=300, limits=ETCD_LIMITS) as run:
+        infos = await run.meet(*(run.handler(f"n{number}") for number in range(300)))
+        assert_one_round(infos)
+        assert infos[0].world_size == 300
+        assert len(await infos[-1].participants()) == 300
+        assert run.keys("nodes//") == [], "the marker went with the commit"
+
+
+async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() -> None:
+    """Its condition is not in the commit: only the coordinator's own look, after the marker, can keep it out."""
+    settings: dict[str, Any] = {"min_nodes": 140, "max_nodes": 150, "last_call_timeout": 3, "rank_order": "name"}
+    async with VirtualRun(**settings, limits=ETCD_LIMITS) as run:
+        nodes = [run.handler(f"n{number}") for number in range(150)]
+        joining = [await run.join(nodes[0])]
+        marked = 0
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal marked
+            if when == "before" and writes_marker_in(request):
+                marked += 1
+                if marked == 1:
+                    joining[-1].cancel()
+                    await asyncio.wait([joining[-1]])
+
+        run.clients["n0"].hook = hook
+        joining += [run.start(node.next_rendezvous()) for node in nodes[1:]]
+        infos = await asyncio.gather(*joining[:-1])
+        assert marked == 2
+        assert_one_round(infos)
+        assert infos[0].world_size == 149
+        assert {one.node_id for one in await infos[0].participants()} == {f"n{number}" for number in range(149)}
+
+
+async def test_the_roster_of_large_payloads_is_written_in_several_transactions() -> None:
+    """A store takes so many bytes at once, whatever the number of keys: etcd takes 1.5 MiB."""
+    sizes = []
+
+    async def hook(request: Request[Any], when: str) -> None:
+        if isinstance(request, Transact) and when == "before":
+            sizes.append(sum(len(put.value) for put in request.then if isinstance(put, Put)))
+
+    payload = "x" * 4000
+    async with VirtualRun(min_nodes=400, payload=payload) as run:
+        nodes = [run.handler(f"n{number}") for number in range(400)]
+        first = await run.join(nodes[0])
+        run.clients["n0"].hook = hook
+        infos = await asyncio.gather(first, *(node.next_rendezvous() for node in nodes[1:]))
+        assert [one.payload for one in await infos[0].participants()] == [payload] * 400
+    assert sum(sizes) > 1_600_000
+    assert max(sizes) <= 1024 * 1024
+
+
+async def test_a_foreign_key_among_the_rounds_is_left_alone() -> None:
+    """It had kept every node from coordinating."""
+    async with VirtualRun(min_nodes=2, join_timeout=20) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await a.status()
+        await run.clients["a"].call(Put("/rdzv/job/rounds/x", b"mine"))
+        assert_one_round(await run.meet(a, b))
+        assert run.keys("rounds/x") == [""]
+
+
+async def test_what_a_dead_coordinator_left_is_cleared_away_by_the_next() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=2) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.join(a)
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if commits_in(request) and when == "before":
+                run.crash("a")
+                await asyncio.Event().wait()
+
+        run.clients["a"].hook = hook
+        infos = await run.meet(b, c)
+        # The dead one may be in the round, if that came within its disconnect_ttl; nobody could know then.
+        assert len({(info.round, info.world_size, info.bootstrap_address) for info in infos}) == 1
+        await asyncio.sleep(1)
+        assert len({key.split("/")[1] for key in run.keys("rounds/")}) == 1, "only one term's attempt is left"
+
+
+async def test_an_order_of_ranks_that_raises_is_logged_and_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Every node's readiness to coordinate had ended with it, and the run was stuck for good."""
+    broken = True
+
+    def order(arrivals: Sequence[NodeRecord], _: Mapping[str, int]) -> Sequence[NodeRecord]:
+        if broken:
+            raise LookupError("no topology")
+        return arrivals
+
+    async with VirtualRun(min_nodes=2, rank_order=order, join_timeout=100) as run:
+        a, b = await run.join(run.handler("a")), await run.join(run.handler("b"))
+        await asyncio.sleep(20)
+        assert not a.done()
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 1, "once, and not at every attempt"
+        assert "LookupError: no topology" in caplog.text
+        broken = False
+        assert_one_round([await a, await b])
+
+
+async def test_one_line_of_the_log_per_change_and_none_per_second(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rdzv.node.coordinator")
+    async with VirtualRun(min_nodes=3, join_timeout=30) as run:
+        tasks = [run.start(run.handler(name).next_rendezvous()) for name in "ab"]
+        with pytest.raises(RendezvousTimeoutError):
+            await tasks[0]
+        said = [record.getMessage() for record in caplog.records]
+        assert sum("of at least 3 nodes" in line for line in said) <= 3
+
+
+async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "abc"]
+        await run.meet(*nodes)
+        coordinator = (await nodes[0].status()).coordinator
+        assert coordinator is not None
+        survivor = next(node for node in nodes if node.node_id != coordinator)
+        heard = await listen(run, survivor)
+        late = await run.join(run.handler("late"))
+        await heard.until(NodesWaiting(1))
+        run.crash(coordinator)
+        late.cancel()
+        await heard.until(NodesWaiting(0), within=5)
+
+
+async def test_after_the_closing_the_role_is_given_up() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await a.set_closed()
+        await asyncio.sleep(5)
+        assert (await a.status()).coordinator is None
+
+
+async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a)
+        await run.clients["a"].call(Delete("/rdzv/job/head/coordinator"))
+        joining = await run.join(b)
+        assert_one_round([await a.next_rendezvous(), await joining])

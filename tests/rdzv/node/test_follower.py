@@ -1,0 +1,195 @@
+"""What a node knows of its run's head, and what it makes of a reset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import anyio
+import pytest
+
+from rdzv.core.state import Closed, Head, Keys, Phase, Progress, Round
+from rdzv.errors import RendezvousStateError
+from rdzv.node.follower import Follower
+from rdzv.node.wakeup import Barrier, Listeners
+from store import ConnectionLost
+from store.messages import Event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from store import Store
+
+pytestmark = pytest.mark.virtual_time
+
+KEYS = Keys("/rdzv", "job")
+ROUND = Round(number=3, term=7, size=2, buckets=1, host="a", port=1)
+CLOSED = Closed(reason="over", by="a")
+PROGRESS = Progress(phase=Phase.GATHERING, joined=1, needed=2)
+
+
+class ScriptedStore:
+    """A store whose watch says what a test tells it to say."""
+
+    def __init__(self) -> None:
+        self.script: deque[list[Event] | Exception] = deque()
+        self.news = asyncio.Event()
+
+    def say(self, *said: list[Event] | Exception) -> None:
+        self.script.extend(said)
+        self.news.set()
+
+    def watch(self, prefix: str, *, snapshot: bool) -> Self:
+        assert (prefix, snapshot) == ("/rdzv/job/head/", True)
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        while True:
+            while self.script:
+                said = self.script.popleft()
+                if isinstance(said, Exception):
+                    raise said
+                yield said
+            self.news.clear()
+            await self.news.wait()
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def put(key: str, value: bytes, revision: int) -> Event:
+    return Event(kind="put", key=key, value=value, revision=revision, create_revision=revision)
+
+
+SYNCED = Event(kind="synced", revision=20)
+RESET = Event(kind="reset", revision=0)
+SNAPSHOT = [
+    put(KEYS.coordinator, b"a", 7),
+    put(KEYS.round, ROUND.pack(), 8),
+    put(KEYS.progress, PROGRESS.pack(), 9),
+    put(KEYS.closed, CLOSED.pack(), 10),
+]
+
+
+async def following(store: ScriptedStore, *said: list[Event] | Exception) -> tuple[Follower, asyncio.Task[None]]:
+    follower = Follower(cast("Store", store), KEYS)
+    task = asyncio.create_task(follower.run())
+    store.say(*said)
+    await asyncio.sleep(0.1)
+    return follower, task
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_the_head_is_what_the_events_say() -> None:
+    store = ScriptedStore()
+    follower, task = await following(store, SNAPSHOT)
+    assert not follower.synced.is_set()
+    store.say([SYNCED])
+    await asyncio.sleep(0.1)
+    assert follower.synced.is_set()
+    head = follower.head
+    assert head.coordinator is not None
+    assert (head.coordinator.node_id, head.coordinator.term) == ("a", 7)
+    assert head.round is not None
+    assert (head.round.number, head.round.revision) == (3, 8)
+    assert (head.closed, head.progress) == (CLOSED, PROGRESS)
+    store.say(
+        [
+            Event(kind="delete", key=key, revision=21)
+            for key in (KEYS.coordinator, KEYS.closed, KEYS.progress, KEYS.round, f"{KEYS.head}later")
+        ]
+    )
+    await asyncio.sleep(0.1)
+    assert follower.head == Head(round=head.round, progress_at=follower.head.progress_at)
+    await ended(task)
+
+
+async def test_until_the_snapshot_after_a_reset_is_whole_the_old_head_holds() -> None:
+    """A closed run looked open, and the role of coordinator free, between the reset and the snapshot."""
+    store = ScriptedStore()
+    follower, task = await following(store, [*SNAPSHOT, SYNCED])
+    before = follower.head
+    store.say([RESET], SNAPSHOT[:1])
+    await asyncio.sleep(0.1)
+    assert follower.head == before
+    later = Round(number=4, term=7, size=1, buckets=1, host="a", port=1)
+    store.say([put(KEYS.round, later.pack(), 30)])
+    await asyncio.sleep(0.1)
+    assert follower.head.round is not None
+    assert follower.head.round.number == 4, "rounds only go up, so a later one counts at once"
+    store.say([SYNCED])
+    await asyncio.sleep(0.1)
+    assert follower.head.closed is None, "the snapshot does not have it"
+    assert follower.head.progress is None
+    assert follower.head.coordinator == before.coordinator
+    assert follower.head.round.number == 4
+    await ended(task)
+
+
+async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners() -> None:
+    store = ScriptedStore()
+    follower, task = await following(store, [SYNCED])
+    barrier = Barrier()
+    with follower.listeners.listening(barrier):
+        follower.take_round(Round.unpack(ROUND.pack(), revision=8))
+        assert await barrier.sleep_until(anyio.current_time() + 1)
+        follower.take_round(Round.unpack(ROUND.pack(), revision=5))
+        assert not await barrier.sleep_until(anyio.current_time() + 1), "an earlier one is no news"
+        follower.take_closing(CLOSED)
+        follower.take_closing(Closed(reason="second"))
+        assert await barrier.sleep_until(anyio.current_time() + 1)
+    assert follower.head.closed == CLOSED
+    await ended(task)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [ConnectionLost("gone", maybe_applied=False), [put(KEYS.round, b"\xc1", 9)], [put(KEYS.progress, b"\x90", 9)]],
+)
+async def test_what_ends_the_following_is_kept_and_told(said: Any) -> None:
+    store = ScriptedStore()
+    follower, task = await following(store, [SYNCED])
+    barrier = Barrier()
+    with follower.listeners.listening(barrier):
+        store.say(said)
+        assert await barrier.sleep_until(anyio.current_time() + 1)
+    await task
+    assert isinstance(follower.error, ConnectionLost if isinstance(said, Exception) else RendezvousStateError)
+
+
+async def test_whoever_waits_for_the_first_snapshot_is_woken_by_a_failure_too() -> None:
+    follower, task = await following(ScriptedStore(), ConnectionLost("gone", maybe_applied=False))
+    await follower.synced.wait()
+    await task
+    assert follower.error is not None
+
+
+async def test_a_barrier_told_while_nobody_sleeps_does_not_forget() -> None:
+    barrier = Barrier()
+    barrier.changed()
+    assert await barrier.sleep_until(None)
+    began = anyio.current_time()
+    assert not await barrier.sleep_until(began + 5)
+    assert anyio.current_time() == began + 5
+    barrier.changed()
+    assert await barrier.sleep_until(began), "also when the time is over already"
+
+
+async def test_groups_of_listeners_are_woken_through_each_other() -> None:
+    inner, outer, barrier = Listeners(), Listeners(), Barrier()
+    with outer.listening(inner), inner.listening(barrier):
+        outer.changed()
+        assert await barrier.sleep_until(anyio.current_time())
+    outer.changed()
+    assert not await barrier.sleep_until(anyio.current_time())

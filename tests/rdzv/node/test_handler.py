@@ -1,0 +1,569 @@
+"""One node: it arrives, waits, takes part, leaves; and every way in which that is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import anyio
+import pytest
+
+from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+    RoundSupersededError,
+)
+from store.messages import Request, Revoke, Transact
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+pytestmark = pytest.mark.virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_round_gives_each_member_its_place() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a", payload={"gpus": 8}), run.handler("b", attributes={"rack": "r1"})
+        infos = await run.meet(a, b)
+        assert_one_round(infos)
+        store, rank, world_size = infos[0]
+        assert (rank, world_size) == (infos[0].rank, 2)
+        await store.set("key", "value")
+        assert await infos[1].store.get("key") == b"value"
+        roster = await infos[0].participants()
+        assert [one.rank for one in roster] == [0, 1]
+        assert {one.node_id: one.payload for one in roster} == {"a": {"gpus": 8}, "b": None}
+        assert {one.node_id: dict(one.attributes) for one in roster} == {"a": {}, "b": {"rack": "r1"}}
+        assert infos[0].bootstrap_address[0] == roster[0].address
+
+
+async def test_the_held_port_is_free_once_the_round_has_come() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        (info,) = await run.meet(run.handler("a"))
+        server = await asyncio.start_server(lambda *_: None, "0.0.0.0", info.bootstrap_address[1])
+        server.close()
+
+
+async def test_a_second_call_while_joining_is_refused_and_harms_nothing() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        joining = await run.join(a)
+        with pytest.raises(RendezvousStateError, match="joining run job already"):
+            await a.next_rendezvous()
+        with pytest.raises(RendezvousStateError, match="cancel that call instead"):
+            await a.leave()
+        assert_one_round([await b.next_rendezvous(), await joining])
+
+
+async def test_without_min_nodes_one_may_look_and_close_but_not_join() -> None:
+    async with VirtualRun() as run:
+        observer = run.handler("observer")
+        with pytest.raises(RendezvousSettingsError, match="min_nodes is missing"):
+            await observer.next_rendezvous()
+        assert (await observer.status()).reason == "nobody is here"
+        await observer.leave()
+        await observer.set_closed("enough")
+        assert await observer.is_closed()
+
+
+async def test_cancelling_takes_the_arrival_back() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        joining = await run.join(a)
+        assert run.keys("nodes/") == ["a"]
+        joining.cancel()
+        await asyncio.wait([joining])
+        assert run.keys("nodes/") == []
+        assert_one_round(await run.meet(a, run.handler("b")))
+
+
+async def test_a_cancelled_scope_takes_the_arrival_back() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        with anyio.move_on_after(5) as scope:
+            await a.next_rendezvous()
+        assert scope.cancelled_caught
+        assert run.keys("nodes/") == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_cancelling_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str) -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        await a._connect()
+        reached = asyncio.Event()
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if isinstance(request, Transact) and when == moment:
+                reached.set()
+                await asyncio.sleep(5)
+
+        joining = run.start(a.next_rendezvous())
+        run.clients["a"].hook = hook
+        await reached.wait()
+        run.clients["a"].hook = None
+        joining.cancel()
+        await asyncio.wait([joining])
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == []
+        assert_one_round(await run.meet(a, run.handler("b")))
+
+
+async def test_closing_the_handler_ends_a_call_that_is_parked() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        joining = await run.join(a)
+        await a.aclose()
+        with pytest.raises(RendezvousStateError, match="closed; connect again"):
+            await joining
+        assert run.keys("nodes/") == []
+
+
+async def test_closing_the_handler_while_it_arrives_leaves_nothing_behind() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a = run.handler("a")
+        await a._connect()
+        joining = run.start(a.next_rendezvous())
+        await asyncio.sleep(0.0015)  # the lease has been asked for, or the record
+        await a.aclose()
+        with pytest.raises((RendezvousStateError, RendezvousConnectionError)):
+            await joining
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == []
+
+
+async def test_closing_the_handler_while_it_connects_ends_that_at_once() -> None:
+    """It went on connecting for the whole join timeout, and then kept what it had opened."""
+    async with VirtualRun(min_nodes=2) as run:
+        run.network.refuse("a")
+        a = run.handler("a")
+        connecting = run.start(a.next_rendezvous())
+        await asyncio.sleep(1)
+        began = now()
+        await a.aclose()
+        with pytest.raises(RendezvousStateError, match="is closed"):
+            await connecting
+        assert now() - began < 1
+
+
+async def test_closing_that_is_cancelled_lets_go_of_everything_all_the_same() -> None:
+    """A native cancel pierces a shield, and left the lease kept and the tasks running."""
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        closing = run.start(a.aclose())
+        await asyncio.sleep(0.0001)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        assert run.keys("nodes/") == []
+
+
+async def test_a_closed_handler_can_do_nothing_and_be_closed_again() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await a.aclose()
+        await a.aclose()
+        for call in (a.next_rendezvous, a.status, a.is_closed, a.num_nodes_waiting, a.leave):
+            with pytest.raises(RendezvousStateError, match="is closed; connect again"):
+                await call()
+
+
+async def test_leaving_lets_one_come_again_and_ends_what_one_had() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (first,) = await run.meet(a)
+        assert first.superseded() is None
+        await a.leave()
+        await a.leave()
+        assert first.superseded() == "this node has left it"
+        with pytest.raises(RoundSupersededError):
+            await first.store.set("key", "value")
+        (second,) = await run.meet(a)
+        assert (first.round, second.round) == (0, 1)
+
+
+async def test_whoever_asks_late_is_told_at_once_that_the_round_is_over() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (info,) = await run.meet(a)
+        told: list[str] = []
+        info.on_superseded(told.append)
+        await a.leave()
+        info.on_superseded(told.append)
+        assert told == ["this node has left it"] * 2
+
+
+async def test_a_wait_in_the_shared_store_ends_with_the_round() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (info,) = await run.meet(a)
+        waiting = run.start(info.store.get("never"))
+        await asyncio.sleep(1)
+        await a.leave()
+        with pytest.raises(RoundSupersededError, match="left it"):
+            await waiting
+
+
+async def test_a_name_held_by_a_live_node_is_waited_for_and_its_holder_named() -> None:
+    async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
+        first, second, other = run.handler("a"), run.handler("a"), run.handler("b")
+        await run.meet(first, other)
+        waiting = await run.join(second)
+        assert second.reason == "the name a is held by a live node at a; waiting for it to go"
+        run.crash("a")
+        regrouping = await run.join(other)
+        assert_one_round([await waiting, await regrouping])
+
+
+async def test_a_holder_that_comes_again_keeps_its_name() -> None:
+    """Any change of the record was taken for the holder's leaving, and the live holder robbed of its name."""
+    async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
+        holder, rival, other = run.handler("a"), run.handler("a"), run.handler("b")
+        await run.meet(holder, other)
+        waiting = await run.join(rival)
+        infos = await run.meet(holder, other)
+        assert_one_round(infos)
+        assert infos[0].superseded() is None
+        await asyncio.sleep(60)
+        assert infos[0].superseded() is None
+        assert not waiting.done()
+        await holder.leave()
+        assert_one_round(await asyncio.gather(waiting, other.next_rendezvous()))
+
+
+async def test_waiting_for_a_name_counts_against_the_join_timeout_and_closing_ends_it() -> None:
+    async with VirtualRun(min_nodes=1, join_timeout=20) as run:
+        await run.meet(run.handler("a"))
+        began = now()
+        with pytest.raises(RendezvousTimeoutError, match="the name a is held by a live node"):
+            await run.handler("a").next_rendezvous()
+        assert now() - began == pytest.approx(20, abs=1)
+        closer = run.handler("closer")
+        waiting = await run.join(run.handler("a"))
+        await closer.set_closed("no more")
+        with pytest.raises(RendezvousClosedError, match="no more"):
+            await waiting
+
+
+async def test_a_record_like_another_name_does_not_end_the_wait_for_a_name() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3, join_timeout=20) as run:
+        await run.meet(run.handler("a"))
+        waiting = await run.join(run.handler("a"))
+        await run.join(run.handler("ab"))
+        await asyncio.sleep(5)
+        assert not waiting.done()
+
+
+async def test_a_lease_lost_while_parked_makes_the_node_arrive_again() -> None:
+    async with VirtualRun(min_nodes=2, ttl=5, disconnect_ttl=1) as run:
+        a = run.handler("a")
+        joining = await run.join(a)
+        run.network.partition("a")
+        await asyncio.sleep(7)
+        assert run.keys("nodes/") == []
+        run.network.heal("a")
+        await asyncio.sleep(15)
+        assert run.keys("nodes/") == ["a"]
+        assert_one_round([await run.handler("b").next_rendezvous(), await joining])
+
+
+async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_round() -> None:
+    """The node took its place in a round it had been dropped from, and was never told."""
+    async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
+        a, b = run.handler("a"), run.handler("b")
+        for node in (a, b):
+            await node._connect()
+        held = asyncio.Event()
+        inner = a._find_rank
+
+        async def slowly(*arguments: Any) -> int | None:
+            rank = await inner(*arguments)
+            if not held.is_set():
+                held.set()
+                assert a._link is not None
+                assert a._link.lease is not None
+                lease = a._link.lease
+                _, keeping = a._link.keeper._keeping._tasks[lease.id]  # type: ignore[attr-defined]
+                await run.clients["b"].call(Revoke(lease=lease.id))
+                await asyncio.wait([keeping])
+            return rank
+
+        a._find_rank = slowly  # type: ignore[method-assign, assignment]
+        heard = await listen(run, b)
+        joining = await run.join(a)
+        first = await b.next_rendezvous()
+        await heard.until(NodesWaiting(1))
+        second, joined = await asyncio.gather(b.next_rendezvous(), joining)
+        assert first.round == 0
+        assert_one_round([second, joined])
+        assert joined.round == 1
+
+
+async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive_again() -> None:
+    """The node took its arrival for good, waited on without a record, and nobody told it."""
+    async with VirtualRun(min_nodes=2, join_timeout=60) as run:
+        a = run.handler("a")
+        await a._connect()
+        done = False
+
+        async def hook(request: Request[Any], when: str) -> None:
+            nonlocal done
+            if isinstance(request, Transact) and when == "after" and run.keys("nodes/") == ["a"] and not done:
+                done = True
+                assert a._link is not None
+                assert a._link.lease is not None
+                lease = a._link.lease
+                _, keeping = a._link.keeper._keeping._tasks[lease.id]  # type: ignore[attr-defined]
+                await run.clients["a"].call(Revoke(lease=lease.id))
+                await asyncio.wait([keeping])
+
+        run.clients["a"].hook = hook
+        joining = await run.join(a)
+        assert_one_round([await run.handler("b").next_rendezvous(), await joining])
+        assert done
+
+
+async def test_a_withdrawal_that_does_not_get_through_lets_the_record_lapse() -> None:
+    """Its lease was kept on, so that a node that had left stood in the round for as long as its process lived."""
+    async with VirtualRun(min_nodes=2, last_call_timeout=0) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        run.network.partition("a")
+        await a.leave()
+        run.network.heal("a")
+        await asyncio.sleep(15)
+        assert run.keys("nodes/") == ["b"]
+
+
+async def test_a_store_that_does_not_answer_does_not_stretch_the_join_timeout() -> None:
+    """Every call had its own thirty seconds, whatever the join timeout was."""
+    async with VirtualRun(min_nodes=2, join_timeout=5) as run:
+        a = run.handler("a")
+        await a._connect()
+        run.network.partition("a")
+        began = now()
+        with pytest.raises(RendezvousTimeoutError):
+            await a.next_rendezvous()
+        assert now() - began < 5 + 6
+
+
+async def test_a_parked_node_that_is_cut_off_says_so_when_its_time_is_over() -> None:
+    async with VirtualRun(min_nodes=2, join_timeout=8, ttl=60, disconnect_ttl=60) as run:
+        a = run.handler("a")
+        joining = await run.join(a)
+        run.network.refuse("a")
+        run.network.cut("a")
+        with pytest.raises(RendezvousTimeoutError, match="1 of at least 2 nodes; the store is out of reach"):
+            await joining
+
+
+async def test_no_store_within_the_join_timeout_is_a_connection_error() -> None:
+    async with VirtualRun(min_nodes=2, join_timeout=5) as run:
+        run.network.refuse("a")
+        with pytest.raises(RendezvousConnectionError, match="no store at store within 5 s"):
+            await run.handler("a").__aenter__()
+
+
+async def test_whether_the_run_is_closed_is_not_known_while_the_store_is_out_of_reach() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        assert not await a.is_closed()
+        run.network.refuse("a")
+        run.network.cut("a")
+        await asyncio.sleep(0.1)
+        with pytest.raises(RendezvousConnectionError, match="not known"):
+            await a.is_closed()
+        run.network.accept("a")
+
+
+async def test_a_replaced_store_drops_the_member_and_is_joined_with_a_later_round() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (first,) = await run.meet(a)
+        heard = await listen(run, a)
+        await run.end_store()
+        run.found_store()
+        await heard.until(Dropped)
+        assert first.superseded() is not None
+        (second,) = await run.meet(a)
+        assert (second.round, second.superseded()) == (1, None)
+
+
+async def test_a_store_replaced_unseen_ends_the_membership_all_the_same() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        (first,) = await run.meet(a)
+        await run.end_store()
+        run.found_store()
+        await asyncio.sleep(10)
+        await a.status()
+        assert first.superseded() is not None
+
+
+async def test_changes_begin_with_what_holds_and_go_on_over_rounds() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b)
+        await run.join(c)
+        await asyncio.sleep(1)
+        heard = await listen(run, a)
+        await heard.until(NodesWaiting(1))
+        assert heard.changes == [NodesWaiting(1)]
+        await run.meet(a, b)
+        await b.leave()
+        await heard.until(NodesLeft(1, ("b",)))
+        assert heard.changes == [NodesWaiting(1), NodesLeft(1, ("b",))]
+        await c.set_closed("done")
+        await heard.until(Closed)
+        assert heard.changes[-1] == Closed(reason="done", by="c")
+        await asyncio.sleep(60)
+        assert len(heard.changes) == 3
+
+
+async def test_who_asks_often_is_told_at_once_whether_to_meet_again() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        assert a.num_nodes_changed() == 0
+        await run.meet(a, b)
+        assert a.num_nodes_changed() == 0
+        await run.join(c)
+        await asyncio.sleep(1)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 1)
+        await b.leave()
+        await asyncio.sleep(1)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (2, 1)
+        assert b.num_nodes_changed() == 0  # it left on its own account
+        await c.set_closed("done")
+        await asyncio.sleep(1)
+        assert a.num_nodes_changed() == 0
+
+
+async def test_a_dropped_node_is_told_to_meet_again_even_if_the_store_is_gone() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await run.end_store()
+        await asyncio.sleep(60)
+        assert (a.num_nodes_changed(), a.num_nodes_changed(on_loss=False)) == (1, 0)
+
+
+async def test_closing_takes_no_longer_than_its_timeout_however_the_store_was_lost() -> None:
+    async with VirtualRun(min_nodes=1, close_timeout=3) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await run.end_store()
+        run.found_store()  # another one, so that the handler has to connect anew
+        await asyncio.sleep(10)
+        await run.end_store()
+        started = now()
+        with pytest.raises(RendezvousConnectionError):
+            await a.set_closed("too late")
+        assert now() - started <= 3.5
+
+
+async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        async with a.changes() as changes:
+            following = run.start(anext(changes))
+            await asyncio.sleep(1)
+            await a.aclose()
+            with pytest.raises(RendezvousStateError, match="is closed"):
+                await following
+
+
+async def test_the_first_of_several_closings_is_told() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await asyncio.gather(a.set_closed("one"), b.set_closed("two"))
+        status = await a.status()
+        assert status.closed in {"one", "two"}
+        assert status.phase is Phase.CLOSED
+        assert (await b.status()).closed == status.closed
+        with pytest.raises(RendezvousClosedError, match=f"closed by [ab]: {status.closed}"):
+            await a.next_rendezvous()
+
+
+async def test_statuses_follow_the_run_until_it_is_closed() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        observer = run.handler("observer", min_nodes=None)
+        seen: list[str] = []
+
+        async def follow() -> None:
+            async for status in observer.statuses():
+                seen.append(status.phase.value)  # noqa: PERF401  it is looked at before it is over
+
+        following = run.start(follow())
+        a, b = run.handler("a"), run.handler("b")
+        await run.join(a)
+        await run.join(b)
+        await asyncio.sleep(1)
+        assert seen[-1] == "complete"
+        await a.set_closed()
+        await following
+        assert seen[-1] == "closed"
+
+
+async def test_different_settings_are_judged_by_live_nodes_only() -> None:
+    async with VirtualRun() as run:
+        a, b = run.handler("a", min_nodes=1), run.handler("b", min_nodes=2)
+        await run.meet(a)
+        with pytest.raises(RendezvousSettingsError, match="min_nodes is 2 here and 1 in the run"):
+            await b.next_rendezvous()
+        await a.leave()
+        joining = await run.join(b)
+        with pytest.raises(RendezvousSettingsError, match="min_nodes is 1 here and 2 in the run"):
+            await a.next_rendezvous()
+        assert_one_round([await run.handler("c", min_nodes=2).next_rendezvous(), await joining])
+
+
+async def test_a_child_process_is_told_that_the_handler_is_its_parents() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        a._pid = os.getpid() + 1  # as it looks in a child
+        with pytest.raises(RendezvousStateError, match="made before fork"):
+            await a.next_rendezvous()
+        a._pid = os.getpid()
+
+
+async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_run() -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await a._connect()
+        await run.clients["a"].put("/rdzv/job/nodes/stranger", b"\xc1")
+        assert_one_round(await run.meet(a, b))
+        assert "stranger" not in (await a.status()).waiting
+        with pytest.raises(RendezvousStateError):
+            NodeRecord.unpack("stranger", b"\xc1", arrival=1)
+        await run.clients["a"].put("/rdzv/job/head/round", b"\xc1")
+        await asyncio.sleep(0.1)
+        with pytest.raises(RendezvousStateError, match="something else writes under this prefix"):
+            await a.next_rendezvous()
+        await run.clients["b"].delete("/rdzv/job/head/round")
+
+
+async def test_what_was_not_told_of_a_round_is_no_news_in_the_next() -> None:
+    """Who broke off at the first of several changes, and met the others again, was told the rest of the old round's."""
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        run.crash("c")
+        await asyncio.sleep(2)
+        joining = await run.join(b)
+        await asyncio.sleep(1)
+        async with a.changes() as changes:
+            assert await anext(changes) == NodesLost(1, ("c",))  # and that b waits is still to be told
+            assert_one_round([await a.next_rendezvous(), await joining])
+            following = run.start(anext(changes))
+            await asyncio.sleep(5)
+            assert not following.done()

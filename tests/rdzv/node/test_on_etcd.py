@@ -1,0 +1,191 @@
+"""The rendezvous on a real etcd: nothing but the URL is another one.
+
+`RDZV_ETCD_NODES` says how many meet in a round of more members than a transaction has conditions; each takes its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+import rdzv.sync
+import store
+from rdzv import Closed, NodesLost, QueueEmptyError, RoundSupersededError
+from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from tests.guarantees.test_real_processes_handlers import PAUSED, told
+from tests.support.etcd import Etcd, serve_etcd
+from tests.support.processes import start_python
+from tests.support.runs import assert_one_round
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = int(os.environ.get("RDZV_ETCD_NODES", "130"))
+
+_names = iter(range(10**6))
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with serve_etcd() as served:
+        yield served
+
+
+@pytest.fixture
+def url(etcd: Etcd) -> str:
+    """A run that no other test has."""
+    return f"{etcd.url}/{next(_names)}"
+
+
+async def test_the_url_of_torchelastics_documentation_works_as_it_stands(etcd: Etcd, url: str) -> None:
+    run_id = url.rpartition("/")[2]
+    url += "?min_workers=1&max_workers=3&last_call_timeout=30&timeout=600"
+    async with AsyncExitStack() as stack, store.connect(etcd.url) as client:
+        nodes = [
+            await stack.enter_async_context(rdzv.connect(url, node_id=name, payload={"name": name})) for name in "abc"
+        ]
+        infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+        assert_one_round(infos)
+        assert [one.payload for one in await infos[0].participants()] == [
+            {"name": one.node_id} for one in sorted(infos, key=lambda info: info.rank)
+        ]
+        under = f"/torchelastic/p2p/{run_id}/"
+        assert await client.count(f"{under}nodes/") == 3
+        status = await nodes[0].status()
+        assert (status.world_size, len(status.members), status.round) == (3, 3, 0)
+        assert all(member.address == "127.0.0.1" for member in status.members)
+        async with nodes[1].changes() as changes:
+            await nodes[2].set_closed("enough")
+            async with asyncio.timeout(5):
+                assert await anext(aiter(changes)) == Closed(reason="enough", by="c")
+        await stack.aclose()
+        assert await client.count(f"{under}nodes/") == 0
+        assert await client.count("/torchelastic/p2p//receipts/") == 0, "nothing is left of clients that have gone"
+
+
+async def test_the_members_share_a_store(url: str) -> None:
+    url += "?min_nodes=2"
+    async with rdzv.connect(url) as first, rdzv.connect(url) as second:
+        a, b = (info.store for info in await asyncio.gather(first.next_rendezvous(), second.next_rendezvous()))
+        getting = asyncio.create_task(b.multi_get(["x", "y"]))
+        await a.set("x", "1")
+        await a.multi_set(["y", "z"], ["2", "3"])
+        async with asyncio.timeout(5):
+            assert await getting == [b"1", b"2"]
+        assert await asyncio.gather(*(it.add("n", 1) for it in (a, b) * 3), a.add("m", 0)) is not None
+        assert await a.get("n") == b"6"
+        await b.append("x", "0")
+        assert await a.compare_set("x", "10", "11") == b"11"
+        assert await a.compare_set("new", "", "made") == b"made"
+        assert await b.compare_set("new", "other", "lost") == b"made"
+        assert await a.check(["x", "new"])
+        assert not await a.check(["x", "none"])
+        assert await b.list_keys() == ["m", "n", "new", "x", "y", "z"]
+        popping = asyncio.create_task(b.queue_pop("q"))
+        await asyncio.sleep(0.05)
+        for item in ("first", "second", "third"):
+            await a.queue_push("q", item)
+        async with asyncio.timeout(5):
+            assert await popping == b"first"
+        assert await a.queue_len("q") == 2
+        assert [await a.queue_pop("q"), await b.queue_pop("q")] == [b"second", b"third"]
+        with pytest.raises(QueueEmptyError):
+            await a.queue_pop("q", block=False)
+        async with asyncio.timeout(5):
+            await asyncio.gather(a.barrier("all", 2), b.barrier("all", 2))
+        await first.leave()
+        with pytest.raises(RoundSupersededError):
+            await a.set("x", "late")
+
+
+async def test_a_process_that_is_killed_is_missed_and_the_others_meet_again(url: str) -> None:
+    url += "?min_nodes=2&max_nodes=3&last_call_timeout=20&ttl=2"
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=name)) for name in ("a", "b")]
+        joining = [asyncio.create_task(node.next_rendezvous()) for node in nodes]
+        child = await stack.enter_async_context(start_python("-c", PAUSED, url))
+        await told(child, "in")
+        stores = [info.store for info in await asyncio.gather(*joining)]
+        child.kill()
+        began = asyncio.get_running_loop().time()
+        for node in nodes:
+            async with node.changes() as changes, asyncio.timeout(10):
+                assert await anext(aiter(changes)) == NodesLost(1, ("paused",))
+        assert asyncio.get_running_loop().time() - began < 5  # 2 s of TTL, and what etcd takes to act on it
+        waiting = asyncio.create_task(stores[0].get("never"))
+        infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+        assert_one_round(infos)
+        assert (infos[0].round, infos[0].world_size) == (1, 2)
+        with pytest.raises(RoundSupersededError):
+            await waiting
+
+
+async def test_blocking_handlers_meet_and_share(url: str) -> None:
+    url += "?min_nodes=2"
+
+    def node(name: str) -> list[bytes]:
+        with rdzv.sync.connect(url, node_id=name) as handler:
+            info = handler.next_rendezvous()
+            info.store.set(f"from/{info.rank}", name)
+            found = info.store.multi_get([f"from/{rank}" for rank in range(info.world_size)])
+            info.store.barrier("done", info.world_size)
+            return found
+
+    async with asyncio.timeout(20):
+        found = await asyncio.gather(*(asyncio.to_thread(node, name) for name in ("a", "b")))
+    assert sorted(found[0]) == [b"a", b"b"]
+    assert found[0] == found[1]
+
+
+async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> None:
+    url += f"?min_nodes={NODES}"
+    async with AsyncExitStack() as stack:
+        connecting = (stack.enter_async_context(rdzv.connect(url, node_id=f"n{number}")) for number in range(NODES))
+        nodes = [await one for one in connecting]
+        infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
+        assert_one_round(infos)
+        assert len(await infos[0].participants()) == NODES
+
+
+async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:
+    worker = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.exit(0)"
+    async with AsyncExitStack() as stack:
+        run = ("-m", "rdzv", "run", f"{url}?min_nodes=2", "--no-prefix", "--", sys.executable, "-c", worker)
+        launchers = [await stack.enter_async_context(start_python(*run)) for _ in range(2)]
+        assert [await launcher.wait(timeout=20) for launcher in launchers] == [0, 0]
+        assert sorted(line for launcher in launchers for line in launcher.output) == ["0 2", "1 2"]
+        ping = await stack.enter_async_context(start_python("-m", "rdzv", "ping", url, "--count", "1"))
+        status = await stack.enter_async_context(start_python("-m", "rdzv", "status", "--json", url))
+        close = await stack.enter_async_context(start_python("-m", "rdzv", "close", f"{url}-other"))
+        assert [await child.wait() for child in (ping, status, close)] == [0, 0, 0]
+        assert "answers in" in ping.output[0]
+        assert json.loads(status.output[0])["phase"] == "closed"
+        assert "is closed" in close.output[0]
+
+
+async def test_a_second_cluster_and_a_missing_one_are_told_apart(url: str) -> None:
+    with pytest.raises(RendezvousConnectionError, match="nobody listens"):
+        async with rdzv.connect("etcd://127.0.0.1:1/job?min_nodes=1&join_timeout=0.3"):
+            pass
+    dead, alive = "127.0.0.1:1", url.removeprefix("etcd://")
+    async with rdzv.connect(f"etcd://{dead},{alive}?min_nodes=1") as handler:
+        assert (await handler.next_rendezvous()).world_size == 1
+
+
+def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in [name for name in sys.modules if name.startswith("store.etcd.client")]:
+        monkeypatch.delitem(sys.modules, room)
+        monkeypatch.delattr(store, room.rpartition(".")[2], raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(RendezvousSettingsError, match=r"pip install 'rdzv\[etcd\]'"):
+        rendezvous_handler_registry.create_handler(RendezvousParameters.from_url("etcd://head/job?min_nodes=1", {}))
+    with pytest.raises(ImportError, match=r"rdzv\[etcd\]"), store.sync.connect("etcd://head"):
+        pass

@@ -1,0 +1,100 @@
+"""How a run stands, in numbers and in words."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.core.state import NodesLost, Phase
+from tests.rdzv.node.test_coordinator import commits_in
+from tests.support.runs import VirtualRun, listen
+
+if TYPE_CHECKING:
+    from store.messages import Request
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_a_run_of_which_nobody_has_heard_is_gathering_and_empty() -> None:
+    async with VirtualRun() as run:
+        status = await run.handler("observer").status()
+        assert (status.run_id, status.round, status.phase, status.reason) == (
+            "job",
+            None,
+            Phase.GATHERING,
+            "nobody is here",
+        )
+        assert (status.members, status.waiting, status.spares, status.coordinator) == ((), (), (), None)
+        assert (status.world_size, status.bootstrap_address, status.closed) == (0, None, None)
+
+
+async def test_members_waiting_nodes_and_spares_are_told_apart() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        a, b = run.handler("a", payload=1), run.handler("b")
+        infos = await run.meet(a, b)
+        for name in ("late", "spare"):
+            await run.join(run.handler(name))
+        await asyncio.sleep(1)
+        status = await run.handler("observer", min_nodes=None, max_nodes=None).status()
+        assert [member.rank for member in status.members] == [0, 1]
+        assert {member.node_id: member.payload for member in status.members} == {"a": 1, "b": None}
+        assert (status.waiting, status.spares) == (("late", "spare"), ("spare",))
+        assert (status.round, status.phase, status.world_size) == (0, Phase.COMPLETE, 2)
+        assert status.bootstrap_address == infos[0].bootstrap_address
+        assert status.reason == "1 node waiting for round 0's 2 live members to leave"
+
+
+async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_list() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        heard = await listen(run, c)
+        run.crash("a")
+        await heard.until(NodesLost)
+        await run.join(b)
+        status = await c.status()
+        assert [member.node_id for member in status.members] == ["c"]
+        assert (status.waiting, status.spares) == (("b",), ())
+        assert status.reason == "1 node waiting for round 0's 1 live member to leave"
+        assert status.world_size == 3, "the round's, as it was completed"
+
+
+async def test_a_round_that_was_just_committed_stands_though_its_progress_is_still_to_be_reported() -> None:
+    async with VirtualRun(min_nodes=2, last_call_timeout=5) as run:
+        a, b = run.handler("a"), run.handler("b")
+        first = await run.join(a)
+        held = asyncio.Event()
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "after" and commits_in(request):
+                await held.wait()
+
+        run.clients["a"].hook = hook
+        await b.next_rendezvous()
+        status = await b.status()
+        held.set()
+        assert (status.phase, status.reason) == (Phase.COMPLETE, "round 0 stands with 2 nodes")
+        await first
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [("done", "the run is closed by a: done"), ("", "the run is closed by a")]
+)
+async def test_a_closed_run_says_who_closed_it_and_why(given: str, reason: str) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await a.set_closed(given)
+        status = await a.status()
+        assert (status.phase, status.reason, status.closed) == (Phase.CLOSED, reason, given)
+
+
+async def test_when_everyone_has_gone_nobody_is_here_whatever_was_said_last() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await a.aclose()
+        status = await run.handler("observer", min_nodes=None).status()
+        assert (status.reason, status.members, status.coordinator) == ("nobody is here", (), None)
+        assert status.round == 0

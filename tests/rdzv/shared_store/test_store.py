@@ -1,0 +1,532 @@
+"""The round's shared store: PyTorch's Store API and its meaning, the same for both twins, over a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from rdzv.errors import (
+    QueueEmptyError,
+    RendezvousConnectionError,
+    RoundSupersededError,
+    SharedStoreTimeoutError,
+)
+from rdzv.shared_store.store import BlockingSharedStore, SharedStore
+from store.errors import ConnectionLost
+from tests.support.processes import require
+from tests.support.twins import TWINS, open_shared_store, until_waits
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from store.server.server import Server
+
+    Open = Callable[..., AbstractAsyncContextManager[Any]]
+
+METHODS = (
+    *("set", "get", "add", "append", "wait", "check", "compare_set", "delete_key", "num_keys", "list_keys"),
+    *("multi_get", "multi_set", "queue_push", "queue_pop", "queue_len", "set_timeout", "timeout", "clone", "barrier"),
+)
+
+MISSED = 0.05  # seconds to wait for what never comes
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with store.serve() as server:
+        yield server
+
+
+@pytest.fixture
+async def observer(server: Server) -> AsyncIterator[store.Client]:
+    async with store.connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture(params=TWINS)
+def open_store(request: pytest.FixtureRequest, server: Server) -> Open:
+    return lambda **arguments: open_shared_store(request.param, server, **arguments)
+
+
+@pytest.fixture
+async def shared(open_store: Open) -> AsyncIterator[Any]:
+    async with open_store() as shared:
+        yield shared
+
+
+def test_the_twins_have_the_same_methods_and_arguments() -> None:
+    for name in METHODS:
+        mine, theirs = (getattr(twin, name) for twin in (SharedStore, BlockingSharedStore))
+        if name != "timeout":
+            assert str(inspect.signature(mine)) == str(inspect.signature(theirs)), name
+
+
+# Values.
+
+
+async def test_a_value_given_as_text_or_bytes_is_read_as_bytes(shared: Any) -> None:
+    await shared.set("text", "ä")
+    await shared.set("bytes", b"\x00\xff")
+    await shared.set("", bytearray(b"no name"))
+    assert [await shared.get(key) for key in ("text", "bytes", "")] == ["ä".encode(), b"\x00\xff", b"no name"]
+
+
+async def test_get_waits_for_the_key(shared: Any, observer: store.Client) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(shared.get("late"))
+        await until_waits(observer, 1)
+        await shared.set("late", "here")
+    assert waiting.result() == b"here"
+
+
+async def test_wait_and_multi_get_wait_for_all_their_keys(shared: Any, observer: store.Client) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        waited = tasks.create_task(shared.wait(["a", "b"]))
+        read = tasks.create_task(shared.multi_get(["b", "a", "b"]))
+        await until_waits(observer, 2)
+        await shared.set("a", "1")
+        await until_waits(observer, 2)
+        await shared.set("b", "2")
+    assert waited.result() is None
+    assert read.result() == [b"2", b"1", b"2"]
+
+
+async def test_a_wait_that_runs_out_names_the_keys_that_were_missing(shared: Any) -> None:
+    await shared.set("here", "x")
+    with pytest.raises(SharedStoreTimeoutError) as caught:
+        await shared.wait(["here", "nope", "nor this"], timedelta(milliseconds=50))
+    assert str(caught.value) == ("wait timed out after 0.05 s, still missing: 'nope', 'nor this' (2 of 3 keys)")
+    assert caught.value.keys == ("nope", "nor this") and caught.value.timeout == 0.05
+    assert isinstance(caught.value, TimeoutError)
+
+
+async def test_of_many_missing_keys_a_few_are_spelled_out(shared: Any) -> None:
+    with pytest.raises(SharedStoreTimeoutError, match=r"'7' and 12 more \(20 of 20 keys\)") as caught:
+        await shared.wait([str(number) for number in range(20)], MISSED)
+    assert len(caught.value.keys) == 20
+
+
+async def test_a_timeout_of_nothing_only_looks(shared: Any) -> None:
+    await shared.set("here", "x")
+    await shared.wait(["here"], 0)
+    await shared.wait([], 0)
+    with pytest.raises(SharedStoreTimeoutError, match=r"after 0 s, still missing: 'nope' \(1 of 2 keys\)"):
+        await shared.wait(["here", "nope"], 0)
+
+
+async def test_the_stores_own_timeout_bounds_get_and_multi_get(open_store: Open) -> None:
+    async with open_store(timeout=MISSED) as shared:
+        with pytest.raises(SharedStoreTimeoutError, match="'nope'"):
+            await shared.get("nope")
+        with pytest.raises(SharedStoreTimeoutError, match="'nope'"):
+            await shared.multi_get(["nope"])
+        await shared.set("here", "x")
+        assert await shared.get("here") == b"x"
+
+
+async def test_add_counts_from_nothing_and_from_numbers_that_were_set(shared: Any) -> None:
+    assert await shared.add("n", 3) == 3
+    assert await shared.add("n", -5) == -2
+    assert await shared.get("n") == b"-2"
+    await shared.set("n", "10")
+    assert await shared.add("n", 1) == 11
+
+
+async def test_what_is_no_number_cannot_be_added_to(shared: Any) -> None:
+    await shared.set("n", "junk")
+    with pytest.raises(ValueError, match="junk"):
+        await shared.add("n", 1)
+
+
+async def test_concurrent_adds_are_all_counted(open_store: Open) -> None:
+    async with open_store() as one, open_store() as other:
+        sums = await asyncio.gather(*(shared.add("n", 1) for shared in (one, other) * 20))
+    assert sorted(sums) == list(range(1, 41))
+
+
+async def test_append_adds_to_the_end(shared: Any) -> None:
+    await shared.append("log", "po")
+    await shared.append("log", b"tato")
+    assert await shared.get("log") == b"potato"
+
+
+async def test_check_asks_whether_all_keys_exist(shared: Any) -> None:
+    await shared.set("a", "")
+    assert await shared.check([]) and await shared.check(["a"]) and await shared.check(["a", "a"])
+    assert not await shared.check(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("present", "expected", "answer", "afterwards"),
+    [
+        (None, "", b"new", b"new"),
+        (None, "old", b"old", None),
+        ("old", "old", b"new", b"new"),
+        ("old", "other", b"old", b"old"),
+        ("old", "", b"old", b"old"),
+        ("", "", b"new", b"new"),
+        ("", "old", b"", b""),
+    ],
+)
+async def test_compare_set_means_what_it_means_in_pytorch(
+    shared: Any, present: str | None, expected: str, answer: bytes, afterwards: bytes | None
+) -> None:
+    if present is not None:
+        await shared.set("k", present)
+    assert await shared.compare_set("k", expected, "new") == answer
+    assert await shared.check(["k"]) is (afterwards is not None)
+    assert afterwards is None or await shared.get("k") == afterwards
+
+
+async def test_concurrent_compare_sets_never_lose_one_another(open_store: Open) -> None:
+    async def take_numbers(shared: Any, name: str) -> None:
+        taken, seen = 0, b""
+        while taken < 10:
+            wanted = f"{int(seen.split()[0]) + 1 if seen else 1} {name}".encode()
+            seen = await shared.compare_set("n", seen, wanted)
+            taken += seen == wanted
+
+    async with open_store() as one, open_store() as other:
+        await asyncio.gather(take_numbers(one, "x"), take_numbers(other, "y"), take_numbers(one, "z"))
+        assert (await one.get("n")).startswith(b"30 ")
+
+
+async def test_multi_set_writes_all_at_once(shared: Any, observer: store.Client) -> None:
+    await shared.multi_set(["a", "b", "a"], ["1", b"2", "3"])
+    entries = await observer.list("/round/k/")
+    assert [(entry.key, entry.value) for entry in entries] == [("/round/k/a", b"3"), ("/round/k/b", b"2")]
+    assert len({entry.mod_revision for entry in entries}) == 1
+    await shared.multi_set([], [])
+
+
+async def test_delete_key_says_whether_it_was_there(shared: Any) -> None:
+    await shared.set("a", "1")
+    assert [await shared.delete_key("a"), await shared.delete_key("a")] == [True, False]
+
+
+async def test_keys_are_those_of_this_store_only(open_store: Open) -> None:
+    async with open_store(prefix="/one/") as one, open_store(prefix="/two/") as two:
+        await one.multi_set(["b", "a/b", ""], ["1"] * 3)
+        await two.set("c", "1")
+        await one.queue_push("jobs", "1")
+        assert (await one.list_keys(), await one.num_keys()) == (["", "a/b", "b"], 3)
+        assert (await two.list_keys(), await two.num_keys()) == (["c"], 1)
+
+
+# Queues.
+
+
+async def test_a_queue_gives_first_what_came_first(shared: Any) -> None:
+    for item in ("1", b"2", "3"):
+        await shared.queue_push("jobs", item)
+    assert await shared.queue_len("jobs") == 3
+    assert [await shared.queue_pop("jobs") for _ in range(3)] == [b"1", b"2", b"3"]
+    assert await shared.queue_len("jobs") == await shared.queue_len("nope") == 0
+
+
+async def test_an_empty_queue_says_so_if_one_will_not_wait(shared: Any) -> None:
+    with pytest.raises(QueueEmptyError, match="'jobs' is empty"):
+        await shared.queue_pop("jobs", block=False)
+
+
+async def test_a_queue_exists_while_it_holds_anything(shared: Any) -> None:
+    await shared.queue_push("jobs", "1")
+    await shared.queue_push("jobs", "2")
+    await shared.queue_pop("jobs")
+    await shared.wait(["jobs"], MISSED)
+    assert await shared.check(["jobs"])
+    await shared.queue_pop("jobs")
+    assert not await shared.check(["jobs"])
+
+
+async def test_a_queue_does_not_hold_the_items_of_another_whose_name_goes_on(shared: Any) -> None:
+    await shared.queue_push("a/b", "1")
+    await shared.queue_push("a%2Fb", "2")
+    assert [await shared.queue_len(key) for key in ("a", "a/b", "a%2Fb")] == [0, 1, 1]
+    assert await shared.queue_pop("a%2Fb", False) == b"2"
+
+
+async def test_a_blocking_pop_waits_for_a_push(shared: Any, observer: store.Client) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        popping = tasks.create_task(shared.queue_pop("jobs"))
+        await until_waits(observer, 1)
+        await shared.queue_push("jobs", "1")
+    assert popping.result() == b"1"
+
+
+async def test_a_blocking_pop_that_runs_out_names_the_queue(open_store: Open) -> None:
+    async with open_store(timeout=MISSED) as shared:
+        with pytest.raises(SharedStoreTimeoutError, match=r"nothing was pushed to the queue 'jobs' within 0.05 s"):
+            await shared.queue_pop("jobs")
+
+
+async def test_each_item_goes_to_one_popper_and_each_popper_sees_them_in_order(
+    open_store: Open, observer: store.Client
+) -> None:
+    async with open_store() as one, open_store() as other:
+
+        async def pop_until_the_end(shared: Any) -> list[int]:
+            popped = []
+            while (item := int(await shared.queue_pop("jobs"))) >= 0:
+                popped.append(item)
+            return popped
+
+        async with asyncio.TaskGroup() as tasks:
+            poppers = [tasks.create_task(pop_until_the_end(shared)) for shared in (one, other, one)]
+            await until_waits(observer, 3)
+            for item in range(40):
+                await one.queue_push("jobs", str(item))
+            for _ in poppers:
+                await other.queue_push("jobs", "-1")
+        popped = [popper.result() for popper in poppers]
+        assert sorted(item for items in popped for item in items) == list(range(40))
+        assert all(items == sorted(items) for items in popped)
+        assert not await one.check(["jobs"])
+        assert await observer.list("/round/") == []
+
+
+async def test_a_value_is_no_queue(shared: Any) -> None:
+    await shared.set("jobs", "1")
+    for attempt in (shared.queue_push("jobs", "2"), shared.queue_pop("jobs")):
+        with pytest.raises(ValueError, match="'jobs' holds a value that was set, not a queue"):
+            await attempt
+    assert await shared.get("jobs") == b"1"
+
+
+@pytest.mark.parametrize("meddle", ["set", "delete"])
+async def test_a_queue_survives_a_meddling_with_its_key(shared: Any, meddle: str) -> None:
+    for item in "12":
+        await shared.queue_push("jobs", item)
+    await (shared.set("jobs", "x") if meddle == "set" else shared.delete_key("jobs"))
+    assert [await shared.queue_pop("jobs", False) for _ in "12"] == [b"1", b"2"]
+    assert await shared.check(["jobs"]) is (meddle == "set")
+
+
+# Barriers, timeouts, clones.
+
+
+async def test_a_barrier_opens_when_all_have_come(shared: Any, observer: store.Client) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(shared.barrier("start", 3))
+        await until_waits(observer, 2)
+        await shared.barrier("start", 3)
+    await shared.barrier("alone", 1)
+
+
+async def test_a_barrier_that_runs_out_says_how_many_came(shared: Any) -> None:
+    with pytest.raises(SharedStoreTimeoutError, match=r"'start' timed out after 0.05 s: 1 of 3 came"):
+        await shared.barrier("start", 3, timedelta(milliseconds=50))
+
+
+async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> None:
+    async with store.connect(server.url) as client:
+        shared = SharedStore(client, prefix="/round/", fence=())
+        assert shared.timeout == timedelta(minutes=5)
+        clone = shared.clone()
+        clone.set_timeout(1.5)
+        shared.set_timeout(timedelta(seconds=2))
+        assert (clone.timeout, shared.timeout) == (timedelta(seconds=1.5), timedelta(seconds=2))
+        await clone.set("a", "1")
+        assert await shared.get("a") == b"1"
+        shared.supersede("it was dropped")
+        with pytest.raises(RoundSupersededError):
+            await clone.get("a")
+
+
+# What is said to wrong arguments.
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "said"),
+    [
+        ("set", ("a", 3), TypeError, "a value is str or bytes, not 3"),
+        ("set", (3, "a"), TypeError, "a key is a str, not 3"),
+        ("set", ("\ud800", "a"), ValueError, "UTF-8"),
+        ("set", ("a", "\ud800"), ValueError, "UTF-8"),
+        ("get", (b"a",), TypeError, "a key is a str, not b'a'"),
+        ("add", ("a", 1.5), TypeError, "amount is a whole number, not 1.5"),
+        ("add", ("a", 2**63), ValueError, "64 bits"),
+        ("wait", ("ab",), TypeError, r"keys is a list, not 'ab'; for a single one write keys=\[...\]"),
+        ("wait", (["a"], -1), ValueError, "timeout -1 must be from 0"),
+        ("wait", (["a"], math.nan), ValueError, "timeout nan"),
+        ("wait", (["a"], 10**400), ValueError, "timeout 1000"),
+        ("wait", (["a"], "soon"), TypeError, "timedelta or a number of seconds, not 'soon'"),
+        ("check", (None,), TypeError, "keys is a list, not None"),
+        ("multi_get", ([1],), TypeError, "a key is a str, not 1"),
+        ("multi_set", (["a", "b"], ["1"]), ValueError, "2 keys and 1 values"),
+        ("multi_set", (["a"], "1"), TypeError, "values is a list"),
+        ("barrier", ("a", 0), ValueError, "world_size=0 must be at least 1"),
+        ("barrier", ("a", "2"), TypeError, "world_size is a whole number"),
+        ("set_timeout", (True,), TypeError, "not True"),
+        ("set_timeout", (timedelta(days=-1),), ValueError, "must be from 0"),
+    ],
+)
+async def test_a_wrong_argument_is_told_what_is_wrong(
+    shared: Any, name: str, arguments: tuple[Any, ...], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        result = getattr(shared, name)(*arguments)
+        await result
+
+
+# What ends a call.
+
+
+@pytest.mark.parametrize("twin", TWINS)
+async def test_a_lost_store_is_a_connection_error(twin: str) -> None:
+    async with AsyncExitStack() as serving:
+        server = await serving.enter_async_context(store.serve())
+        async with open_shared_store(twin, server, timeout=MISSED) as shared:
+            await shared.set("a", "1")
+            await serving.aclose()
+            with pytest.raises(RendezvousConnectionError, match=r"shared store /round/ cannot be reached"):
+                await shared.set("a", "1")
+
+
+async def test_superseding_ends_every_call_under_way(server: Server, observer: store.Client) -> None:
+    async with store.connect(server.url) as client:
+        shared = SharedStore(client, prefix="/round/", fence=())
+        calls = asyncio.gather(
+            shared.get("a"), shared.clone().wait(["b"]), shared.queue_pop("c"), return_exceptions=True
+        )
+        await until_waits(observer, 3)
+        shared.supersede("its lease lapsed")
+        shared.supersede("a later reason")
+        for outcome in await calls:
+            assert isinstance(outcome, RoundSupersededError)
+            assert str(outcome) == (
+                "this node is no longer in the round of /round/: its lease lapsed; call next_rendezvous again"
+            )
+        await until_waits(observer, 0)
+        with pytest.raises(RoundSupersededError, match="its lease lapsed"):
+            await shared.set("a", "1")
+        assert await observer.list("/round/") == []
+
+
+async def test_cancelling_a_caller_is_not_superseding(server: Server, observer: store.Client) -> None:
+    async with store.connect(server.url) as client:
+        shared = SharedStore(client, prefix="/round/", fence=())
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(shared.get("a"), MISSED)
+        await until_waits(observer, 0)
+
+
+async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: Server, observer: store.Client) -> None:
+    reasons: list[str] = []
+
+    def superseded() -> str | None:
+        return reasons[0] if reasons else None
+
+    async with open_shared_store("blocking", server, superseded=superseded) as shared:
+        waiting = asyncio.create_task(shared.get("a"))
+        await until_waits(observer, 1)
+        reasons.append("its lease lapsed")
+        shared.blocking._client.interrupt(ConnectionLost("the node was dropped", maybe_applied=False))
+        with pytest.raises(RoundSupersededError, match="its lease lapsed; call next_rendezvous again"):
+            await waiting
+        with pytest.raises(RoundSupersededError, match="its lease lapsed"):
+            await shared.set("a", "1")
+
+
+# Beside PyTorch's own.
+
+
+def script(shared: Any, outcome: Callable[[Callable[[], Any]], Any]) -> list[Any]:
+    """Everything on which PyTorch's stores agree with each other."""
+    short = timedelta(milliseconds=100)
+    shared.set_timeout(short)
+    steps: list[Callable[[], Any]] = [
+        lambda: shared.set("a", "1"),
+        lambda: shared.get("a"),
+        lambda: shared.get("nope"),
+        lambda: shared.check([]),
+        lambda: shared.check(["a"]),
+        lambda: shared.check(["a", "nope"]),
+        lambda: shared.wait(["a"]),
+        lambda: shared.wait([]),
+        lambda: shared.wait(["a", "nope"], short),
+        lambda: shared.add("n", 3),
+        lambda: shared.add("n", -5),
+        lambda: shared.get("n"),
+        lambda: shared.set("n", "10"),
+        lambda: shared.add("n", 1),
+        lambda: shared.append("log", "x"),
+        lambda: shared.append("log", "y"),
+        lambda: shared.get("log"),
+        lambda: shared.compare_set("c", "", "v"),
+        lambda: shared.compare_set("c", "other", "w"),
+        lambda: shared.compare_set("c", "v", "w"),
+        lambda: shared.compare_set("c", "", "x"),
+        lambda: shared.compare_set("c2", "e", "v"),
+        lambda: shared.check(["c2"]),
+        lambda: shared.set("e", ""),
+        lambda: shared.compare_set("e", "", "w"),
+        lambda: shared.get("e"),
+        lambda: shared.delete_key("e"),
+        lambda: shared.delete_key("e"),
+        lambda: shared.multi_set(["m1", "m2"], ["1", "2"]),
+        lambda: shared.multi_get(["m2", "m1", "m2"]),
+        lambda: shared.multi_get([]),
+        lambda: shared.multi_get(["m1", "nope"]),
+        lambda: shared.queue_len("q"),
+        lambda: shared.queue_push("q", "1"),
+        lambda: shared.queue_push("q", b"2"),
+        lambda: shared.queue_len("q"),
+        lambda: shared.check(["q"]),
+        lambda: shared.wait(["q"], short),
+        lambda: shared.queue_pop("q"),
+        lambda: shared.queue_pop("q", block=False),
+        lambda: shared.queue_pop("q", False),
+        lambda: shared.check(["q"]),
+        lambda: shared.barrier("b1", 1),
+        lambda: shared.barrier("b1", 1, short),
+        lambda: shared.barrier("b2", 2, short),
+        lambda: shared.set("a", 3),
+        lambda: shared.wait("ab", short),
+        lambda: shared.add("n", 1.5),
+        # Not those of the barriers, which each store keeps in its own way.
+        lambda: sorted(key for key in shared.list_keys() if not key.startswith("b")),
+        lambda: shared.timeout,
+        lambda: shared.clone().get("a"),
+    ]
+    return [outcome(step) for step in steps]
+
+
+@pytest.mark.parametrize("name", ["HashStore", "TCPStore"])
+def test_what_pytorch_answers_we_answer(name: str) -> None:
+    require("torch")
+    import torch.distributed as torch_distributed
+
+    def of_torch(step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except torch_distributed.QueueEmptyError:
+            return QueueEmptyError
+        except torch_distributed.DistStoreError:
+            return SharedStoreTimeoutError
+        except TypeError:
+            return TypeError
+
+    def of_ours(step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except (QueueEmptyError, SharedStoreTimeoutError, TypeError) as error:
+            return type(error)
+
+    theirs = (
+        torch_distributed.HashStore()
+        if name == "HashStore"
+        else torch_distributed.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    )
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        ours = BlockingSharedStore(client, prefix="/round/", fence=())
+        assert script(ours, of_ours) == script(theirs, of_torch)

@@ -1,0 +1,580 @@
+"""The adapters to PyTorch, over a real server: a Store like TCPStore, torchrun's handler, a backend for torch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store.sync
+from rdzv.backends.registry import rendezvous_handler_registry
+from tests.support.processes import free_port, require, start_python
+
+require("torch")  # what follows cannot be imported without
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E402
+from torch.distributed.elastic.rendezvous import api  # noqa: E402
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
+
+from rdzv.torch import TorchRendezvousBackend, TorchRendezvousHandler, TorchStore  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+SHORT = timedelta(milliseconds=60)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with store.sync.serve() as server:
+        yield server.url
+
+
+_names = iter(range(10**6))
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"job-{next(_names)}"
+
+
+# -------------------------------------------------------------------------------------------------------- the store
+
+
+def outcome(step: Callable[[], Any]) -> Any:
+    """What a step returns, or which class of error it raises and how that begins."""
+    try:
+        return step()
+    except Exception as error:  # noqa: BLE001  the classes are what is compared
+        if isinstance(error, dist.DistStoreError) and "timeout" in str(error):
+            return type(error), str(error).partition(";")[0].partition(", /")[0]
+        return type(error)
+
+
+def calls(it: Any) -> list[Callable[[], Any]]:
+    """Calls whose outcomes are the same with TCPStore, in this order."""
+    return [
+        lambda: it.timeout,
+        lambda: it.set("a", "1"),
+        lambda: it.get("a"),
+        lambda: it.set("b", b"\xff\x00"),
+        lambda: it.get("b"),
+        lambda: it.get("nope"),
+        lambda: it.wait(["nope"]),
+        lambda: it.wait(["nope"], SHORT / 2),
+        lambda: it.wait(["a", "b"]),
+        lambda: it.wait([]),
+        lambda: it.check([]),
+        lambda: it.check(["a", "b"]),
+        lambda: it.check(["a", "nope"]),
+        lambda: it.add("n", 5),
+        lambda: it.add("n", -7),
+        lambda: it.get("n"),
+        lambda: it.set("n", "41"),
+        lambda: it.add("n", 1),
+        lambda: it.append("log", "x"),
+        lambda: it.append("log", b"y"),
+        lambda: it.get("log"),
+        lambda: it.compare_set("c", "expected", "v"),
+        lambda: it.check(["c"]),
+        lambda: it.compare_set("c", "", "v"),
+        lambda: it.compare_set("c", "other", "w"),
+        lambda: it.compare_set("c", b"v", b"\xfe"),
+        lambda: it.get("c"),
+        lambda: it.set("empty", ""),
+        lambda: it.compare_set("empty", "", "w"),
+        lambda: it.get("empty"),
+        lambda: it.multi_set(["m1", "m2"], ["1", b"2"]),
+        lambda: it.multi_get(["m2", "m1"]),
+        lambda: it.multi_get([]),
+        lambda: it.multi_set(["m1"], ["1", "2"]),
+        it.has_extended_api,
+        lambda: it.delete_key("m1"),
+        lambda: it.delete_key("m1"),
+        lambda: it.queue_len("q"),
+        lambda: it.queue_pop("q", False),
+        lambda: it.queue_pop("q"),
+        lambda: it.queue_push("q", "1"),
+        lambda: it.queue_push("q", "2"),
+        lambda: it.queue_len("q"),
+        lambda: it.check(["q"]),
+        lambda: it.queue_pop("q"),
+        lambda: it.queue_pop("q", block=False),
+        lambda: it.check(["q"]),
+        lambda: it.barrier("alone", 1),
+        lambda: it.barrier("together", 2, SHORT),
+        lambda: it.set("a", 1),
+        lambda: it.get(3),
+        lambda: sorted(key for key in it.list_keys() if key[0] not in "at"),
+        lambda: it.clone().get("b"),
+    ]
+
+
+def test_store_answers_as_tcpstore_does_call_by_call(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}", SHORT)
+    theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=SHORT)
+    for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
+        assert outcome(our_call) == outcome(their_call), number
+
+
+def test_a_wait_that_runs_out_names_the_missing_keys_and_not_the_others(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}", SHORT)
+    ours.set("there", "1")
+    with pytest.raises(dist.DistStoreError, match=r"^wait timeout after 60ms, keys: /nope, /neither$"):
+        ours.wait(["nope", "there", "neither"])
+
+
+def test_store_works_under_a_prefix_store_through_c_plus_plus(url: str, run_id: str) -> None:
+    ours = dist.PrefixStore("outer", dist.PrefixStore("inner", TorchStore(f"{url}/{run_id}", SHORT)))
+    theirs = dist.PrefixStore("outer", dist.PrefixStore("inner", dist.TCPStore("127.0.0.1", 0, 1, is_master=True)))
+    theirs.set_timeout(SHORT)
+    for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
+        ours_said, theirs_said = outcome(our_call), outcome(their_call)
+        if ours_said is NotImplementedError:  # queues, list_keys: the base class does not let Python override them
+            assert {*our_call.__code__.co_names} & {"queue_len", "queue_pop", "queue_push", "sorted"}
+        elif "barrier" not in getattr(our_call, "__code__", calls.__code__).co_names:  # it is the base class's
+            if "'q'" in str(our_call.__code__.co_consts if hasattr(our_call, "__code__") else ""):
+                continue  # there is no queue, so that check says otherwise
+            assert ours_said == theirs_said, number
+    assert ours.num_keys() > 5
+    assert TorchStore(f"{url}/{run_id}").check(["inner/outer/a"])
+
+
+def test_a_timeout_set_from_above_is_the_stores(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    assert ours.timeout == timedelta(seconds=300)
+    dist.PrefixStore("p", ours).set_timeout(SHORT)
+    assert ours.timeout == SHORT
+    began = time.monotonic()
+    with pytest.raises(dist.DistStoreError, match="60ms"):
+        ours.get("nope")
+    assert time.monotonic() - began < 2
+
+
+def test_clones_and_temporaries_outlive_their_names(url: str, run_id: str) -> None:
+    import gc
+
+    stores = [dist.PrefixStore(str(number), TorchStore(f"{url}/{run_id}")).clone() for number in range(3)]
+    gc.collect()
+    for number, it in enumerate(stores):
+        it.set("key", str(number))
+        assert it.get("key") == str(number).encode()
+    assert len(TorchStore(f"{url}/{run_id}").list_keys()) == 3
+
+
+def test_clones_have_timeouts_of_their_own(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    clone = ours.clone()
+    clone.set_timeout(SHORT)
+    assert (ours.timeout, clone.timeout) == (timedelta(seconds=300), SHORT)
+
+
+def test_store_is_for_many_threads(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    with ThreadPoolExecutor(16) as pool:
+        waits = [pool.submit(ours.get, f"key{number}") for number in range(8)]  # they park, and hold nobody up
+        adds = [pool.submit(ours.add, "n", 1) for _ in range(200)]
+        assert sorted(add.result(10) for add in adds) == list(range(1, 201))
+        for number in range(8):
+            ours.set(f"key{number}", str(number))
+        assert [wait.result(10) for wait in waits] == [str(number).encode() for number in range(8)]
+
+
+def test_stores_of_different_runs_are_apart(url: str, run_id: str) -> None:
+    TorchStore(f"{url}/{run_id}").set("a", "1")
+    assert TorchStore(f"{url}/{run_id}-other").num_keys() == 0
+    TorchStore(url).set(run_id, "1")
+    assert TorchStore(url=f"{url}/default", timeout=timedelta(seconds=30)).check([run_id])
+
+
+def test_a_store_out_of_reach_is_a_network_error() -> None:
+    with pytest.raises(dist.DistNetworkError, match=r"127\.0\.0\.1"):
+        TorchStore(f"tcp://127.0.0.1:{free_port()}", SHORT)
+
+
+def test_a_closed_store_says_so(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    clone = ours.clone()
+    clone.close()
+    with pytest.raises(dist.DistNetworkError, match="is closed"):
+        ours.set("a", "1")
+
+
+def test_after_fork_the_store_says_that_the_child_needs_its_own(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    ours.set("a", "1")
+    child = os.fork()
+    if not child:
+        status = 1
+        with contextlib.suppress(BaseException):
+            try:
+                ours.get("a")
+            except dist.DistStoreError as error:
+                status = 0 if "before fork(); make a new one in the child" in str(error) else 2
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ours.get("a") == b"1"
+
+
+def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None:
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
+        ours = TorchStore(handler.next_rendezvous().store, SHORT)
+        prefixed = dist.PrefixStore("p", ours)
+        prefixed.set("a", "1")
+        assert ours.get("p/a") == b"1"
+        handler.leave()
+        with pytest.raises(dist.DistStoreError, match="no longer in the round"):
+            prefixed.set("a", "2")
+
+
+@pytest.mark.parametrize(("way", "size"), [("store", 8), ("init", 3)])
+async def test_gloo_groups_form_and_end_over_our_store(way: str, size: int, url: str, run_id: str) -> None:
+    where = f"{url}/{run_id}" if way == "store" else f"rdzv{url.removeprefix('tcp')}/{run_id}?min_nodes={size}"
+    async with start_python("-m", "tests.rdzv.torch.torch_group", way, where, str(size)) as group:
+        assert await group.wait(timeout=60) == 0, group.written()
+        assert f"all {size} are done" in group.output
+
+
+# ------------------------------------------------------------------------------------------------ torchrun's handler
+
+
+def handler_of(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
+    """As torchrun makes it, which adds `timeout` to what the user says."""
+    settings: dict[str, Any] = {"last_call_timeout": "0.2", "timeout": 900, **config}
+    parameters = api.RendezvousParameters("rdzv", url, run_id, *nnodes, local_addr=None, **settings)
+    return TorchRendezvousHandler(parameters)
+
+
+class Agents:
+    """Handlers whose rendezvous run in threads, as they would in agents."""
+
+    def __init__(self, url: str, run_id: str) -> None:
+        self._url, self._run_id = url, run_id
+        self._pool = ThreadPoolExecutor(8)
+        self._handlers: list[TorchRendezvousHandler] = []
+
+    def add(self, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
+        handler = handler_of(self._url, self._run_id, nnodes, **config)
+        self._handlers.append(handler)
+        return handler
+
+    def join(self, *handlers: TorchRendezvousHandler) -> list[Future[api.RendezvousInfo]]:
+        return [self._pool.submit(handler.next_rendezvous) for handler in handlers]
+
+    def meet(self, *handlers: TorchRendezvousHandler) -> list[api.RendezvousInfo]:
+        return [joined.result(20) for joined in self.join(*handlers)]
+
+    def end(self) -> None:
+        for handler in self._handlers:
+            handler.shutdown()
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def agents(url: str, run_id: str) -> Iterator[Agents]:
+    agents = Agents(url, run_id)
+    yield agents
+    agents.end()
+
+
+def until(condition: Callable[[], Any], within: float = 10.0) -> Any:
+    deadline = time.monotonic() + within
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.005)
+    return result
+
+
+def test_agents_get_what_they_need_to_start_workers(agents: Agents, run_id: str) -> None:
+    two = agents.add((2, 2)), agents.add((2, 2))
+    infos = agents.meet(*two)
+    assert sorted(info.rank for info in infos) == [0, 1]
+    assert {info.world_size for info in infos} == {2}
+    first, second = (info.bootstrap_store_info for info in infos)
+    assert first == second
+    assert first is not None
+    assert first.master_addr == "127.0.0.1"
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    assert infos[0].store.timeout == timedelta(seconds=60)
+    for handler in two:
+        assert (handler.get_backend(), handler.get_run_id(), handler.use_agent_store) == ("rdzv", run_id, False)
+        assert not handler.is_closed()
+        assert handler.num_nodes_waiting() == 0
+    # rank 0's worker listens there
+    dist.TCPStore(first.master_addr, first.master_port, is_master=True, wait_for_workers=False)
+
+
+def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:
+    one, other = agents.add(), agents.add()
+    before = agents.meet(one, other)[0].bootstrap_store_info
+    after = [info.bootstrap_store_info for info in agents.meet(one, other)]
+    assert after[0] == after[1] != before
+
+
+def test_who_is_shut_down_because_of_a_signal_leaves_and_closes_nothing(agents: Agents) -> None:
+    """The agent of PyTorch 2.4 shuts us down while it handles what the signal raised."""
+    one, told_to_end = agents.add(), agents.add()
+    agents.meet(one, told_to_end)
+
+    def be_told() -> None:
+        raise SignalException("got signal: 15", signal.SIGTERM)
+
+    try:
+        be_told()
+    except SignalException:
+        assert told_to_end.shutdown()
+    until(lambda: one.num_nodes_waiting() == 1)  # it is told at once that it should meet again
+    assert not one.is_closed()
+
+
+def test_an_arrival_is_a_reason_to_meet_again(agents: Agents) -> None:
+    one, late = agents.add(), agents.add()
+    agents.meet(one)
+    assert one.num_nodes_waiting() == 0
+    (joining,) = agents.join(late)
+    until(lambda: one.num_nodes_waiting() == 1)
+    assert agents.meet(one)[0].world_size == 2
+    assert joining.result(10).world_size == 2
+    assert one.num_nodes_waiting() == 0
+
+
+@pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
+def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents: Agents, regroup_on_loss: str) -> None:
+    stays, goes = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
+    agents.meet(stays, goes)
+    goes._leave_at_exit()  # what happens when an agent is sent SIGTERM
+    if regroup_on_loss == "true":
+        until(lambda: stays.num_nodes_waiting() == 1)
+        assert agents.meet(stays)[0].world_size == 1
+    assert not stays.is_closed()
+    time.sleep(0.2)
+    assert stays.num_nodes_waiting() == 0
+
+
+@pytest.mark.parametrize("regroup_on_loss", ["true", "false"])
+def test_a_member_that_goes_before_all_have_come_costs_the_others_nothing(
+    agents: Agents, url: str, run_id: str, regroup_on_loss: str
+) -> None:
+    """An agent that dies between the commit and its hearing of it: the others waited for a minute, and failed."""
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
+        (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
+        assert goes.next_rendezvous().world_size == 2
+        time.sleep(0.1)
+        assert not joining.done()
+    again = joining.result(10)
+    assert (again.rank, again.world_size) == (0, 1)
+
+
+def test_a_member_that_dies_is_a_reason_to_meet_again(agents: Agents, url: str, run_id: str) -> None:
+    stays, dies = agents.add(), agents.add()
+    agents.meet(stays, dies)
+    assert dies._handler is not None
+    with store.sync.connect(url) as client:
+        record = next(entry for entry in client.list(f"/rdzv/{run_id}/nodes/") if dies._handler.node_id in entry.key)
+        assert record.lease is not None
+        client.call(store.messages.Revoke(lease=record.lease))  # as if it had lapsed
+    until(lambda: stays.num_nodes_waiting() == 1)
+    until(lambda: dies.num_nodes_waiting() == 1)  # it is told, too
+    assert agents.meet(stays)[0].world_size == 1
+    (again,) = agents.join(dies)
+    until(lambda: stays.num_nodes_waiting() == 1)
+    assert agents.meet(stays)[0].world_size == again.result(10).world_size == 2
+
+
+def test_in_a_closed_run_there_is_nothing_to_meet_again_for(agents: Agents) -> None:
+    one, other = agents.add(), agents.add()
+    agents.meet(one, other)
+    assert one.shutdown() is True
+    until(other.is_closed)
+    time.sleep(0.2)  # its leaving is told as well
+    assert other.num_nodes_waiting() == 0
+    with pytest.raises(api.RendezvousClosedError, match=r"is closed by .*: an agent has ended"):
+        other.next_rendezvous()
+    assert one.shutdown() is True
+
+
+def test_set_closed_closes(agents: Agents) -> None:
+    one, other = agents.add(), agents.add()
+    agents.meet(one, other)
+    one.set_closed()
+    until(other.is_closed)
+
+
+def test_a_spare_ends_with_success_when_the_run_is_closed(agents: Agents) -> None:
+    members = agents.add(), agents.add()
+    agents.meet(*members)
+    (waiting,) = agents.join(agents.add())
+    status = members[0]._handler.status  # type: ignore[union-attr]
+    until(lambda: status().spares)
+    members[0].shutdown()
+    with pytest.raises(SystemExit) as ended:
+        waiting.result(10)
+    assert ended.value.code == 0
+
+
+def test_too_few_nodes_time_out_and_the_error_says_how_many(agents: Agents) -> None:
+    alone = agents.add((3, 4), join_timeout="0.3")
+    with pytest.raises(api.RendezvousTimeoutError, match=r"join_timeout=0.3 s at tcp://.*: 1 of at least 3 nodes"):
+        alone.next_rendezvous()
+
+
+def test_who_could_not_get_in_does_not_close_the_run_of_those_who_are(agents: Agents) -> None:
+    member = agents.add((1, 1))
+    agents.meet(member)
+    other_settings = agents.add((2, 3))
+    with pytest.raises(api.RendezvousError, match="min_nodes is 2 here and 1 in the run"):
+        other_settings.next_rendezvous()
+    assert other_settings.shutdown() is True
+    assert not member.is_closed()
+
+
+def test_a_handler_that_was_shut_down_says_so(agents: Agents) -> None:
+    handler = agents.add()
+    agents.meet(handler)
+    handler.shutdown()
+    with pytest.raises(api.RendezvousStateError, match="was shut down"):
+        handler.next_rendezvous()
+
+
+def test_a_store_out_of_reach_is_a_connection_error(run_id: str) -> None:
+    handler = handler_of(f"127.0.0.1:{free_port()}", run_id, join_timeout="0.3", is_host="0")
+    with pytest.raises(api.RendezvousConnectionError, match=r"127\.0\.0\.1"):
+        handler.next_rendezvous()
+    assert handler.num_nodes_waiting() == 0
+    assert handler.shutdown() is True
+
+
+def settings_of(endpoint: str, **config: Any) -> Any:
+    """What becomes of what torchrun was told."""
+    parameters = api.RendezvousParameters("rdzv", endpoint, "job-7", 2, 4, local_addr="10.0.0.7", **config)
+    choices = TorchRendezvousHandler(parameters)._choices
+    made = rendezvous_handler_registry.create_handler(
+        rdzv.RendezvousParameters.from_url(choices.url, choices.overrides)
+    )
+    return made.settings  # type: ignore[attr-defined]
+
+
+def test_torchs_own_parameters_are_understood_as_text() -> None:
+    settings = settings_of(
+        "head",
+        timeout=900,
+        join_timeout="90",
+        last_call_timeout="5",
+        close_timeout="7",
+        keep_alive_interval="2",
+        keep_alive_max_attempt="4",
+        heartbeat_timeout="5",
+        read_timeout="20",
+        is_host="false",
+        node_unit="2",
+    )
+    assert (settings.endpoint.url, settings.run_id) == ("tcp://head:29400", "job-7")
+    assert (settings.min_nodes, settings.max_nodes, settings.address) == (2, 4, "10.0.0.7")
+    assert (settings.join_timeout, settings.last_call_timeout, settings.close_timeout) == (90, 5, 7)
+    assert (settings.ttl, settings.is_host, settings.node_unit) == (8, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("", "tcp://localhost:29400"),
+        ("head:29401", "tcp://head:29401"),
+        ("[::1]:29401", "tcp://[::1]:29401"),
+        ("tcps://head", "tcps://head:29400"),
+        ("tcp://head/job-7?ttl=5", "tcp://head:29400"),
+    ],
+)
+def test_an_endpoint_is_a_host_or_a_url(endpoint: str, expected: str) -> None:
+    assert settings_of(endpoint).endpoint.url == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "config", "words"),
+    [
+        ("head", {"token": "s3cret"}, "token was given in --rdzv-conf, .*token_file=/run/secrets/rdzv"),
+        ("tcp://head/job-8", {}, "names the run 'job-8', and --rdzv-id is 'job-7'"),
+        ("head", {"last_cal_timeout": "3"}, "no parameter 'last_cal_timeout'.*last_call_timeout"),
+        ("head", {"regroup_on_loss": "perhaps"}, "regroup_on_loss='perhaps' must be one of 1, 0"),
+        ("head", {"read_timeout": "soon"}, "read_timeout='soon' must be"),
+        ("head:port", {}, "port"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_handler_is_made(endpoint: str, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        settings_of(endpoint, **config)
+
+
+def test_torchruns_timeout_is_not_ours_and_another_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert settings_of("head", timeout=900).join_timeout == 600
+    assert not caplog.records
+    assert settings_of("head", timeout="60").join_timeout == 600
+    assert "timeout=60 is not read" in caplog.text
+
+
+def test_a_closed_run_without_a_name_hints_at_the_name(url: str) -> None:
+    handler = handler_of(url, "none")
+    handler.next_rendezvous()
+    handler.shutdown()
+    with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):
+        handler_of(url, "none").next_rendezvous()
+
+
+# ------------------------------------------------------------------------------------------- torch's dynamic handler
+
+
+def test_the_backend_keeps_a_state_behind_a_fence(url: str, run_id: str) -> None:
+    backend = TorchRendezvousBackend(url, run_id)
+    other = TorchRendezvousBackend(url, run_id)
+    assert (backend.name, backend.get_state()) == ("rdzv", None)
+    assert backend.set_state(b"never", token=12345) is None
+    created = backend.set_state(b"one")
+    assert created is not None
+    state, token, written = created
+    assert (state, written) == (b"one", True)
+    assert other.get_state() == (b"one", token)
+    assert other.set_state(b"two") == (b"one", token, False)
+    changed = other.set_state(b"two", token)
+    assert changed is not None
+    assert (changed[0], changed[2]) == (b"two", True)
+    assert backend.set_state(b"three", token) == (b"two", changed[1], False)
+    assert backend.set_state(b"three", "no token of ours") == (b"two", changed[1], False)
+    backend.close()
+    with pytest.raises(api.RendezvousConnectionError, match="is closed"):
+        backend.get_state()
+    other.close()
+
+
+def test_the_backend_needs_a_name(url: str) -> None:
+    with pytest.raises(ValueError, match="run_id is empty"):
+        TorchRendezvousBackend(url, "")
+
+
+def test_torchs_dynamic_handler_runs_on_our_store(url: str, run_id: str) -> None:
+    def handler() -> DynamicRendezvousHandler:
+        it = TorchStore(f"{url}/{run_id}", timedelta(seconds=20))
+        backend = TorchRendezvousBackend(url, run_id)
+        return DynamicRendezvousHandler.from_backend(run_id, it, backend, min_nodes=2, max_nodes=2)
+
+    two = handler(), handler()
+    with ThreadPoolExecutor(2) as pool:
+        infos = list(pool.map(lambda it: it.next_rendezvous(), two))
+    assert sorted(info.rank for info in infos) == [0, 1]
+    assert infos[0].bootstrap_store_info == infos[1].bootstrap_store_info
+    assert all(it.shutdown() for it in two)
+    assert threading.active_count() < 50
+
+
+def test_the_package_does_not_need_torch() -> None:
+    assert rdzv.__file__
+    assert "torch" not in rdzv.__all__

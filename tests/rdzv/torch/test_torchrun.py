@@ -1,0 +1,214 @@
+"""`torchrun --rdzv-backend=rdzv`, with real agents and workers: what its users meet when nodes die, come and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+from rdzv import torchrun
+from rdzv.node.handler import Handler
+from tests.support.processes import Child, free_port, require, start, start_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKER = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+says = {"rank": rank, "size": size, "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]), "pid": os.getpid()}
+for step in range(10**6):
+    total = torch.tensor([1.0, float(os.path.exists(sys.argv[1]))])
+    dist.all_reduce(total)
+    assert total[0] == size
+    if step == 0:
+        print(json.dumps(says), flush=True)
+    if total[1]:
+        break
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+class Job:
+    """Agents of one run, all on this machine, and the file that tells their workers to end."""
+
+    def __init__(self, folder: Path, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._stop = folder / "stop"
+        self._script = folder / "train.py"
+        self._script.write_text(WORKER, encoding="utf-8")
+        self._stack = contextlib.AsyncExitStack()
+        self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
+
+    async def agent(self, *options: str, module: str = "torch.distributed.run") -> Child:
+        """Start one; `options` are torchrun's, besides those that all agents have."""
+        # As a module, since torchrun itself may not be on the path.
+        return await self._stack.enter_async_context(
+            start(
+                sys.executable,
+                *("-m", module, "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
+                *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
+                *(str(self._script), str(self._stop)),
+                env={"OMP_NUM_THREADS": "1"},
+            )
+        )
+
+    def stop(self) -> None:
+        """Tell the workers to end after their next step."""
+        self._stop.touch()
+
+    async def __aenter__(self) -> Job:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        await self._stack.aclose()
+
+    async def first_step(self, agent: Child) -> dict[str, Any]:
+        """What its worker says after its first step in the next round."""
+        says: dict[str, Any] = json.loads(await agent.line(containing='{"rank"', timeout=30))
+        self._workers.add(says["pid"])
+        return says
+
+
+def kill(agent: Child, worker: int) -> None:
+    """An agent and its worker, at once, as if their machine had lost power."""
+    agent.kill()
+    os.kill(worker, signal.SIGKILL)
+
+
+class Endpoint:
+    """`rdzv serve` with a data directory, in a process of its own, which can be killed and comes back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.AsyncExitStack()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"tcp://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Endpoint:
+        await self._start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def die_and_come_back(self) -> None:
+        """SIGKILL, and the same server anew."""
+        self._process.kill()
+        await self._process.wait()
+        await self._start()
+
+    async def _start(self) -> None:
+        command = ("-m", "rdzv", "serve", "--data-dir", str(self._folder), "--port", str(self.port))
+        self._process = await self._stack.enter_async_context(start_python(*command))
+        said = await self._process.says("listens on")
+        self.port = int(said.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
+
+
+def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(SystemExit, match=r"there is no PyTorch .*pip install 'rdzv\[torch\]'"):
+        torchrun.main()
+
+
+async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(tmp_path: Path) -> None:
+    """One story, because every agent costs seconds: kills, a replacement, a spare, SIGTERM, and a good end."""
+    require("torch")
+    async with Endpoint(tmp_path / "data") as server, Job(tmp_path, f"127.0.0.1:{server.port}") as job:
+        pair = [await job.agent() for _ in range(2)]
+        began = [await job.first_step(agent) for agent in pair]
+        assert sorted(step["rank"] for step in began) == [0, 1]
+        assert {(step["size"], step["restarts"]) for step in began} == {(2, 0)}
+
+        # The agent of rank 0 is killed, whose worker hosted the workers' store: the other goes on alone.
+        first = 0 if began[0]["rank"] == 0 else 1
+        kill(pair[first], began[first]["pid"])
+        survivor = pair[1 - first]
+        alone = await job.first_step(survivor)
+        assert (alone["rank"], alone["size"]) == (0, 1)
+
+        # The store's server is killed in the middle of a step, and comes back: nobody meets again for that.
+        await server.die_and_come_back()
+
+        # A replacement comes in, and the survivor keeps its rank.
+        replacement = await job.agent()
+        assert (await job.first_step(replacement))["rank"] == 1
+        grown = await job.first_step(survivor)
+        assert (grown["rank"], grown["size"]) == (0, 2)
+        spare = await job.agent()
+        await until_a_spare_waits(server.url)
+        # SIGTERM ends one agent, and closes nothing: the spare is taken in.
+        replacement.terminate()
+        assert await replacement.wait(timeout=30) != 0
+        again = [await job.first_step(survivor), await job.first_step(spare)]
+        assert [step["size"] for step in again] == [2, 2]
+        assert again[0]["rank"] == 0
+
+        # What is a spare when the job is done ends as well as the others.
+        another = await job.agent("--rdzv-conf=join_timeout=60")
+        await until_a_spare_waits(server.url)
+        job.stop()
+        for agent in (survivor, spare, another):
+            assert await agent.wait(timeout=30) == 0, agent.written()
+
+
+async def until_a_spare_waits(url: str) -> None:
+    async with asyncio.timeout(30), rdzv.connect(f"{url}/job", is_host=False) as observer:
+        assert isinstance(observer, Handler)
+        async with contextlib.aclosing(observer.statuses()) as statuses:
+            async for status in statuses:
+                if status.spares:
+                    return
+
+
+async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
+    require("torch")
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}") as job:
+        modules = "torch.distributed.run", "rdzv.torchrun"  # the second is for PyTorch 2.4, and good with any
+        pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in modules]
+        for agent in pair:
+            assert (await job.first_step(agent))["size"] == 2
+        job.stop()
+        for agent in pair:
+            assert await agent.wait(timeout=30) == 0, agent.written()
+
+
+# Without PyTorch.
+
+
+def test_torchrun_finds_the_entry_point() -> None:
+    (found,) = {point.value: point for point in entry_points(group="torchrun.handlers", name="rdzv")}.values()
+    assert found.load()() is torchrun.create_handler
+
+
+async def test_without_torch_the_entry_point_loads_and_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; import rdzv.torchrun as it; create = it.get_handler_creator();"
+        "assert 'rdzv.torch' not in sys.modules; create(None)"
+    )
+    async with start_python("-c", program) as child:
+        assert await child.wait(timeout=20) == 1
+    assert "ImportError: rdzv.torch needs PyTorch" in child.output[-1]
+    assert "pip install 'rdzv[torch]'" in child.output[-1]

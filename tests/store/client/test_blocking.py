@@ -1,0 +1,447 @@
+"""The blocking client: channels, threads, interruptions, and what callers are told; and the server in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import store
+from store import sync
+from store.client import blocking
+from store.errors import (
+    ConnectionLost,
+    ProtocolError,
+    StoreTimeoutError,
+    StoreUsageError,
+    UsedAfterFork,
+    WatchCompacted,
+)
+from store.limits import Limits
+from store.messages import Watch
+from store.net.address import Address
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from store.server.server import Server
+
+MIB = 1024 * 1024
+
+
+async def until(condition: Callable[[], Any], *, timeout: float = 10.0) -> None:
+    """Wait for something that other threads bring about."""
+    async with asyncio.timeout(timeout):
+        while not condition():  # noqa: ASYNC110 - threads set no events of ours
+            await asyncio.sleep(0.005)
+
+
+def in_thread(function: Callable[[], Any]) -> asyncio.Task[Any]:
+    """Call something that blocks."""
+    return asyncio.create_task(asyncio.to_thread(function))
+
+
+@contextlib.asynccontextmanager
+async def through_proxy(limits: Limits | None = None) -> AsyncIterator[tuple[Server, Proxy, sync.Client]]:
+    """A server, a proxy before it, and a blocking client that comes through it."""
+    async with store.serve(limits=limits) as server, Proxy("127.0.0.1", server.port) as proxy:
+        client = sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=5.0)
+        try:
+            await asyncio.to_thread(client.ping)
+            yield server, proxy, client
+        finally:
+            proxy.heal()
+            await asyncio.to_thread(client.close)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with store.sync.serve() as server:
+        yield server
+
+
+# ------------------------------------------------------------------------------------------------ calls and channels
+
+
+def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        for number in range(10):
+            assert client.put(f"key/{number}", b"") == number + 1
+        assert server.connections == 1
+        assert client.stats()["requests"] == 12
+        assert client.store_id == server.store_id
+    with store.sync.connect(server.url) as client:
+        assert client.stats()["sessions"] == 1, "the first client said that it will not come back"
+
+
+def test_threads_do_not_wait_for_each_others_waits(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        found: list[Any] = []
+        waiting = [
+            threading.Thread(target=lambda key=key: found.append(client.wait([key])[0].key)) for key in ("a", "b")
+        ]
+        for thread in waiting:
+            thread.start()
+        client.put("b", b"")
+        client.put("a", b"")
+        for thread in waiting:
+            thread.join(10.0)
+        assert sorted(found) == ["a", "b"]
+
+
+def test_many_threads_count_exactly(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        threads = [threading.Thread(target=lambda: [client.add("count", 1) for _ in range(50)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10.0)
+        assert client.add("count", 0) == 400
+        assert server.connections <= 9
+
+
+def test_a_large_value_comes_and_goes(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        value = os.urandom(5 * MIB)
+        client.put("large", value)
+        entry = client.get("large")
+        assert entry is not None
+        assert entry.value == value
+
+
+def test_a_value_may_take_longer_than_a_heartbeat_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "HEARTBEAT", 0.2)
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    received = bytearray()
+    begun = time.monotonic()
+
+    def read_slowly() -> None:
+        pause = threading.Event()
+        while data := theirs.recv(20_000):
+            received.extend(data)
+            pause.wait(0.02)
+
+    with ours, theirs:
+        reader = threading.Thread(target=read_slowly)
+        reader.start()
+        channel = blocking._Channel(sync.Client(Address(host="nowhere", port=1)))
+        channel.sock = ours
+        frame = os.urandom(400_000)
+        channel._send(frame)
+        assert time.monotonic() - begun > 0.25, "longer than the heartbeat"
+        ours.shutdown(socket.SHUT_WR)
+        reader.join(10.0)
+        assert received == frame
+
+
+def test_a_server_that_takes_nothing_is_as_good_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "HEARTBEAT", 0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = blocking._Channel(sync.Client(Address(host="nowhere", port=1)))
+        channel.sock = ours
+        with pytest.raises(TimeoutError):
+            channel._send(bytes(10 * MIB))
+
+
+# ------------------------------------------------------------------------------------------------ what callers are told
+
+
+def test_nobody_there_is_a_lost_connection_within_the_callers_time() -> None:
+    started = time.monotonic()
+    with (
+        pytest.raises(ConnectionLost, match="nobody listens there") as caught,
+        store.sync.connect("tcp://127.0.0.1:1", timeout=0.3),
+    ):
+        raise AssertionError("there is no server")
+    assert time.monotonic() - started < 1.0
+    assert not caught.value.maybe_applied
+
+
+def test_an_outage_of_thousands_of_attempts_is_still_only_an_outage() -> None:
+    client = sync.Client(Address(host="127.0.0.1", port=1))
+    channel = client.take_channel()
+    channel._attempt = 100_000
+    client._free.append(channel)
+    with pytest.raises(ConnectionLost, match="it has never answered"):
+        client.get("a", timeout=0.1)
+    client.close()
+
+
+async def test_who_speaks_another_protocol_is_a_protocol_error_at_once() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    def connect(port: int) -> None:
+        with store.sync.connect(f"tcp://127.0.0.1:{port}", timeout=5.0):
+            raise AssertionError("that is no store")
+
+    web = await asyncio.start_server(answer, "127.0.0.1", 0)
+    with pytest.raises(ProtocolError):
+        await asyncio.to_thread(connect, web.sockets[0].getsockname()[1])
+    web.close()
+
+
+async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() -> None:
+    async with through_proxy() as (_, proxy, client):
+        proxy.black_hole()
+        with pytest.raises(StoreTimeoutError) as written:
+            await asyncio.to_thread(client.put, "a", b"", timeout=0.2)
+        assert written.value.maybe_applied
+        with pytest.raises(StoreTimeoutError) as read:
+            await asyncio.to_thread(client.get, "a", timeout=0.2)
+        assert not read.value.maybe_applied
+        await proxy.refuse()
+        proxy.cut()
+        with pytest.raises(ConnectionLost) as unsent:
+            await asyncio.to_thread(client.put, "b", b"", timeout=0.2)
+        proxy.heal()
+        await proxy.accept()
+        assert await asyncio.to_thread(client.get, "b") is None
+        assert isinstance(unsent.value, ConnectionLost)
+
+
+async def test_a_call_that_gives_up_in_mid_handshake_leaves_a_client_that_works() -> None:
+    async with through_proxy() as (_, proxy, client):
+        proxy.cut()
+        proxy.black_hole()
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                await asyncio.to_thread(client.put, "a", b"", timeout=0.2)
+        proxy.heal()
+        assert await asyncio.to_thread(client.add, "count", 1) == 1
+
+
+async def test_writes_given_up_without_a_connection_do_not_keep_later_replies_from_being_acknowledged() -> None:
+    async with through_proxy(Limits(session_replies_max=10)) as (server, proxy, client):
+        proxy.black_hole()
+        putting = in_thread(lambda: client.put("a", b"", timeout=0.5))
+        await until(lambda: any(item.sent for channel in client._all for item in channel.connection.in_flight.values()))
+        await proxy.refuse()
+        proxy.cut()
+        with pytest.raises(ConnectionLost) as caught:
+            await putting
+        assert caught.value.maybe_applied
+        proxy.heal()
+        await proxy.accept()
+
+        def count() -> int:
+            return [client.add("count", 1) for _ in range(50)][-1]
+
+        assert await asyncio.to_thread(count) == 50
+        assert server.connections == 1
+
+
+async def test_a_wait_that_is_given_up_ends_at_the_server_too() -> None:
+    async with through_proxy() as (server, _, client):
+        with pytest.raises(StoreTimeoutError):
+            await asyncio.to_thread(client.wait, ["never"], timeout=0.1)
+        await asyncio.to_thread(client.ping)
+        assert server.figures()["waits"] == 0
+        assert server.connections == 1
+
+
+async def test_closing_from_another_thread_ends_calls_and_says_what_is_known_of_them() -> None:
+    async with through_proxy() as (_, proxy, client):
+        proxy.black_hole()
+        calls = [
+            in_thread(lambda: client.put("a", b"", timeout=30.0)),
+            in_thread(lambda: client.get("a", timeout=30.0)),
+        ]
+        await until(lambda: sum(len(channel.connection.in_flight) for channel in client._all) == 2)
+        await until(lambda: client._all[0].connection.in_flight[2].sent)
+        await asyncio.to_thread(client.close)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {ConnectionLost}
+        assert [cast("ConnectionLost", outcome).maybe_applied for outcome in outcomes].count(True) <= 1
+        assert not cast("ConnectionLost", outcomes[1]).maybe_applied
+        with pytest.raises(ConnectionLost, match="is closed"):
+            client.get("a")
+        assert all(channel.sock is None for channel in client._all)
+
+
+async def test_a_write_that_was_under_way_when_its_client_was_closed_is_in_doubt() -> None:
+    async with through_proxy() as (_, proxy, client):
+        proxy.black_hole()
+        putting = in_thread(lambda: client.put("a", b"", timeout=30.0))
+        await until(lambda: any(item.sent for channel in client._all for item in channel.connection.in_flight.values()))
+        await asyncio.to_thread(client.close)
+        with pytest.raises(ConnectionLost, match="is closed") as caught:
+            await putting
+        assert caught.value.maybe_applied
+
+
+async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "HEARTBEAT", 0.1)
+    async with through_proxy() as (server, proxy, client):
+        waiting = in_thread(lambda: client.wait(["later"]))
+        await until(lambda: server.figures()["requests"] > 5)
+        assert proxy.connections == 1, "a quiet server that answers pings is left alone"
+        proxy.black_hole()
+        await until(lambda: proxy.connections > 1)
+        proxy.heal()
+        async with store.connect(server.url) as other:
+            await other.put("later", b"")
+        assert (await waiting)[0].key == "later"
+        (channel,) = client._all
+        assert channel.connection.in_flight == {}, "questions that were never answered are forgotten"
+
+
+def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        with pytest.raises(StoreUsageError, match="Put"):
+            client.put("a", cast("bytes", object()))
+        with pytest.raises(StoreUsageError, match="Add"):
+            client.add("a", 2**70)
+        with pytest.raises(store.LimitExceeded, match="frame_bytes_max"):
+            client.put("a", bytes(65 * MIB))
+        assert client.put("a", b"") == 1
+
+
+def test_a_client_inherited_over_fork_says_so(server: Server) -> None:
+    with store.sync.connect(server.url) as client:
+        client._pid = os.getpid() + 1  # as it is in a child
+        with pytest.raises(UsedAfterFork):
+            client.get("a")
+        with pytest.raises(UsedAfterFork), client.watch(""):
+            raise AssertionError("it opened")
+
+
+class _AlarmError(Exception):
+    pass
+
+
+def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(server: Server) -> None:
+    def ring(*_: object) -> None:
+        raise _AlarmError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with store.sync.connect(server.url) as client:
+            for _ in range(3):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                with pytest.raises(_AlarmError):
+                    client.wait(["never"])
+            assert client.add("count", 1) == 1
+            assert client.add("count", 1) == 2
+            assert client.stats()["waits"] == 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------------------------------------------------------ watches
+
+
+def test_a_watch_sees_what_happens_in_order(server: Server) -> None:
+    with store.sync.connect(server.url) as client, client.watch("a", snapshot=True) as watch:
+        client.put("a/1", b"one")
+        client.put("b", b"not this")
+        client.delete("a/1")
+        events = iter(watch)
+        assert [(event.kind, event.key) for event in (next(events), next(events), next(events))] == [
+            ("synced", ""),
+            ("put", "a/1"),
+            ("delete", "a/1"),
+        ]
+
+
+def test_a_watch_can_be_ended_from_another_thread(server: Server) -> None:
+    with store.sync.connect(server.url) as client, client.watch("") as watch:
+        reader = threading.Thread(target=lambda: list(watch))
+        reader.start()
+        watch.close()
+        reader.join(10.0)
+        assert not reader.is_alive()
+
+
+async def test_a_watch_ends_with_its_client() -> None:
+    async with through_proxy() as (_, _, client):
+        watch = await asyncio.to_thread(client.watch("").__enter__)
+        reading = in_thread(lambda: list(watch))
+        await asyncio.to_thread(client.close)
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await reading
+        watch.__exit__(None, None, None)
+
+
+async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> None:
+    limits = Limits(history_bytes_max=2000)
+    async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:
+        await other.put("a", b"")
+        watch = await asyncio.to_thread(client.watch("", snapshot=True).__enter__)
+        events = iter(watch)
+        assert [(await asyncio.to_thread(next, events)).kind for _ in range(2)] == ["put", "synced"]
+        await proxy.refuse()
+        proxy.cut()
+        for _ in range(20):
+            await other.put("b", b"")
+        call, failures = watch._channel.call, 2
+
+        def failing(request: Any, timeout: float | None) -> Any:
+            nonlocal failures
+            if isinstance(request, Watch) and request.snapshot and failures:
+                failures -= 1
+                if failures:
+                    raise ConnectionLost("cut again", maybe_applied=False)
+                raise StoreTimeoutError("too slow")
+            return call(request, timeout)
+
+        watch._channel.call = failing  # type: ignore[method-assign]
+        await proxy.accept()
+        kinds = [(await asyncio.to_thread(next, events)).kind for _ in range(4)]
+        assert kinds == ["reset", "put", "put", "synced"]
+        watch.__exit__(None, None, None)
+
+
+async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "HEARTBEAT", 0.05)
+    limits = Limits(history_bytes_max=2000)
+    async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:
+        watch = await asyncio.to_thread(client.watch("quiet/").__enter__)
+        events = iter(watch)
+        reading = in_thread(lambda: next(events))
+        for _ in range(50):
+            revision = await other.put("busy", b"")
+        await until(lambda: cast("int", watch._cursor._next) > revision)
+        proxy.cut()
+        await other.put("quiet/a", b"")
+        assert (await reading).key == "quiet/a"
+        watch.__exit__(None, None, None)
+
+
+def test_a_watch_from_a_revision_that_is_gone_says_so_when_it_is_opened() -> None:
+    with store.sync.serve(limits=Limits(history_bytes_max=2000)) as short, store.sync.connect(short.url) as client:
+        for _ in range(50):
+            client.put("a", b"")
+        with pytest.raises(WatchCompacted), client.watch("", start_revision=1):
+            raise AssertionError("it opened")
+        assert client.put("a", b"") == 51
+
+
+# ------------------------------------------------------------------------------------------------ serving
+
+
+def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    with (
+        store.sync.serve(sock=sock, token="a token", limits=Limits(keys_max=1)) as server,
+        store.sync.connect(server.url, token="a token") as client,
+    ):
+        client.put("a", b"")
+        with pytest.raises(store.LimitExceeded, match="keys_max"):
+            client.put("b", b"")
+
+
+def test_the_server_in_a_thread_refuses_to_be_open_to_strangers() -> None:
+    with pytest.raises(StoreUsageError, match="would let anybody in"), store.sync.serve("0.0.0.0"):
+        raise AssertionError("it served")

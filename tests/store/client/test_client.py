@@ -1,0 +1,576 @@
+"""The async client: connecting, coming back, what callers are told, and who has to wait for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import pytest
+
+import store
+from store.client import client as client_room
+from store.client.client import HEARTBEAT, Client
+from store.errors import (
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreTimeoutError,
+    StoreUsageError,
+    UsedAfterFork,
+)
+from store.limits import Limits
+from store.net.dialing import BACKOFF_MOST
+from tests.support.memory_network import MemoryNetwork
+from tests.support.processes import require
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.support.virtual_time import VirtualTimeLoop
+
+virtual_time = pytest.mark.virtual_time
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def gathered(*calls: Awaitable[Any]) -> list[Any]:
+    """The outcomes of calls, errors among them."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def changes_of(client: Client) -> list[bool]:
+    """Whether the client was connected, as it tells from now on."""
+    changes: list[bool] = []
+    client.on_connection(changes.append)
+    return changes
+
+
+# ------------------------------------------------------------------------------------------------ connecting
+
+
+@virtual_time
+async def test_a_client_knows_the_store_it_met_and_how_it_is_seen() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        client = connect_in_memory(network)
+        assert (client.connected, client.store_id, client.seen_as) == (False, None, None)
+        async with client:
+            assert client.connected
+            assert client.store_id == server.store_id
+            assert client.seen_as == "client"
+        assert not client.connected
+
+
+@virtual_time
+async def test_connecting_goes_on_until_somebody_listens() -> None:
+    network = MemoryNetwork()
+    client = connect_in_memory(network)
+    connecting = asyncio.create_task(client.__aenter__())
+    await asyncio.sleep(10.0)
+    assert not connecting.done()
+    async with serve_in_memory(network):
+        await connecting
+        assert await client.put("a", b"") == 1
+        await client.aclose()
+
+
+@virtual_time
+async def test_connecting_gives_up_in_time_and_says_what_the_matter_was() -> None:
+    started = now()
+    with pytest.raises(ConnectionLost, match=r"no store at store within 7 s: nobody listens there") as caught:
+        async with connect_in_memory(MemoryNetwork(), timeout=7.0):
+            raise AssertionError("there is no server")
+    assert now() - started == pytest.approx(7.0, abs=0.1)
+    assert not caught.value.maybe_applied
+
+
+@virtual_time
+async def test_what_the_server_says_before_the_dial_returns_is_heard() -> None:
+    network = MemoryNetwork()
+
+    async def slow_to_return(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        dialed = await network.dial("store", factory)
+        await asyncio.sleep(1.0)  # the greeting comes meanwhile, as it may with TLS
+        return dialed
+
+    async with serve_in_memory(network), Client(slow_to_return, name="store", timeout=3.0) as client:
+        assert await client.put("a", b"") == 1
+
+
+@virtual_time
+async def test_who_listens_and_says_nothing_is_hung_up_on() -> None:
+    network = MemoryNetwork()
+    network.listen("store", asyncio.Protocol)
+    with pytest.raises(ConnectionLost, match="it has been silent for 10 s"):
+        async with connect_in_memory(network, timeout=11.0):
+            raise AssertionError("that is no server")
+
+
+@virtual_time
+async def test_who_speaks_another_protocol_is_a_protocol_error_at_once() -> None:
+    class WebServer(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            cast("asyncio.Transport", transport).write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    network = MemoryNetwork()
+    network.listen("store", WebServer)
+    with pytest.raises(ProtocolError):
+        async with connect_in_memory(network):
+            raise AssertionError("that is no store")
+
+
+@virtual_time
+async def test_a_defect_while_connecting_is_told_to_callers_and_raised_at_the_end() -> None:
+    async def defective(_: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        raise TypeError("a defect")
+
+    with pytest.raises(TypeError, match="a defect") as caught:
+        async with Client(defective, name="store"):
+            raise AssertionError("never connected")
+    assert isinstance(caught.value.__context__, ConnectionLost)
+
+
+# ------------------------------------------------------------------------------------------------ coming back
+
+
+@virtual_time
+async def test_a_client_comes_back_after_hours_of_outage() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        changes = changes_of(client)
+        network.refuse("store")
+        network.reset("client")
+        await asyncio.sleep(2 * 3600.0)
+        assert changes == [False]
+        network.accept("store")
+        assert await client.put("a", b"") == 1
+        assert changes == [False, True]
+
+
+@virtual_time
+async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -> None:
+    """R8, and the trap of thundering herds: of those who wait for a server few come in any one moment.
+
+    With RDZV_RECONNECTS=10000 it is as many.
+    """
+    count, down_for = int(os.environ.get("RDZV_RECONNECTS", "2500")), 3.0
+    loop = asyncio.get_running_loop()
+    back_at = loop.time() + down_for
+    came: list[float] = []
+
+    async def dial(_: object) -> NoReturn:
+        if loop.time() < back_at:
+            raise ConnectionRefusedError
+        came.append(loop.time() - back_at)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    clients = [Client(dial, name="store", rng=random.Random(seed)) for seed in range(count)]
+    tasks = [asyncio.create_task(client._stay_connected()) for client in clients]
+    await asyncio.sleep(down_for + BACKOFF_MOST + 0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(came) == count, "all come within the longest pause"
+    crowd = max(Counter(int(at / 0.01) for at in came).values())
+    assert crowd < count / 50, "in no hundredth of a second does more than one in fifty come"
+
+
+@virtual_time
+async def test_calls_made_while_it_is_away_are_made_when_it_is_back() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        network.refuse("store")
+        network.reset("client")
+        calls = [asyncio.create_task(client.add("count", 1)) for _ in range(100)]
+        await asyncio.sleep(5.0)
+        network.accept("store")
+        assert sorted(await asyncio.gather(*calls)) == list(range(1, 101))
+
+
+@virtual_time
+async def test_an_idle_connection_is_kept_and_asked_after_now_and_then() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        changes = changes_of(client)
+        before = server.figures()["requests"]
+        await asyncio.sleep(600.0)
+        assert changes == []
+        assert 600 / HEARTBEAT / 2 - 1 <= server.figures()["requests"] - before <= 600 / HEARTBEAT
+
+
+@virtual_time
+async def test_a_black_hole_is_noticed_and_left() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        lost_at: list[float] = []
+        client.on_connection(lambda connected: None if connected else lost_at.append(now()))
+        network.partition("client")
+        started = now()
+        await asyncio.sleep(30.0)
+        network.heal("client")
+        assert HEARTBEAT <= lost_at[0] - started <= 4 * HEARTBEAT
+        assert await client.put("a", b"", timeout=60.0) == 1
+
+
+@virtual_time
+async def test_a_loop_that_was_blocked_does_not_hang_up_before_it_has_asked() -> None:
+    network = MemoryNetwork()
+    loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        changes = changes_of(client)
+        await asyncio.sleep(1.0)
+        loop._jumping_selector.now += 60.0  # a training step
+        await asyncio.sleep(60.0)
+        assert changes == []
+
+
+@virtual_time
+async def test_a_large_value_that_takes_its_time_is_no_silence() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        changes = changes_of(client)
+        (link,) = network.links("client")
+        link.server.pause_reading()
+        putting = asyncio.create_task(client.put("large", bytes(4 * 1024 * 1024), timeout=600.0))
+        started = now()
+        while not putting.done():
+            link.server.resume_reading()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one delivery
+            link.server.pause_reading()
+            await asyncio.sleep(4.0)  # 64 kB/s
+        assert now() - started > 60.0
+        assert changes == []
+        assert await putting == 1
+
+
+# ------------------------------------------------------------------------------------------------ what callers are told
+
+
+@virtual_time
+async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        network.partition("client")
+        put, get = await gathered(client.put("a", b"", timeout=2.0), client.get("a", timeout=2.0))
+        assert (type(put), put.maybe_applied) == (StoreTimeoutError, True)
+        assert (type(get), get.maybe_applied) == (StoreTimeoutError, False)
+        network.reset("client")
+        await asyncio.sleep(0.1)
+        put, get = await gathered(client.put("b", b"", timeout=2.0), client.get("a", timeout=2.0))
+        assert (type(put), put.maybe_applied) == (ConnectionLost, False), "it was never sent"
+        assert (type(get), get.maybe_applied) == (ConnectionLost, False)
+        assert "the connection is lost" in str(put)
+
+
+@virtual_time
+async def test_what_was_given_up_while_away_is_not_asked_again_on_the_return() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        network.partition("client")
+        calls = [
+            asyncio.create_task(client.put("a", b"", timeout=3.0)),
+            asyncio.create_task(client.wait(["never"], timeout=3.0)),
+        ]
+        await asyncio.sleep(1.0)
+        network.refuse("store")
+        network.reset("client")  # what was under way is lost
+        network.heal("client")
+        put, wait = await gathered(*calls)
+        assert (type(put), put.maybe_applied) == (ConnectionLost, True)
+        assert type(wait) is ConnectionLost
+        network.accept("store")
+        assert await client.put("b", b"") == 1
+        assert server.figures()["waits"] == 0
+
+
+@virtual_time
+async def test_a_wait_that_is_given_up_or_cancelled_ends_at_the_server_too() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        cancelled = asyncio.create_task(client.wait(["never"]))
+        with pytest.raises(StoreTimeoutError):
+            await client.wait(["never"], timeout=100.0)
+        cancelled.cancel()
+        await gathered(cancelled)
+        await client.ping()
+        assert server.figures()["waits"] == 0
+
+
+@virtual_time
+async def test_a_watch_whose_opening_is_given_up_or_cancelled_does_not_stay_open_at_the_server() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network, timeout=3.0) as client:
+        network.partition("client")
+        cancelled = asyncio.create_task(client.watch("").__aenter__())
+        with pytest.raises(StoreTimeoutError):
+            await client.watch("").__aenter__()
+        network.heal("client")
+        cancelled.cancel()
+        await gathered(cancelled)
+        await client.put("a", b"")
+        assert server.figures()["watches"] == 0
+
+
+@virtual_time
+async def test_a_session_that_was_forgotten_leaves_writes_in_doubt_and_repeats_reads() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(session_ttl=1.0)),
+        connect_in_memory(network) as other,
+        connect_in_memory(network) as client,
+    ):
+        network.refuse("client")
+        (_, link) = network.links("client")
+        link.hold(upward=True, downward=True)
+        calls = [asyncio.create_task(client.put("a", b"")), asyncio.create_task(client.get("b"))]
+        await asyncio.sleep(0.1)
+        link.reset()
+        await asyncio.sleep(5.0)
+        async with connect_in_memory(network, source="another"):  # a newcomer has the old sessions looked through
+            network.accept("client")
+            put, get = await gathered(*calls)
+        assert (type(put), put.maybe_applied) == (ConnectionLost, True)
+        assert "forgotten this client's session" in str(put)
+        assert get is None
+        assert await other.get("a") is None
+
+
+@virtual_time
+async def test_closing_tells_everyone_who_still_waits() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        async with connect_in_memory(network) as client:
+            waits = [asyncio.create_task(client.wait(["never"])) for _ in range(3)]
+            watch = await client.watch("").__aenter__()
+            reading = asyncio.ensure_future(anext(aiter(watch)))
+            await asyncio.sleep(1.0)
+        outcomes = await gathered(*waits, reading)
+        assert {type(outcome) for outcome in outcomes} == {ConnectionLost}
+        assert len({id(outcome) for outcome in outcomes[:3]}) == 3, "each has an error of its own to add to"
+        await watch.__aexit__(None, None, None)
+        await asyncio.sleep(0)
+        assert server.figures()["sessions"] == 0, "it said that it will not come back"
+
+
+@virtual_time
+async def test_a_closed_or_forked_client_is_of_no_use_and_says_so_at_once() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network):
+        async with connect_in_memory(network) as client:
+            client._pid = os.getpid() + 1
+            with pytest.raises(UsedAfterFork, match="make a new one in the child"):
+                await client.get("a")
+            with pytest.raises(UsedAfterFork):
+                await client.watch("").__aenter__()
+            client._pid = os.getpid()
+        started = now()
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await client.get("a")
+        with pytest.raises(ConnectionLost, match="is closed"):
+            await client.watch("").__aenter__()
+        assert now() == started
+
+
+@virtual_time
+async def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else() -> None:
+    network = MemoryNetwork()
+    limits = Limits(frame_bytes_max=8192, value_bytes_max=4096)
+    async with serve_in_memory(network, limits=limits), connect_in_memory(network) as client:
+        changes = changes_of(client)
+        with pytest.raises(StoreUsageError, match="Put"):
+            await client.put("a", cast("bytes", object()))
+        with pytest.raises(StoreUsageError, match="Add"):
+            await client.add("a", 2**70)
+        with pytest.raises(LimitExceeded, match="frame_bytes_max"):
+            await client.put("a", bytes(10_000))
+        assert await client.put("a", b"") == 1
+        assert changes == []
+
+
+@virtual_time
+async def test_callbacks_hear_of_each_welcome_each_loss_and_the_end() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network):
+        async with connect_in_memory(network) as client:
+            changes = changes_of(client)
+            network.reset("client")
+            await client.ping()
+            assert client.failure is None
+        assert changes[:2] == [False, True]
+        assert set(changes[2:]) == {False}
+        assert isinstance(client.failure, ConnectionLost)
+
+
+# ------------------------------------------------------------------------------------------------ room
+
+
+@virtual_time
+async def test_thousands_of_calls_at_once_are_served_in_the_order_they_came() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        sums = await asyncio.gather(*[client.add("count", 1) for _ in range(10_000)])
+        assert sums == list(range(1, 10_001))
+
+
+@virtual_time
+async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 10)
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        network.partition("client")
+        in_flight = [asyncio.create_task(client.add("count", 1, timeout=60.0)) for _ in range(10)]
+        started = now()
+        outcomes = await gathered(*[client.add("count", 1, timeout=3.0) for _ in range(10)])
+        assert now() - started == pytest.approx(3.0, abs=0.01)
+        assert {(type(error), error.maybe_applied) for error in outcomes} == {(StoreTimeoutError, False)}
+        assert "no room" in str(outcomes[0])
+        network.heal("client")
+        assert await asyncio.gather(*in_flight) == list(range(1, 11))
+        assert await client.add("count", 0) == 10
+        assert server.figures()["requests"] < 20
+
+
+@virtual_time
+async def test_the_turn_of_a_caller_that_left_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
+    network = MemoryNetwork(latency=0.1)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        tasks = [asyncio.create_task(client.add("count", 1)) for _ in range(50)]
+        rng = random.Random(7)
+        for task in rng.sample(tasks[1:], 25):
+            asyncio.get_running_loop().call_later(rng.uniform(0, 4.0), task.cancel)
+        outcomes = await gathered(*tasks)
+        sums = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert len(sums) >= 25
+        assert sums == sorted(sums)
+        assert client._turns_given == 0
+        assert await client.add("count", 0) >= len(sums)
+
+
+@virtual_time
+async def test_waits_do_not_use_up_the_room_of_the_calls_that_answer_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 4)
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        waits = [asyncio.create_task(client.wait([f"key/{number}"])) for number in range(20)]
+        await asyncio.sleep(1.0)
+        network.reset("client")
+        await asyncio.gather(*[client.put(f"key/{number}", b"", timeout=5.0) for number in range(20)])
+        assert [entries[0].key for entries in await asyncio.gather(*waits)] == [f"key/{n}" for n in range(20)]
+        assert client._parked == set()
+
+
+@virtual_time
+async def test_a_socket_that_takes_no_more_holds_callers_back_until_it_does() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        (link,) = network.links("client")
+        link.server.pause_reading()
+        calls = [asyncio.create_task(client.put(f"{number}", bytes(100_000))) for number in range(2)]
+        await asyncio.sleep(0.1)
+        calls += [asyncio.create_task(client.put(f"{number}", bytes(100_000))) for number in range(2, 20)]
+        await asyncio.sleep(0.1)
+        assert link.client.get_write_buffer_size() < 300_000
+        link.server.resume_reading()
+        assert await asyncio.gather(*calls) == list(range(1, 21))
+
+
+@virtual_time
+async def test_callers_that_were_held_back_are_let_go_when_the_connection_is_lost() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        (link,) = network.links("client")
+        link.server.pause_reading()
+        calls = [asyncio.create_task(client.put(f"{number}", bytes(100_000))) for number in range(5)]
+        await asyncio.sleep(0.1)
+        held_back = asyncio.create_task(client.put("held back", b""))
+        await asyncio.sleep(0.1)
+        network.reset("client")
+        await asyncio.gather(*calls, held_back)
+
+
+# ------------------------------------------------------------------------------------------------ watches
+
+
+@virtual_time
+async def test_a_watch_that_is_reopened_slowly_goes_on_waiting() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="other") as other,
+        connect_in_memory(network, timeout=1.0) as client,
+        client.watch("") as watch,
+    ):
+        events = aiter(watch)
+        # On its return it is welcomed, and then nothing comes for longer than a call may take.
+        client.on_connection(lambda connected: network.partition("client") if connected else None)
+        network.reset("client")
+        await asyncio.sleep(3.0)
+        await other.put("a", b"")
+        network.heal("client")
+        assert (await anext(events)).key == "a"
+
+
+@virtual_time
+async def test_a_quiet_watch_on_a_busy_connection_hears_how_far_the_store_has_come() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=10_000)),
+        connect_in_memory(network) as client,
+        client.watch("quiet/") as watch,
+    ):
+        for _ in range(100):  # more than history holds, and never silent
+            await client.put("busy", b"")
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(10.0)
+        network.reset("client")
+        await client.put("quiet/a", b"")
+        async for event in watch:
+            assert event.key == "quiet/a", "nothing was missed, so nothing was lost"
+            break
+
+
+@virtual_time
+async def test_a_defect_in_reopening_a_watch_does_not_leave_its_reader_waiting() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
+
+        def opening() -> Any:
+            raise KeyError("a defect")
+
+        watch._cursor.opening = opening  # type: ignore[method-assign]
+        network.reset("client")
+        with pytest.raises(ConnectionLost, match="a defect"):
+            await anext(aiter(watch))
+
+
+# ------------------------------------------------------------------------------------------------ other loops
+
+
+def test_client_and_server_run_on_uvloop_too() -> None:
+    require("uvloop")
+    import uvloop
+
+    async def talk() -> None:
+        async with store.serve() as server:
+            for host in ("127.0.0.1", "localhost"):  # the latter may mean ::1 first, where nobody listens
+                async with store.connect(f"tcp://{host}:{server.port}", timeout=5.0) as client:
+                    async with client.watch("") as watch:
+                        await client.put("large", bytes(5_000_000))
+                        event = await anext(aiter(watch))
+                        assert len(event.value) == 5_000_000
+                    await asyncio.gather(*[client.add("count", 1) for _ in range(100)])
+            with pytest.raises(ConnectionLost, match="nobody listens there"):
+                async with store.connect("tcp://127.0.0.1:1", timeout=0.2):
+                    raise AssertionError("there is no server")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(talk())

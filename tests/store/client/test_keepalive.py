@@ -1,0 +1,309 @@
+"""The keeper: leases are renewed in time, claimed by new connections at once, and known to be lost when they may be."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from store import interface
+from store.client import keepalive
+from store.client.keepalive import RELEASE_WITHIN, TaskKeeper, ThreadKeeper
+from store.errors import LeaseNotFound, LimitExceeded, UsedAfterFork
+from store.messages import Granted, KeepAlive, Request, Revoke
+from store.net import threads
+from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+virtual_time = pytest.mark.virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Lapses:
+    """What a holder was told, and when."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.at: list[float] = []
+        self.told = asyncio.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.at.append(now())
+        self.told.set()
+
+
+# ------------------------------------------------------------------------------------------------ as a task
+
+
+@virtual_time
+async def test_a_lease_is_kept_for_as_long_as_it_is_held_and_goes_at_once_when_released() -> None:
+    network = MemoryNetwork(latency=0.05)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        lapses = Lapses()
+        keeper = TaskKeeper(client)
+        lease = await keeper.hold(ttl=5.0, disconnect_ttl=None, on_lapse=lapses)
+        await client.put("mine", b"", lease=lease)
+        await asyncio.sleep(600.0)
+        assert await client.get("mine") is not None
+        await lease.release()
+        assert await client.get("mine") is None
+        await lease.release()  # again: nothing left to do
+        assert lapses.reasons == []
+
+
+@virtual_time
+async def test_closing_releases_everything_that_is_held() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        keeper = TaskKeeper(client)
+        for _ in range(10):
+            await keeper.hold(ttl=5.0, disconnect_ttl=1.0, on_lapse=Lapses())
+        await keeper.aclose()
+        assert server.figures()["leases"] == 0
+
+
+@virtual_time
+async def test_a_new_connection_claims_the_lease_before_its_disconnect_ttl() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="keeper") as client,
+        connect_in_memory(network, source="other") as other,
+    ):
+        lapses = Lapses()
+        keeper = TaskKeeper(client)
+        lease = await keeper.hold(ttl=60.0, disconnect_ttl=0.5, on_lapse=lapses)
+        await other.put("mine", b"", lease=lease.id)
+        for _ in range(50):
+            network.reset("keeper")
+            await asyncio.sleep(3.0)
+        assert await other.get("mine") is not None
+        assert lapses.reasons == []
+        await keeper.aclose()
+
+
+@virtual_time
+async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets_it_lapse() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="keeper") as client,
+        connect_in_memory(network, source="other") as other,
+    ):
+        lapses = Lapses()
+        lease = await TaskKeeper(client).hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+        await other.put("mine", b"", lease=lease.id)
+        await asyncio.sleep(100.0)
+        network.partition("keeper")
+        cut_at = now()
+        async with other.watch("mine") as watch:
+            assert (await anext(aiter(watch))).kind == "delete"
+            gone_at = now()
+        assert lapses.reasons == ["its lease of 9 s could not be renewed in time"]
+        assert 6.0 - 0.1 <= lapses.at[0] - cut_at <= 9.0, "9 s after the last that was acknowledged was sent"
+        assert lapses.at[0] <= gone_at
+        network.heal("keeper")
+        await asyncio.sleep(20.0)
+        assert len(lapses.reasons) == 1
+
+
+@virtual_time
+async def test_a_lease_that_somebody_revoked_is_known_to_be_lost_at_the_next_renewal() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        lapses = Lapses()
+        lease = await TaskKeeper(client).hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+        await client.call(Revoke(lease=lease.id))
+        revoked_at = now()
+        await lapses.told.wait()
+        assert now() - revoked_at <= 3.0
+        assert lapses.reasons == ["the store has let its lease lapse"]
+
+
+@virtual_time
+async def test_a_store_that_was_replaced_is_told_at_once() -> None:
+    network = MemoryNetwork()
+    lapses = Lapses()
+    async with serve_in_memory(network):
+        client = await connect_in_memory(network).__aenter__()
+        await TaskKeeper(client).hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapses)
+    async with serve_in_memory(network):
+        replaced_at = now()
+        await lapses.told.wait()
+        assert now() - replaced_at < 3.0, "not at the next renewal, which is 20 s away"
+        assert "has been replaced" in lapses.reasons[0]
+    await client.aclose()
+
+
+@virtual_time
+async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_many_there_are() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        keeper = TaskKeeper(client)
+        for _ in range(10):
+            await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+        network.partition("client")
+        started = now()
+        await keeper.aclose()
+        assert now() - started <= RELEASE_WITHIN + 0.1
+        network.heal("client")
+
+
+class Moody(interface.Store):
+    """A store, not ours, that grants leases and refuses what it is told to refuse; it tells of no connections."""
+
+    def __init__(self) -> None:
+        self.refusals: list[Exception] = []
+        self.renewed_at: list[float] = []
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:  # noqa: ARG002
+        if isinstance(request, KeepAlive):
+            self.renewed_at.append(now())
+            if self.refusals:
+                raise self.refusals.pop(0)
+        return Granted(lease=1, ttl=9.0)
+
+    def watch(self, prefix: str, **_: Any) -> interface.Watch:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        pass
+
+    def time(self) -> float:
+        return now()
+
+
+@virtual_time
+async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one() -> None:
+    moody = Moody()
+    lapses = Lapses()
+    keeper = TaskKeeper(moody)
+    started = now()
+    await keeper.hold(ttl=9.0, disconnect_ttl=None, on_lapse=lapses)
+    moody.refusals = [LimitExceeded("it is busy")] * 20
+    await asyncio.sleep(8.5)
+    assert moody.renewed_at[0] - started == pytest.approx(3.0)
+    assert moody.renewed_at[20] - started == pytest.approx(5.0)
+    assert moody.renewed_at[21] - started == pytest.approx(8.0)
+    assert lapses.reasons == []
+    moody.refusals = [LeaseNotFound("gone")]
+    await lapses.told.wait()
+    await keeper.aclose()
+
+
+# ------------------------------------------------------------------------------------------------ as a thread
+
+
+def keeper_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rdzv keeper"]
+
+
+async def joined(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 10.0)
+        assert not thread.is_alive()
+
+
+async def test_the_thread_keeps_leases_while_its_callers_loop_is_blocked_and_ends_with_its_last_keeper() -> None:
+    with store.sync.serve() as server, store.sync.connect(server.url) as other:
+        lapses = Lapses()
+        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
+        lease = await keeper.hold(ttl=0.4, disconnect_ttl=None, on_lapse=lapses)
+        other.put("mine", b"", lease=lease)
+        time.sleep(1.0)  # noqa: ASYNC251 - a training step, two and a half times the TTL
+        assert other.get("mine") is not None
+        second = ThreadKeeper(functools.partial(store.connect, server.url))
+        await second.hold(ttl=60.0, disconnect_ttl=1.0, on_lapse=lapses)
+        threads = keeper_threads()
+        assert len(threads) == 1
+        await keeper.aclose()
+        assert other.get("mine") is None
+        assert threads[0].is_alive()
+        await second.aclose()
+        await joined(threads)
+        assert lapses.reasons == []
+        assert server.figures()["leases"] == 0
+
+
+async def test_holders_that_come_at_once_share_one_connection() -> None:
+    with store.sync.serve() as server:
+        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
+        leases = await asyncio.gather(*[keeper.hold(ttl=60.0, disconnect_ttl=1.0, on_lapse=Lapses()) for _ in range(5)])
+        assert server.connections == 1
+        assert len({lease.id for lease in leases}) == 5
+        await leases[0].release()
+        assert server.figures()["leases"] == 4
+        threads = keeper_threads()
+        await keeper.aclose()
+        await keeper.aclose()  # again: nothing left to do
+        assert server.figures()["leases"] == 0
+        await joined(threads)
+
+
+async def test_the_holder_is_told_in_its_own_loop_that_its_lease_was_lost() -> None:
+    here = threading.get_ident()
+    told: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+    with store.sync.serve() as server, store.sync.connect(server.url) as other:
+        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
+        lease = await keeper.hold(
+            ttl=0.3,
+            disconnect_ttl=None,
+            on_lapse=lambda reason: told.set_result((reason, threading.get_ident())),
+        )
+        other.call(Revoke(lease=lease.id))
+        assert await asyncio.wait_for(told, 10.0) == ("the store has let its lease lapse", here)
+        threads = keeper_threads()
+        await keeper.aclose()
+        await joined(threads)
+
+
+async def test_a_store_that_cannot_be_reached_is_an_error_of_holding() -> None:
+    keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1", timeout=0.2))
+    with pytest.raises(store.ConnectionLost, match="nobody listens there"):
+        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+    threads = keeper_threads()
+    await keeper.aclose()
+    await joined(threads)
+
+
+async def test_a_thread_that_cannot_start_is_an_error_not_a_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(threads, "loop_factory", no_loop)
+    keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1"))
+    with pytest.raises(RuntimeError, match=r"could not start: .*Too many open files"):
+        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+    await keeper.aclose()
+    monkeypatch.undo()
+    assert keepalive._thread is None
+
+
+async def test_a_keeper_inherited_over_fork_says_so_and_has_nothing_to_release() -> None:
+    with store.sync.serve() as server:
+        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
+        lease = await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+        threads = keeper_threads()
+        thread, keeper._pid = keeper._thread, os.getpid() + 1  # as it is in a child
+        with pytest.raises(UsedAfterFork):
+            await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
+        with pytest.raises(UsedAfterFork):
+            await lease.release()
+        await keeper.aclose()
+        assert server.figures()["leases"] == 1
+        keeper._thread, keeper._pid = thread, os.getpid()
+        await keeper.aclose()
+        await joined(threads)

@@ -1,0 +1,234 @@
+"""Leases lapse when their time is over, on a clock that does not count the server's own standing still."""
+
+from __future__ import annotations
+
+from store.engine.changeset import SavedLease
+from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
+
+
+def at(now: float = 0.0) -> Leases:
+    leases = Leases()
+    leases.advance(now)
+    return leases
+
+
+def let_pass(leases: Leases, seconds: float, *, now: float = 0.0) -> float:
+    """Look at the clock often enough for no stall to be seen."""
+    until = now + seconds
+    while now < until:
+        now = min(now + STALL_AFTER / 2, until)
+        leases.advance(now)
+    return now
+
+
+def ids(leases: list[LeaseRecord]) -> list[int]:
+    return [lease.id for lease in leases]
+
+
+def test_a_lease_is_due_when_its_time_is_over_and_not_before() -> None:
+    leases = at()
+    lease = leases.grant(1.0, peer=7)
+    now = let_pass(leases, 0.75)
+    assert leases.due() == []
+    assert leases.remaining(lease) == 0.25
+    let_pass(leases, 0.25, now=now)
+    assert leases.due() == [lease]
+    assert leases.remaining(lease) == 0
+    assert leases.due() == []  # told once
+
+
+def test_leases_have_ids_of_their_own_and_can_be_found_by_them() -> None:
+    leases = at()
+    first, second = leases.grant(1.0, peer=1), leases.grant(1.0, peer=1)
+    assert first.id != second.id
+    assert leases.get(second.id) is second
+    assert len(leases) == 2
+    leases.end(second)
+    assert leases.get(second.id) is None
+    assert leases.grant(1.0, peer=1).id not in {first.id, second.id}
+
+
+def test_keeping_a_lease_alive_gives_it_its_full_ttl_again() -> None:
+    leases = at()
+    lease = leases.grant(1.0, peer=7)
+    now = let_pass(leases, 0.75)
+    leases.keep_alive(lease, peer=7)
+    now = let_pass(leases, 0.75, now=now)
+    assert leases.due() == []
+    let_pass(leases, 0.25, now=now)
+    assert leases.due() == [lease]
+
+
+def test_a_keep_alive_that_comes_after_the_time_but_before_the_lapse_still_counts() -> None:
+    leases = at()
+    lease = leases.grant(1.0, peer=7)
+    let_pass(leases, 2.0)
+    leases.keep_alive(lease, peer=7)
+    assert leases.due() == []
+
+
+def test_a_stall_counts_for_no_more_than_the_longest_pause_between_two_looks() -> None:
+    leases = at()
+    lease = leases.grant(1.0, peer=7)
+    leases.advance(3600.0)
+    assert leases.remaining(lease) == 1.0 - STALL_AFTER
+    leases.advance(7200.0)
+    assert leases.due() == []
+
+
+def test_a_clock_that_goes_back_takes_nothing_away() -> None:
+    leases = at(100.0)
+    lease = leases.grant(1.0, peer=7)
+    leases.advance(50.0)
+    assert leases.remaining(lease) == 1.0
+
+
+def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() -> None:
+    leases = at()
+    renewed = leases.grant(0.1, peer=7)
+    leases.advance(0.05)
+    other = leases.grant(0.1, peer=7)
+    leases.advance(0.09)
+    leases.keep_alive(renewed, peer=7)
+    leases.advance(0.25)
+    assert ids(leases.due()) == [other.id, renewed.id]
+
+
+def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None:
+    leases = at()
+    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    leases.peer_closed(7)
+    now = let_pass(leases, 0.75)
+    assert leases.due() == []
+    let_pass(leases, 0.25, now=now)
+    assert leases.due() == [lease]
+
+
+def test_a_disconnect_ttl_never_prolongs_a_lease() -> None:
+    leases = at()
+    lease = leases.grant(1.0, disconnect_ttl=5.0, peer=7)
+    leases.peer_closed(7)
+    assert leases.remaining(lease) == 1.0
+
+
+def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
+    leases = at()
+    lease = leases.grant(1.0, peer=7)
+    leases.peer_closed(7)
+    assert leases.remaining(lease) == 1.0
+    leases.keep_alive(lease, peer=8)
+    assert lease.keeper == 8
+
+
+def test_coming_back_in_time_restores_the_full_ttl() -> None:
+    leases = at()
+    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    leases.peer_closed(7)
+    now = let_pass(leases, 0.75)
+    leases.keep_alive(lease, peer=8)
+    let_pass(leases, 5.0, now=now)
+    assert leases.due() == []
+    assert leases.remaining(lease) == 5.0
+
+
+def test_whoever_renewed_a_lease_last_keeps_it() -> None:
+    leases = at()
+    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    leases.keep_alive(lease, peer=8)
+    leases.peer_closed(7)
+    assert leases.remaining(lease) == 10.0
+    leases.peer_closed(8)
+    assert leases.remaining(lease) == 1.0
+
+
+def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> None:
+    leases = at()
+    first = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
+    second = leases.grant(10.0, disconnect_ttl=2.0, peer=7)
+    other = leases.grant(10.0, disconnect_ttl=1.0, peer=8)
+    leases.end(leases.grant(10.0, disconnect_ttl=1.0, peer=7))
+    leases.peer_closed(7)
+    leases.peer_closed(7)
+    leases.peer_closed(99)
+    assert [leases.remaining(lease) for lease in (first, second, other)] == [1.0, 2.0, 10.0]
+
+
+def test_an_anonymous_lease_is_kept_by_nobody() -> None:
+    leases = at()
+    lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7, anonymous=True)
+    assert lease.keeper is None
+    leases.peer_closed(7)
+    assert leases.remaining(lease) == 10.0
+
+
+def test_a_lease_that_was_ended_is_not_due() -> None:
+    leases = at()
+    leases.end(leases.grant(1.0, peer=7))
+    let_pass(leases, 2.0)
+    assert leases.due() == []
+
+
+def test_the_next_due_time_is_known_or_there_is_none() -> None:
+    leases = at()
+    assert leases.next_due_in() is None
+    leases.grant(3.0, peer=7)
+    leases.grant(1.0, peer=7)
+    assert leases.next_due_in() == 1.0
+    let_pass(leases, 2.0)
+    assert leases.next_due_in() == 0
+
+
+def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them() -> None:
+    """ "After a restart `disconnect_ttl` is off until a lease's first keep-alive." (S5)"""
+    leases = at(1000.0)
+    leases.restore(
+        [
+            SavedLease(id=3, ttl=10.0, disconnect_ttl=1.0, anonymous=False),
+            SavedLease(id=5, ttl=2.0, disconnect_ttl=None, anonymous=True),
+        ],
+        last=7,
+    )
+    first, second = leases.get(3), leases.get(5)
+    assert first is not None
+    assert second is not None
+    assert (leases.remaining(first), leases.remaining(second), second.anonymous) == (10.0, 2.0, True)
+    leases.peer_closed(1)
+    assert leases.remaining(first) == 10.0
+    leases.keep_alive(first, peer=1)
+    leases.peer_closed(1)
+    assert leases.remaining(first) == 1.0
+    assert leases.grant(1.0, peer=1).id == 8
+    let_pass(leases, 2.0, now=1000.0)
+    assert ids(leases.due()) == [3, 8, 5]
+
+
+def test_waiting_for_the_next_due_time_always_gets_there() -> None:
+    """Sums of floats differ by less than a clock can show: a wait of 1e-16 s at the reading 1000 s is none at all."""
+    now = 1000.0
+    leases = at(now)
+    leases.grant(1.0, peer=7)
+    for _ in range(100):
+        due_in = leases.next_due_in()
+        assert due_in is not None
+        now += min(due_in, 0.1)
+        leases.advance(now)
+    assert leases.next_due_in() == 0
+    assert now < 1001.001
+
+
+def test_leases_that_come_and_go_do_not_fill_memory() -> None:
+    leases = at()
+    for _ in range(10 * UNTIDY):
+        leases.end(leases.grant(86_400.0, peer=7))
+    assert len(leases._due) <= UNTIDY
+
+
+def test_connections_that_come_and_go_do_not_fill_memory() -> None:
+    leases = at()
+    lease = leases.grant(86_400.0, disconnect_ttl=60.0, peer=0)
+    for peer in range(10 * UNTIDY):
+        leases.peer_closed(peer)
+        leases.keep_alive(lease, peer=peer + 1)
+    assert len(leases._due) <= UNTIDY + 2
+    let_pass(leases, 120.0)
+    assert leases.due() == []  # none of the older, sooner times counts

@@ -1,0 +1,209 @@
+"""Replies are kept until they are acknowledged, and sessions until their clients have been away for too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from store.engine.changeset import SavedSession
+from store.engine.sessions import FORGOTTEN, Session, Sessions
+from store.messages import Written
+
+A, B = b"a" * 16, b"b" * 16
+
+
+def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
+    return Sessions(ttl=ttl, sessions_max=sessions_max)
+
+
+def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
+    """A client says hello; as the engine does, let those sessions go first whose time is over."""
+    sessions.expire(now)
+    return sessions.open(id, peer=peer)
+
+
+def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Session:
+    found = come(sessions, id, peer=peer, now=now)
+    assert found is not None
+    return found[0]
+
+
+# ---------------------------------------------------------------------------------------------------- one session
+
+
+def test_a_reply_is_kept_until_it_is_acknowledged() -> None:
+    session = Session(A, 1)
+    assert session.replay(1) is None
+    session.keep(1, Written(revision=7), 100)
+    session.keep(3, Written(revision=8), 100)
+    assert session.replay(1) == Written(revision=7)
+    session.acknowledge(2)
+    assert session.replay(1) is FORGOTTEN
+    assert session.replay(3) == Written(revision=8)
+    session.acknowledge(3)
+    assert session.replay(3) is FORGOTTEN
+    assert session.replay(4) is None
+
+
+def test_a_request_between_two_that_were_applied_was_none_that_is_known() -> None:
+    session = Session(A, 1)
+    session.keep(5, Written(revision=7), 100)
+    assert session.replay(4) is FORGOTTEN  # it may have been: nobody can know
+
+
+def test_acknowledging_frees_what_was_kept() -> None:
+    session = Session(A, 1)
+    for request_id in range(1, 6):
+        session.keep(request_id, Written(revision=request_id), 100 * request_id)
+    assert (session.replies, session.held_bytes) == (5, 1500)
+    session.acknowledge(4)
+    assert (session.replies, session.held_bytes) == (1, 500)
+    session.acknowledge(10**18)
+    assert (session.replies, session.held_bytes) == (0, 0)
+    session.acknowledge(0)
+
+
+def test_keeping_replies_out_of_order_is_a_defect_of_the_caller() -> None:
+    session = Session(A, 1)
+    session.keep(2, Written(revision=1), 100)
+    with pytest.raises(AssertionError, match="in order"):
+        session.keep(2, Written(revision=2), 100)
+
+
+# ---------------------------------------------------------------------------------------------------- all of them
+
+
+def test_a_session_outlives_its_connection_and_keeps_its_number() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=10.0)
+    assert come(sessions, A, peer=2, now=309.0) == (session, None)
+    assert session.peer == 2
+
+
+def test_a_client_that_was_away_too_long_finds_another_session_with_another_number() -> None:
+    sessions = some(ttl=300.0)
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=10.0)
+    again = opened(sessions, A, peer=2, now=310.0)
+    assert again is not session
+    assert again.number != session.number
+
+
+def test_a_connection_that_takes_a_session_over_is_told_who_had_it() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    assert come(sessions, A, peer=2, now=0.0) == (session, 1)
+    sessions.close(session, peer=1, now=5.0)  # no news: it is the other's now
+    sessions.expire(1000.0)
+    assert len(sessions) == 1
+
+
+def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
+    sessions = some(ttl=100.0)
+    first, second = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
+    sessions.close(second, peer=2, now=10.0)
+    sessions.close(first, peer=1, now=50.0)
+    sessions.expire(109.0)
+    assert len(sessions) == 2
+    sessions.expire(110.0)
+    assert len(sessions) == 1
+    assert come(sessions, A, peer=3, now=110.0) == (first, None)
+
+
+def test_a_session_that_came_back_does_not_expire() -> None:
+    sessions = some(ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    sessions.close(session, peer=1, now=0.0)
+    opened(sessions, A, peer=2, now=50.0)
+    sessions.expire(1000.0)
+    assert come(sessions, A, peer=3, now=1000.0) == (session, 2)
+
+
+def test_a_session_ends_with_its_clients_farewell() -> None:
+    sessions = some()
+    session = opened(sessions, A, peer=1)
+    sessions.end(session, peer=1)
+    assert len(sessions) == 0
+    sessions.close(session, peer=1, now=0.0)  # the connection, afterwards
+    sessions.expire(1000.0)
+    assert len(sessions) == 0
+
+
+def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer() -> None:
+    """It used to, and left an abandoned session that did not exist: looking for it stopped the server's timer."""
+    sessions = some(ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    opened(sessions, A, peer=2)
+    sessions.end(session, peer=1)
+    assert len(sessions) == 1
+    sessions.close(session, peer=2, now=0.0)
+    sessions.expire(1000.0)
+    assert len(sessions) == 0
+
+
+def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
+    sessions = some(ttl=100.0)
+    saved = [
+        SavedSession(id=A, number=4, replies=((7, Written(revision=1)), (9, Written(revision=2)))),
+        SavedSession(id=B, number=6, replies=()),
+    ]
+    sessions.restore(saved, last=8, now=5000.0, cost=lambda _: 50)
+    assert sessions.expire(5099.0) == []
+    session = opened(sessions, A, peer=1)
+    assert (session.number, session.replies, session.held_bytes) == (4, 2, 100)
+    assert session.replay(9) == Written(revision=2)
+    assert session.replay(8) is FORGOTTEN
+    assert session.replay(10) is None
+    assert sessions.expire(5100.0) == [B]
+    assert opened(sessions, B, peer=2).number == 9
+    assert sessions.made == 9
+
+
+def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:
+    sessions = some(sessions_max=1, ttl=100.0)
+    session = opened(sessions, A, peer=1)
+    assert come(sessions, B, peer=2, now=0.0) is None
+    sessions.close(session, peer=1, now=0.0)
+    assert come(sessions, B, peer=2, now=99.0) is None
+    assert opened(sessions, A, peer=3, now=99.0) is session
+    sessions.close(session, peer=3, now=100.0)
+    assert come(sessions, B, peer=2, now=200.0) is not None
+
+
+# ------------------------------------------------------------------------------------------- what all of them hold
+
+
+def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() -> None:
+    sessions = some(ttl=10.0)
+    a, b = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
+    for request_id in range(1, 6):
+        a.keep(request_id, Written(revision=1), 100)
+        b.keep(request_id, Written(revision=1), 10)
+    assert sessions.held_bytes == 550
+    a.acknowledge(2)
+    assert sessions.held_bytes == 350
+    sessions.end(a, peer=1)
+    assert sessions.held_bytes == 50
+    sessions.close(b, peer=2, now=5.0)
+    assert sessions.held_bytes == 50
+    sessions.expire(15.0)
+    assert sessions.held_bytes == 0
+    sessions.restore([SavedSession(id=A, number=7, replies=((1, Written(revision=1)),))], last=7, now=0.0, cost=len_of)
+    assert sessions.held_bytes == 33
+
+
+def len_of(_: object) -> int:
+    return 33
+
+
+def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest() -> None:
+    sessions = some()
+    ids = [bytes([number]) * 16 for number in range(4)]
+    for peer, id in enumerate(ids):
+        opened(sessions, id, peer=peer).keep(1, Written(revision=1), 100)
+    for peer in (2, 0, 1):
+        sessions.close(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
+    assert sessions.make_room(500) == []
+    assert sessions.make_room(300) == [ids[2], ids[0]]
+    assert sessions.make_room(1) == [ids[1]], "the one that is connected stays"
+    assert (len(sessions), sessions.held_bytes) == (1, 100)

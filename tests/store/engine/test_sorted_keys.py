@@ -1,0 +1,80 @@
+"""The index agrees with a sorted list, whatever is added, removed and looked for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.engine import sorted_keys
+from store.engine.sorted_keys import SortedKeys
+
+KEYS = st.text(alphabet="ab/\U00010000\uffee", max_size=4)
+
+
+def filled(*keys: str) -> SortedKeys:
+    made = SortedKeys()
+    for key in keys:
+        made.add(key)
+    return made
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that split at five keys, so that few keys make many of them."""
+    monkeypatch.setattr(sorted_keys, "CHUNK_MAX", 4)
+
+
+def test_an_empty_index_has_nothing_under_any_prefix() -> None:
+    assert list(SortedKeys().with_prefix("")) == []
+    assert list(SortedKeys().with_prefix("a")) == []
+
+
+def test_a_prefix_is_one_stretch_of_keys_and_a_key_is_its_own_prefix() -> None:
+    made = filled("b", "a/2", "a", "a/10", "a0")
+    assert list(made.with_prefix("a")) == ["a", "a/10", "a/2", "a0"]
+    assert list(made.with_prefix("a/")) == ["a/10", "a/2"]
+    assert list(made.with_prefix("a/2")) == ["a/2"]
+    assert list(made.with_prefix("c")) == []
+
+
+def test_the_order_is_that_of_the_utf8_bytes() -> None:
+    keys = ["\U00010000", "\uffee", "z", "é"]
+    assert list(filled(*keys).with_prefix("")) == sorted(keys, key=str.encode)
+
+
+def test_removing_a_key_that_is_not_there_is_a_defect_of_the_caller() -> None:
+    made = filled("a", "c")
+    with pytest.raises(AssertionError, match="'b' is not in the index"):
+        made.remove("b")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_chunk_that_becomes_empty_goes() -> None:
+    keys = [f"{number:02}" for number in range(20)]
+    made = filled(*keys)
+    for key in keys[:-1]:
+        made.remove(key)
+    assert list(made.with_prefix("")) == ["19"]
+    made.remove("19")
+    assert len(made) == 0
+    made.add("again")
+    assert list(made.with_prefix("a")) == ["again"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), KEYS), max_size=80), st.sampled_from([2, 4, sorted_keys.CHUNK_MAX]))
+def test_the_index_is_a_sorted_list(steps: list[tuple[bool, str]], chunk_max: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sorted_keys, "CHUNK_MAX", chunk_max)
+        made, model = SortedKeys(), list[str]()
+        for adding, key in steps:
+            if adding and key not in model:
+                made.add(key)
+                model = sorted([*model, key])
+            elif not adding and key in model:
+                made.remove(key)
+                model.remove(key)
+            assert len(made) == len(model)
+            assert list(made.with_prefix(key)) == [each for each in model if each.startswith(key)]
+        assert list(made.with_prefix("")) == model

@@ -1,0 +1,165 @@
+"""Who hears of what, and what can be told again to who was away."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.engine.watches import EVENT_OVERHEAD, History, Watches, event_bytes
+from store.messages import Event
+
+KEYS = st.text(alphabet="ab/", max_size=4)
+
+
+def put(key: str, revision: int = 1, value: bytes = b"") -> Event:
+    return Event(kind="put", revision=revision, key=key, value=value, create_revision=revision)
+
+
+def hearers(watches: Watches, *events: Event) -> dict[tuple[int, int], list[str]]:
+    """Which watch hears of which keys; each at most once."""
+    heard: dict[tuple[int, int], list[str]] = {}
+    for watchers, about in watches.interested(events):
+        for watcher in watchers:
+            assert watcher not in heard
+            heard[watcher] = [event.key for event in about]
+    return heard
+
+
+# ---------------------------------------------------------------------------------------------------- watches
+
+
+def test_nobody_watching_nobody_hears() -> None:
+    assert hearers(Watches(), put("a")) == {}
+
+
+def test_watches_of_one_prefix_are_told_together() -> None:
+    watches = Watches()
+    for peer in range(1000):
+        watches.add(peer, 1, "run/")
+    watches.add(0, 2, "other/")
+    (told,) = watches.interested((put("run/a"), put("run/b")))
+    assert told[0] == tuple((peer, 1) for peer in range(1000))
+    assert [event.key for event in told[1]] == ["run/a", "run/b"]
+
+
+def test_a_key_shorter_than_the_prefix_is_not_under_it() -> None:
+    watches = Watches()
+    watches.add(1, 1, "ab")
+    assert hearers(watches, put("a")) == {}
+    assert hearers(watches, put("ab")) == {(1, 1): ["ab"]}
+
+
+def test_a_watch_that_is_closed_hears_no_more_and_can_be_closed_once() -> None:
+    watches = Watches()
+    watches.add(1, 1, "a")
+    watches.add(2, 1, "a")
+    assert watches.remove(1, 1)
+    assert not watches.remove(1, 1)
+    assert not watches.remove(3, 1)
+    assert hearers(watches, put("a")) == {(2, 1): ["a"]}
+    assert watches.remove(2, 1)
+    assert hearers(watches, put("a")) == {}
+
+
+def test_a_closed_connection_closes_its_watches_only() -> None:
+    watches = Watches()
+    watches.add(1, 1, "a")
+    watches.add(1, 2, "b")
+    watches.add(2, 3, "b")
+    watches.peer_closed(1)
+    watches.peer_closed(9)
+    assert hearers(watches, put("a"), put("b")) == {(2, 3): ["b"]}
+    assert (watches.of(1), watches.of(2), len(watches)) == (0, 1, 1)
+
+
+def test_nothing_is_kept_of_watches_that_are_closed() -> None:
+    watches = Watches()
+    for watch_id, prefix in enumerate(["a", "b", "ab", ""]):
+        watches.add(1, watch_id, prefix)
+    watches.peer_closed(1)
+    assert (watches._watchers, watches._prefixes, watches._lengths) == ({}, {}, {})
+
+
+@given(
+    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 9)), KEYS, max_size=12),
+    st.lists(KEYS, unique=True, max_size=6),
+    st.sets(st.integers(0, 3)),
+)
+def test_a_watch_hears_exactly_of_what_starts_with_its_prefix(
+    prefixes: dict[tuple[int, int], str], keys: list[str], closed: set[int]
+) -> None:
+    watches = Watches()
+    for (peer, watch_id), prefix in prefixes.items():
+        watches.add(peer, watch_id, prefix)
+    for peer in closed:
+        watches.peer_closed(peer)
+    expected = {
+        watcher: about
+        for watcher, prefix in prefixes.items()
+        if watcher[0] not in closed and (about := [key for key in keys if key.startswith(prefix)])
+    }
+    assert hearers(watches, *map(put, keys)) == expected
+    assert len(watches) == sum(watcher[0] not in closed for watcher in prefixes)
+
+
+# ---------------------------------------------------------------------------------------------------- history
+
+
+def test_everything_since_the_beginning_can_be_asked_for_while_nothing_is_gone() -> None:
+    history = History(10_000)
+    assert history.since(0, "") == []
+    assert history.since(1, "") == []
+    history.append((put("a", 1),))
+    assert history.since(0, "") == history.since(1, "") == history.since(-5, "") == [(put("a", 1),)]
+
+
+def test_what_no_longer_fits_is_forgotten_from_the_oldest_on() -> None:
+    history = History(2 * event_bytes(put("a")))
+    for revision in range(1, 5):
+        history.append((put("a", revision),))
+    assert history.compacted == 2
+    assert history.bytes == 2 * event_bytes(put("a"))
+    assert history.since(2, "") is None
+    assert history.since(0, "") is None
+    assert history.since(3, "") == [(put("a", 3),), (put("a", 4),)]
+
+
+def test_a_change_larger_than_the_history_is_forgotten_at_once() -> None:
+    history = History(EVENT_OVERHEAD)
+    history.append((put("a", 1, b"larger"),))
+    assert (history.bytes, history.compacted) == (0, 1)
+    assert history.since(1, "") is None
+    assert history.since(2, "") == []
+
+
+def test_a_history_is_restored_as_far_as_it_has_room() -> None:
+    saved = [(put("a", revision),) for revision in range(5, 9)]
+    roomy, narrow = History(10_000), History(2 * event_bytes(put("a")))
+    for history in (roomy, narrow):
+        history.restore(saved, compacted=4)
+    assert roomy.since(4, "") is None
+    assert roomy.since(5, "") == saved
+    assert narrow.since(6, "") is None
+    assert narrow.since(7, "") == saved[2:]
+
+
+@given(st.lists(st.lists(KEYS, min_size=1, max_size=3), max_size=12), st.integers(0, 13), KEYS, st.integers(0, 3000))
+def test_the_history_is_a_list_of_the_latest_revisions(
+    revisions: list[list[str]], start: int, prefix: str, bytes_max: int
+) -> None:
+    history, model = History(bytes_max), list[tuple[Event, ...]]()
+    for revision, keys in enumerate(revisions, 1):
+        events = tuple(put(key, revision) for key in keys)
+        history.append(events)
+        model.append(events)
+    while sum(event_bytes(event) for events in model for event in events) > bytes_max:
+        model.pop(0)
+    compacted = len(revisions) - len(model)
+    assert history.compacted == compacted
+    expected = [
+        matching
+        for events in model
+        if events[0].revision >= start
+        and (matching := tuple(event for event in events if event.key.startswith(prefix)))
+    ]
+    assert history.since(start, prefix) == (None if compacted and start <= compacted else expected)

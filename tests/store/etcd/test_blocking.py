@@ -1,0 +1,107 @@
+"""The blocking client of an etcd cluster: threads, signals and forks. The rest is in `test_conformance`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+import store.sync
+from store.errors import ConnectionLost, UsedAfterFork
+from store.etcd import blocking as etcd_sync
+from store.etcd import client as etcd
+from store.etcd.codec import Cluster
+from tests.support.etcd import serve_etcd
+from tests.support.processes import start_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+FORGETFUL = """
+import sys
+from store.etcd import blocking as etcd_sync
+from store.etcd.codec import Cluster
+client = etcd_sync.Client(Cluster.parse(sys.argv[1]))
+client.put("forgotten", b"")
+watch = client.watch("", snapshot=True).__enter__()
+print(next(iter(watch)).kind)
+"""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serve_etcd() as served:
+        yield served.url
+
+
+class Alarm(Exception):
+    """What a signal handler of a user's raises."""
+
+
+def test_a_signal_handler_that_raises_gets_out_of_a_call_at_once_and_the_client_goes_on(url: str) -> None:
+    def ring(_: int, __: FrameType | None) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with store.sync.connect(url) as client:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            began = time.monotonic()
+            with pytest.raises(Alarm):
+                client.wait(["never"])
+            assert time.monotonic() - began < 3
+            client.put("after", b"1")
+            assert client.get("after") is not None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_forked_child_is_told_that_it_needs_its_own(url: str) -> None:
+    with store.sync.connect(url) as client:
+        client.put("mine", b"1")
+        child = os.fork()
+        if child == 0:
+            try:
+                client.get("mine")
+            except UsedAfterFork:
+                client.close()
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert client.get("mine") is not None
+
+
+async def test_a_client_that_nobody_closed_ends_with_its_process_and_says_nothing(url: str) -> None:
+    async with start_python("-X", "dev", "-c", FORGETFUL, url) as child:
+        assert await child.wait(timeout=15) == 0
+        noise = [line for line in child.output if "nclosed" in line or "Error" in line or "error" in line]
+        assert noise == []
+    with etcd_sync.Client(Cluster.parse(url), receipts="others/") as client:
+        assert client.count(etcd.RECEIPTS) == 0, "it has hung up, and taken its receipts back"
+
+
+def test_a_client_that_was_never_used_starts_nothing_and_one_that_is_closed_can_be_closed_again() -> None:
+    threads = threading.active_count()
+    client = etcd_sync.Client(Cluster.parse("etcd://127.0.0.1:1"))
+    assert threading.active_count() == threads
+    client.close()
+    client.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        client.get("a")
+    assert threading.active_count() == threads
+
+
+def test_calls_of_many_threads_share_one_client(url: str) -> None:
+    with store.sync.connect(url) as client:
+        threads = [threading.Thread(target=client.add, args=("threads", 1)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.add("threads", 0) == 8

@@ -1,0 +1,473 @@
+"""What is etcd's own: lost answers, compaction, several members, identity, users, certificates, and a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trustme
+
+import rdzv
+import store
+from rdzv.errors import RendezvousError
+from store import when
+from store.errors import (
+    AuthenticationError,
+    ConditionFailed,
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreUsageError,
+    WatchCompacted,
+)
+from store.etcd import gateway as gateway_room
+from store.etcd.client import Client
+from store.etcd.codec import Cluster, Trouble
+from store.etcd.gateway import Failure
+from store.messages import Revoke
+from tests.support.etcd import Etcd, encoded, serve_etcd
+from tests.support.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SEEDS = int(os.environ.get("RDZV_ETCD_SEEDS", "2"))
+"""With how many dice answers are lost."""
+
+_names = iter(range(10**6))
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts follow each other without the pauses that spare a cluster in trouble."""
+    monkeypatch.setattr(gateway_room, "PAUSE_MOST", 0.002)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with serve_etcd() as served:
+        yield served
+
+
+@pytest.fixture
+def at() -> str:
+    """A prefix that no other test has."""
+    return f"etcd-{next(_names)}/"
+
+
+def client_of(url: str, **options: Any) -> Client:
+    return Client(Cluster.parse(url), **options)
+
+
+class Losses:
+    """Loses what a client asks or is answered, as a network would, with dice.
+
+    Attributes:
+        fates: What may happen to an attempt: "pass"; "unsent": it never arrives; "unheard": its answer is lost;
+            "late": it takes long, and arrives after some of the next attempts; "held": it does so when it is let go.
+    """
+
+    def __init__(self, client: Client, *, seed: int, fates: tuple[str, ...]) -> None:
+        self._post = client.gateway._post
+        client.gateway._post = self.post  # type: ignore[assignment, method-assign]  # it plays the network's part
+        self._rng = random.Random(seed)
+        self._late: list[tuple[int, tuple[Any, ...]]] = []  # and how many attempts come before it
+        self._news = asyncio.Event()
+        self._held: list[tuple[Any, ...]] = []
+        self.fates = fates
+        self.lost = 0
+
+    async def until(self, lost: int) -> None:
+        """Wait until so many were lost."""
+        while self.lost < lost:
+            self._news.clear()
+            await self._news.wait()
+
+    async def let_go(self) -> None:
+        """Have what was held arrive now."""
+        for copy in self._held:
+            await self._post(*copy)
+
+    async def post(self, here: int, path: str, *rest: Any) -> dict[str, Any]:
+        """In place of the gateway's own."""
+        fate = self._rng.choice(self.fates) if path == "kv/txn" or path.startswith("lease/") else "pass"
+        reply = await self._post(here, path, *rest) if fate in ("pass", "unheard") else {}
+        arriving = [copy for wait, copy in self._late if not wait]
+        self._late = [(wait - 1, copy) for wait, copy in self._late if wait]
+        for copy in arriving:
+            with contextlib.suppress(Failure, StoreError):  # nobody hears what a late one comes to
+                await self._post(*copy)
+        if fate == "late":
+            self._late.append((self._rng.randrange(4), (here, path, *rest)))
+        if fate == "held":
+            self._held.append((here, path, *rest))
+        if fate != "pass":
+            self.lost += 1
+            self._news.set()
+            raise Failure("lost", Trouble.DOUBT)
+        return reply
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_was_done(
+    etcd: Etcd, at: str, seed: int
+) -> None:
+    async with client_of(etcd.url) as client:
+        losses = Losses(client, seed=seed, fates=("pass", "pass", "unsent", "unheard", "late"))
+        lease = await client.grant(60)
+        total, text = 0, b""
+        for number in range(12):
+            total += number
+            text += b"ab"
+            assert await client.add(at + "n", number) == total
+            assert await client.append(at + "s", b"ab") == len(text)
+            revision = await client.put(at + "p", b"%d" % number, lease=lease)
+            entry = await client.get(at + "p")
+            assert entry is not None
+            assert (entry.mod_revision, entry.value) == (revision, b"%d" % number)
+            won = await client.compare_and_set(at + "c", b"%d" % number, expected_revision=0)
+            assert (won.succeeded, won.entry and won.entry.value) == (True, b"%d" % number)
+            lost = await client.compare_and_set(at + "c", b"", expected_revision=0)
+            assert (lost.succeeded, lost.entry) == (False, won.entry)
+            result = await client.transact(
+                when=[when.exists(at + "c")],
+                then=[store.Get(at + "c"), store.Delete(at + "c"), store.Delete(at + "none"), store.Put(at + "d", b"")],
+            )
+            assert result.results[:3] == (won.entry, True, False)
+            assert result.results[3] == result.revision
+            other = await client.transact(
+                when=[when.exists(at + "c")], otherwise=[store.Put(at + "e", b"1"), store.Get(at + "e")]
+            )
+            assert not other.succeeded
+            assert isinstance(other.results[1], store.Entry)
+            assert other.results[1].mod_revision == other.results[0] == other.revision
+            with pytest.raises(ConditionFailed):
+                await client.put(at + "never", b"", when=[when.exists(at + "c")])
+            assert await client.delete(at + "e") is True
+            assert await client.delete(at + "e") is False
+            assert await client.delete_prefix(at + "d") == 1
+        await lease.revoke()
+        assert [entry.key.removeprefix(at) for entry in await client.list(at)] == ["n", "s"]
+        assert losses.lost > 50
+
+
+async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(etcd: Etcd, at: str) -> None:
+    """The answer was that another has it; and so it must stay, also when that one has gone."""
+    async with client_of(etcd.url) as client, client_of(etcd.url) as other:
+        await client.put(at + "mine", b"")  # so that it has a receipt
+        await other.put(at + "lock", b"another")
+        losses = Losses(client, seed=1, fates=("held",))
+        taking = asyncio.create_task(client.compare_and_set(at + "lock", b"mine", expected_revision=0))
+        async with asyncio.timeout(5):
+            await losses.until(1)
+        losses.fates = ("pass",)
+        assert not (await taking).succeeded
+        await other.delete(at + "lock")
+        await losses.let_go()
+        assert await client.get(at + "lock") is None
+
+
+async def test_s2_a_grant_whose_answer_was_lost_is_not_made_twice(etcd: Etcd) -> None:
+    async with client_of(etcd.url) as client:
+        losses = Losses(client, seed=1, fates=("unheard",))
+        before = len(etcd.members[0].ask("lease/leases").get("leases", []))
+        granting = asyncio.create_task(client.grant(60))
+        async with asyncio.timeout(5):
+            await losses.until(3)
+        losses.fates = ("pass",)
+        lease = await granting
+        assert lease.ttl == 60
+        assert len(etcd.members[0].ask("lease/leases")["leases"]) == before + 1
+        losses.fates = ("unheard",)
+        revoking = asyncio.create_task(lease.revoke())
+        await asyncio.sleep(0.05)
+        losses.fates = ("pass",)
+        await revoking
+
+
+async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client:
+        await client.put(at + "a", b"0")
+        losses = Losses(client, seed=1, fates=("unheard",))
+        writing = asyncio.create_task(client.put(at + "a", b"1"))
+        async with asyncio.timeout(5):
+            await losses.until(1)
+        etcd.members[0].ask("lease/revoke", ID=str(client._receipts._lease))
+        losses.fates = ("pass",)
+        with pytest.raises(ConnectionLost) as caught:
+            await writing
+        assert caught.value.maybe_applied
+
+
+async def test_a_client_whose_receipts_have_lapsed_while_it_slept_goes_on(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client:
+        await client.put(at + "a", b"0")
+        etcd.members[0].ask("lease/revoke", ID=str(client._receipts._lease))
+        await client.put(at + "a", b"1")
+        assert await client.add(at + "n", 1) == 1
+
+
+async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_done(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client:
+        await client.put(at + "a", b"0")
+        losses = Losses(client, seed=1, fates=("unheard",))
+        with pytest.raises((ConnectionLost, TimeoutError)) as caught:
+            await client.put(at + "a", b"1", timeout=0.3)
+        assert getattr(caught.value, "maybe_applied", None) is True
+        losses.fates = ("pass",)
+
+
+# ------------------------------------------------------------------------------------------ watches
+
+
+async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_says_so(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client, client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
+        first = await client.put(at + "old", b"")
+        seen = []
+        async for event in watch:
+            seen.append(event.kind)
+            if event.key == at + "old":
+                break
+        watch._release()  # as if its member had gone
+        plain._release()
+        await client.delete(at + "old")
+        etcd.compact(await client.put(at + "new", b"1"))
+        async for event in watch:
+            seen.append(event.kind)
+            if event.kind == "synced":
+                break
+        assert seen == ["synced", "put", "reset", "put", "synced"]
+        revision = await client.put(at + "new", b"2")
+        async for event in watch:
+            assert (event.revision, event.value) == (revision, b"2")
+            break
+        with pytest.raises(WatchCompacted, match="snapshot=True"):
+            async for _ in plain:
+                pass
+        with pytest.raises(WatchCompacted, match="snapshot=True"):
+            async with client.watch(at, start_revision=first):
+                async for _ in client.watch(at, start_revision=first):
+                    pass
+
+
+async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
+    etcd: Etcd, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_room, "IDLE", 0.3)
+    async with Proxy("127.0.0.1", etcd.members[0].client_port) as proxy, client_of(etcd.url) as writer:
+        url = f"etcd://127.0.0.1:{proxy.port},127.0.0.1:{etcd.members[0].client_port}"
+        async with client_of(url, rng=AlwaysFirst()) as client, client.watch(at, snapshot=True) as watch:
+            waiting = asyncio.create_task(client.wait([at + "b"]))
+            await asyncio.sleep(0.1)
+            assert proxy.open_connections > 0
+            proxy.black_hole()
+            await writer.put(at + "a", b"1")
+            async with asyncio.timeout(8):
+                keys = []
+                async for event in watch:
+                    keys.append(event.key)
+                    if event.key:
+                        break
+            assert keys == ["", at + "a"]
+            assert client.connected
+            proxy.heal()
+            proxy.cut()
+            await writer.put(at + "b", b"1")
+            async with asyncio.timeout(8):
+                await waiting
+
+
+class AlwaysFirst(random.Random):
+    """Dice for a client that begins with the first member."""
+
+    def randrange(self, *_: Any) -> int:
+        """The first."""
+        return 0
+
+
+async def test_s4_events_of_many_megabytes_come_whole(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client, client.watch(at) as watch:
+        for number in range(3):
+            await client.put(f"{at}{number}", bytes([number]) * 1_200_000)
+        found = []
+        async for event in watch:
+            found.append((len(event.value), event.value[:1]))
+            if len(found) == 3:
+                break
+        assert found == [(1_200_000, bytes([number])) for number in range(3)]
+
+
+async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(etcd: Etcd, at: str) -> None:
+    async with client_of(etcd.url) as client:
+        names = [f"{at}{number:05}" for number in range(2_500)]
+        for first in range(0, len(names), 125):
+            await client.transact(then=[store.Put(name, b"") for name in names[first : first + 125]])
+        assert [entry.key for entry in await client.list(at)] == names
+        async with client.watch(at, snapshot=True) as watch:
+            keys = []
+            async for event in watch:
+                keys.append(event.key)
+                if event.kind == "synced":
+                    break
+        assert keys == [*names, ""]
+
+
+# ------------------------------------------------------------------------------------------ who answers
+
+
+async def test_what_is_no_etcd_is_said_to_be_none() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\nConnection: close\r\n\r\nnot found")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ProtocolError, match=r"not the gateway of an etcd v3 cluster; etcd 3\.4"):
+            async with store.connect(f"etcd://127.0.0.1:{port}", timeout=5):
+                pass
+
+
+async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) -> None:
+    with pytest.raises(StoreUsageError, match="etcd knows no token"):
+        async with store.connect(etcd.url, token="secret"):
+            pass
+    with pytest.raises(StoreUsageError, match="knows no users"):
+        async with store.connect("tcp://127.0.0.1:1", user="me", password="secret"):
+            pass
+
+
+async def test_a_user_is_not_needed_where_nobody_is_asked(etcd: Etcd, at: str) -> None:
+    async with store.connect(etcd.url, user="me", password="secret") as client:
+        await client.put(at + "a", b"")
+
+
+async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
+    """One etcd that wants it all: mutual TLS, and a user who may do no more than write under his prefix."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    for name, issuer in (("server", authority), ("client", authority), ("stranger", stranger)):
+        issued = issuer.issue_cert("127.0.0.1", "localhost")
+        issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    stranger.cert_pem.write_to_path(tmp_path / "other-ca.pem")
+    (tmp_path / "password").write_text("s3cret\n")
+    (tmp_path / "wrong").write_text("guess\n")
+    ca, cert, key = (str(tmp_path / name) for name in ("ca.pem", "client.pem", "client.key"))
+    tls = ssl.create_default_context(cafile=ca)
+    tls.load_cert_chain(cert, key)
+    options = [
+        *("--cert-file", str(tmp_path / "server.pem"), "--key-file", str(tmp_path / "server.key")),
+        *("--trusted-ca-file", ca, "--client-cert-auth"),
+    ]
+    with serve_etcd(scheme="https", tls=tls, options=options) as served:
+        member = served.members[0]
+        for user in ("root", "rdzv"):
+            member.ask("auth/user/add", name=user, password="s3cret")
+            member.ask("auth/role/add", name=user)
+            member.ask("auth/user/grant", user=user, role=user)
+        mine = {"permType": "READWRITE", "key": encoded("/torchelastic/"), "range_end": encoded("/torchelastic0")}
+        member.ask("auth/role/grant", name="rdzv", perm=mine)
+        member.ask("auth/enable")
+
+        url = f"{served.url}/job?min_nodes=1&ca={ca}&cert={cert}&key={key}&join_timeout=5"
+        who = f"&user=rdzv&password_file={tmp_path}"
+        async with rdzv.connect(url + who + "/password") as handler:
+            info = await handler.next_rendezvous()
+            await info.store.set("key", "value")
+            assert await info.store.get("key") == b"value"
+        for wrong, sentence in (
+            (url + who + "/wrong", "refused the user or the password"),
+            (url, "wants a user, and none was given"),
+            (url.replace("ca.pem", "other-ca.pem") + who + "/password", "no certificate that we trust"),
+            (url.replace("etcds:", "etcd:").partition("&ca=")[0] + "&join_timeout=0.7", "TLS.*etcds://"),
+            (f"{served.url}/job?min_nodes=1&ca={ca}&join_timeout=0.7" + who + "/password", "TLS failed|certificate"),
+        ):
+            with pytest.raises(RendezvousError, match=sentence):
+                async with rdzv.connect(wrong):
+                    pass
+
+        cluster = Cluster.parse(served.url)
+        async with Client(cluster, tls=tls, user="rdzv", password="s3cret", receipts="/torchelastic/r/") as client:
+            await client.put("/torchelastic/a", b"1")
+            with pytest.raises(AuthenticationError, match=r"does not (permit|let)"):
+                await client.put("/elsewhere", b"1")
+            async with client.watch("/torchelastic/a", snapshot=True) as watch:
+                member.kill()  # tokens are in its memory only
+                member.start()
+                served.wait_until_ready_to_listen()
+                await client.put("/torchelastic/a", b"2")
+                values = []
+                async for event in watch:
+                    values.append(event.value)
+                    if event.value == b"2":
+                        break
+            with pytest.raises(AuthenticationError):
+                async with client.watch("/elsewhere", snapshot=False):
+                    pass
+
+
+async def test_a_full_cluster_says_so_in_one_sentence_and_still_reads_and_deletes_and_a_wiped_one_is_another() -> None:
+    with serve_etcd(options=["--quota-backend-bytes", str(600_000)]) as served:
+        url = f"{served.url}/job?min_nodes=1&join_timeout=5"
+        member = served.members[0]
+        async with client_of(served.url) as client, client.watch("a", snapshot=True) as watch:
+            await client.put("a", b"1")
+            with pytest.raises(LimitExceeded, match=r"reached its quota \(NOSPACE.*compact and defragment"):
+                for number in range(20):
+                    await client.put(f"big/{number}", bytes(100_000))
+            with pytest.raises(LimitExceeded, match="NOSPACE"):
+                await client.grant(10)
+            with pytest.raises(RendezvousError, match="NOSPACE"):
+                async with rdzv.connect(url) as handler:
+                    await handler.next_rendezvous()
+            assert (await client.get("a")) is not None
+            assert await client.delete("a") is True
+            assert await client.delete_prefix("big/") > 3
+            kinds = []
+            async for event in watch:
+                kinds.append(event.kind)
+                if event.kind == "delete":
+                    break
+            assert kinds == ["synced", "put", "delete"]
+            # What an operator then does.
+            served.compact((await client.stats())["revision"])
+            member.ask("maintenance/defragment")
+            for alarm in member.ask("maintenance/alarm", action="GET")["alarms"]:
+                member.ask("maintenance/alarm", action="DEACTIVATE", **alarm)
+            await client.put("a", b"2")
+            member.kill()
+            member.forget()
+            member.start()
+            served.wait_until_ready()
+            with pytest.raises(StoreReplaced, match="revision"):
+                await client.get("a")
+            with pytest.raises(StoreReplaced):
+                async for _ in watch:
+                    pass
+
+
+async def test_another_cluster_at_the_same_place_is_another_one(etcd: Etcd, at: str) -> None:
+    with serve_etcd() as second:
+        async with (
+            Proxy("127.0.0.1", etcd.members[0].client_port) as proxy,
+            client_of(f"etcd://127.0.0.1:{proxy.port}") as client,
+        ):
+            waiting = asyncio.create_task(client.wait([at + "never"]))
+            await client.put(at + "a", b"")
+            proxy._target = ("127.0.0.1", second.members[0].client_port)
+            proxy.cut()
+            with pytest.raises(StoreReplaced, match="has been replaced by"):
+                await client.put(at + "a", b"")
+            with pytest.raises(StoreReplaced):
+                await waiting
+            with pytest.raises(ConnectionLost):
+                await client.call(Revoke(lease=1))

@@ -1,0 +1,169 @@
+"""Our requests in etcd's words: URLs, ranges, conditions, events, refusals."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from store import when
+from store.errors import (
+    AuthenticationError,
+    LeaseNotFound,
+    LimitExceeded,
+    StoreError,
+    StoreUsageError,
+)
+from store.etcd.codec import (
+    Cluster,
+    NoSpace,
+    Trouble,
+    broken,
+    compare,
+    entry_of,
+    events_of,
+    judged,
+    range_of,
+    span_of,
+    spans,
+    text,
+    watch_request,
+)
+
+
+def test_a_url_names_every_member_of_a_cluster() -> None:
+    cluster = Cluster.parse("etcd://a,b:1234,[::1]:5/")
+    assert cluster.hosts == (("a", 2379), ("b", 1234), ("::1", 5))
+    assert cluster.urls == ("http://a:2379/v3/", "http://b:1234/v3/", "http://[::1]:5/v3/")
+    assert str(cluster) == "etcd://a:2379,b:1234,[::1]:5"
+    assert Cluster.parse("etcds://a").urls == ("https://a:2379/v3/",)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("tcp://a", "etcd:// or etcds://"),
+        ("etcd:a", "etcd:// or etcds://"),
+        ("etcd://", "names no host"),
+        ("etcd://a,,b", "names no host"),
+        ("etcd://a:port", "no URL of a cluster"),
+        ("etcd://a/run", "says more than where"),
+        ("etcd://a?x=1", "says more than where"),
+    ],
+)
+def test_what_is_no_url_of_a_cluster_is_refused_in_one_sentence(url: str, words: str) -> None:
+    with pytest.raises(StoreUsageError, match=words):
+        Cluster.parse(url)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(StoreUsageError) as caught:
+        Cluster.parse("etcd://me:s3cret@a")
+    assert "s3cret" not in str(caught.value)
+    assert "password=" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "inside", "outside"),
+    [("a/", ["a/", "a/\x00", "a/\U0010ffff"], ["a", "a0", "b"]), ("ä", ["ä", "ä\U0010ffff"], ["ã", "å", "z"])],
+)
+def test_a_span_holds_what_starts_with_its_prefix_and_nothing_else(
+    prefix: str, inside: list[str], outside: list[str]
+) -> None:
+    first, last = span_of(prefix)
+    assert [key for key in [*inside, *outside] if first <= key.encode() < last] == inside
+
+
+def test_everything_is_a_span_without_an_end() -> None:
+    assert span_of("") == (b"\0", b"\0")
+
+
+def test_what_is_hidden_is_left_out_of_a_span_around_it_and_of_no_other() -> None:
+    assert spans("r", "rec/") == ((b"r", b"rec/"), (b"rec0", b"s"))
+    assert spans("", "rec/") == ((b"\0", b"rec/"), (b"rec0", b"\0"))
+    assert spans("rec/1", "rec/") == ((b"rec/1", b"rec/2"),)
+    assert spans("other", "rec/") == ((b"other", b"othes"),)
+
+
+def test_conditions_in_etcds_words() -> None:
+    key = text("k")
+    assert compare(when.mod_revision("k") == 7) == {
+        "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": "7"
+    }  # fmt: skip
+    assert compare(when.create_revision("k") == 0)["create_revision"] == "0"
+    assert compare(when.value("k") == b"v") == {"key": key, "target": "VALUE", "result": "EQUAL", "value": text("v")}
+    assert compare(when.exists("k"))["result"] == "GREATER"
+    assert compare(when.missing("k"))["result"] == "EQUAL"
+
+
+def test_a_broken_condition_names_its_key_and_what_was_expected() -> None:
+    assert str(broken([when.mod_revision("k") == 7])) == "mod_revision of 'k' is no longer 7"
+    assert str(broken([when.exists("a"), when.missing("b")])).count(" or ") == 1
+
+
+def test_what_etcd_leaves_out_is_zero_or_empty() -> None:
+    entry = entry_of({"key": text("k"), "create_revision": "2", "mod_revision": "3"})
+    assert (entry.value, entry.lease) == (b"", None)
+    assert entry_of({"key": text("k"), "lease": "9007199254740993"}).lease == 9007199254740993
+
+
+def test_keys_of_others_need_not_be_text() -> None:
+    assert entry_of({"key": base64.b64encode(b"\xff").decode()}).key == "\udcff"
+
+
+def change(key: str, revision: int, **more: Any) -> dict[str, Any]:
+    return {"kv": {"key": text(key), "mod_revision": str(revision)}, **more}
+
+
+def test_events_come_one_list_per_revision_and_without_what_is_hidden() -> None:
+    result = {"events": [change("a", 5), change("b", 5, type="DELETE"), change("rec/x", 6), change("c", 7)]}
+    batches = events_of(result, "rec/")
+    assert [[(event.kind, event.key, event.revision) for event in batch] for batch in batches] == [
+        [("put", "a", 5), ("delete", "b", 5)],
+        [("put", "c", 7)],
+    ]
+    assert events_of({"header": {}}, "rec/") == []
+
+
+def test_watches_of_keys_and_spans_share_a_stream() -> None:
+    one, many = watch_request(["k", span_of("p")], start_revision=8)
+    assert one == {"create_request": {**range_of("k"), "start_revision": "8", "progress_notify": True}}
+    assert many["create_request"]["range_end"] == text("q")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "verdict"),
+    [
+        (14, "etcdserver: no leader", Trouble.UNDONE),
+        (8, "etcdserver: too many requests", Trouble.UNDONE),
+        (2, "raft proposal dropped", Trouble.UNDONE),
+        (14, "etcdserver: request timed out, possibly due to previous leader failure", Trouble.DOUBT),
+        (14, "etcdserver: leader changed", Trouble.DOUBT),
+        (13, "something new", Trouble.DOUBT),
+        (16, "etcdserver: invalid auth token", Trouble.TOKEN),
+        (16, "anything", Trouble.TOKEN),
+        (3, "etcdserver: revision of auth store is old", Trouble.TOKEN),
+        (9, "etcdserver: authentication is not enabled", Trouble.NO_AUTHENTICATION),
+        (9, "etcdserver: lease already exists", Trouble.LEASE_EXISTS),
+        (11, "etcdserver: mvcc: required revision has been compacted", Trouble.COMPACTED),
+        (5, "etcdserver: requested lease not found", LeaseNotFound),
+        (8, "etcdserver: mvcc: database space exceeded", NoSpace),
+        (3, "etcdserver: too many operations in txn request", LimitExceeded),
+        (3, "etcdserver: request is too large", LimitExceeded),
+        (8, "grpc: received message larger than max (3600010 vs. 2097152)", LimitExceeded),
+        (3, "etcdserver: user name is empty", AuthenticationError),
+        (3, "etcdserver: authentication failed, invalid user ID or password", AuthenticationError),
+        (7, "etcdserver: permission denied", AuthenticationError),
+        (3, "etcdserver: duplicate key given in txn request", StoreUsageError),
+    ],
+)
+def test_every_refusal_is_an_error_for_the_caller_or_something_the_client_deals_with(
+    code: int, message: str, verdict: Trouble | type[StoreError]
+) -> None:
+    found = judged(code, message, name="etcd://a:2379")
+    if isinstance(verdict, Trouble):
+        assert found is verdict
+    else:
+        assert type(found) is verdict
+        assert "etcd://a:2379" in str(found)

@@ -1,0 +1,36 @@
+"""How long a client pauses before it tries again, and how it is told of what fails. `test_client.py` dials."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from store.net.dialing import HungUp, LeftWithoutAWord, backoff, in_words
+
+
+def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
+    assert backoff(0) == 0.1
+    assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
+    assert backoff(10**6) == 2.0
+    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "nobody listens there"),
+        (ConnectionResetError(104, "Connection reset by peer"), "it closed the connection"),
+        (TimeoutError(), "it does not answer"),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "wants a client's certificate (mutual TLS)"),
+        (HungUp(), "wants a client's certificate (mutual TLS)"),
+        (LeftWithoutAWord(), "if it speaks TLS, write tcps://"),
+        (ssl.SSLError(1, "something new"), "TLS failed: "),
+        (OSError(113, "No route to host"), "No route to host"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_what_fails_is_said_as_a_person_would_say_it(error: OSError, words: str) -> None:
+    said = in_words(error)
+    assert words in said
+    assert "\n" not in said

@@ -1,0 +1,91 @@
+"""Which event loop our own threads run on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import threading
+
+import pytest
+
+import store
+from store.net import threads
+from tests.support.processes import require, start_python
+
+
+def module_of_loop() -> str:
+    async def here() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    with asyncio.Runner(loop_factory=threads.loop_factory()) as runner:
+        return runner.run(here())
+
+
+def test_uvloop_is_used_where_it_is_installed() -> None:
+    require("uvloop")
+    assert module_of_loop().startswith("uvloop")
+
+
+def test_asyncio_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert module_of_loop().startswith("asyncio")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_portals_take_the_same_loop(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+    if fast:
+        require("uvloop")
+    else:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert threads.backend_options() == {"loop_factory": threads.loop_factory()}
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        assert client.put("a", b"") == 1
+
+
+def test_a_portal_thread_runs_what_it_is_given_until_it_is_left() -> None:
+    with threads.PortalThread("spare") as portal:
+        assert portal.call(threading.current_thread).name == "spare"
+    assert "spare" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_keeps_the_loop_from_starting_is_raised_to_who_enters(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_loop() -> asyncio.AbstractEventLoop:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(threads, "loop_factory", lambda: no_loop)
+    with pytest.raises(OSError, match="too many open files"), threads.PortalThread("none"):
+        raise AssertionError("nothing was started")
+
+
+FORKING = """
+import os, sys
+if sys.argv[1] == "asyncio":
+    sys.modules["uvloop"] = None
+import asyncio, store
+from store.net.threads import loop_factory
+
+assert (loop_factory() is asyncio.new_event_loop) == (sys.argv[1] == "asyncio")
+with store.sync.serve("localhost") as server:
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print("child ended with", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    with store.sync.connect(server.url) as client:
+        print("parent is at revision", client.put("a", b""), flush=True)
+serving = store.sync.serve()
+serving.__enter__()
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_child_forked_while_its_parent_serves_can_end(loop: str) -> None:
+    """It waited for ever, on leaving the context, for a thread that it does not have; with uvloop, it crashed.
+
+    And so can a process that never leaves the context.
+    """
+    if loop == "uvloop":
+        require("uvloop")
+    async with start_python("-W", "ignore", "-c", FORKING, loop) as parent:
+        assert await parent.line("ended") == "child ended with 7"
+        assert await parent.line("parent") == "parent is at revision 1"
+        assert await parent.wait() == 0

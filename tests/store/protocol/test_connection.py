@@ -1,0 +1,573 @@
+"""Two ends of a conversation whose bytes are carried by hand, in any pieces, through any number of connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.engine.engine import Engine
+from store.errors import (
+    AuthenticationError,
+    ConditionFailed,
+    ConnectionLost,
+    LeaseNotFound,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreUsageError,
+    WatchCompacted,
+)
+from store.limits import Limits
+from store.messages import (
+    Add,
+    Added,
+    Done,
+    Event,
+    Excessive,
+    Failed,
+    FailureKind,
+    Get,
+    GetMany,
+    Guarded,
+    Ping,
+    Pong,
+    Put,
+    Wait,
+    Watch,
+    Written,
+)
+from store.protocol import wire
+from store.protocol.connection import ClientConnection, ServerConnection, WatchCursor, error_of
+from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from tests.support.by_hand import Post, Town
+
+
+def server(*, token: bytes | None = None, store_id: str = "store-1", **limits: Any) -> ServerConnection:
+    return ServerConnection(store_id=store_id, nonce=b"n" * 16, token=token, limits=Limits(**limits))
+
+
+def client(*, token: bytes | None = None) -> ClientConnection:
+    made = ClientConnection(session_id=b"s" * 16, token=token, name="tcp://there")
+    made.connected(nonce=b"m" * 16)
+    return made
+
+
+def greeted(**limits: Any) -> ServerConnection:
+    """A server's side to which a client has said hello."""
+    made = server(**limits)
+    (hello,) = made.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
+    assert isinstance(hello, Hello)
+    return made
+
+
+def welcomed(
+    *, session: int = 1, frame_bytes_max: int = 10**6, made: ClientConnection | None = None
+) -> ClientConnection:
+    """A client's side that a server has taken in."""
+    made = made or client()
+    list(made.receive(wire.encode_greeting(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    list(made.receive(wire.encode_welcome(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
+    return made
+
+
+# -------------------------------------------------------------------------------------------------------- handshake
+
+
+@pytest.mark.parametrize("token", [None, b"secret"])
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_both_sides_meet_whatever_the_pieces(token: bytes | None, piece: int) -> None:
+    here, there = client(token=token), server(token=token)
+    to_client, to_server = bytearray(there.greeting()), bytearray()
+    welcome = None
+    while to_client or to_server:
+        for item in here.receive(bytes(to_client[:piece])):
+            if isinstance(item, bytes):
+                to_server += item
+            else:
+                welcome = item
+        del to_client[:piece]
+        for hello in there.receive(bytes(to_server[:piece])):
+            assert isinstance(hello, Hello)
+            assert hello.session_id == b"s" * 16
+            to_client += there.welcome(session=5, address="10.0.0.1", revision=7)
+        del to_server[:piece]
+    assert there.greeted
+    assert here.welcomed == welcome
+    assert isinstance(welcome, Welcome)
+    assert (welcome.session, welcome.address, welcome.revision, welcome.resumed) == (5, "10.0.0.1", 7, False)
+    assert here.store_id == "store-1"
+
+
+def test_a_client_of_another_version_is_refused_by_name() -> None:
+    with pytest.raises(
+        ProtocolError, match="this server speaks version 1 of the protocol, the client version 9: upgrade the server"
+    ):
+        list(server().receive(wire.encode_hello(Hello(9, b"s" * 16, b"m" * 16, b""))))
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [((0, 0), "the server version 0: upgrade the server"), ((2, 9), "the server versions 2 to 9: upgrade the client")],
+)
+def test_a_server_of_another_version_is_refused_by_name(versions: tuple[int, int], said: str) -> None:
+    greeting = Greeting(*versions, "store-1", b"n" * 16, token_wanted=False)
+    with pytest.raises(
+        ProtocolError, match=f"tcp://there is not for us: this client speaks version 1 of the protocol, {said}"
+    ):
+        list(client().receive(wire.encode_greeting(greeting)))
+
+
+def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
+    """It used to be "not one of this protocol", which tells nobody what to do."""
+    hello = wire._frame(msgpack.packb(["rdzv", 2, {"session": b"s" * 16}, [1, 2]]))
+    with pytest.raises(
+        ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"
+    ):
+        list(server().receive(hello))
+    greeting = wire._frame(msgpack.packb(["rdzv", 2, 3, {"store": "s"}]))
+    with pytest.raises(ProtocolError, match=r"this client speaks version 1 .* versions 2 to 3: upgrade the client"):
+        list(client().receive(greeting))
+    for no_version in (["rdzv", "2"], ["rdzv", True, None], ["rdzv"], ["rdzv", 1, 1]):
+        with pytest.raises(ProtocolError, match="is not one of this protocol"):
+            list(server().receive(wire._frame(msgpack.packb(no_version))))
+
+
+def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
+    connection = greeted(operations_max=10)
+    asked = wire.encode_request(5, 4, GetMany(keys=("k",) * 1300))
+    assert list(connection.receive(asked)) == [(5, 4, Excessive(elements_max=1240))]
+    asked = wire.encode_request(6, 4, GetMany(keys=("k",) * 1200))
+    assert list(connection.receive(asked)) == [(6, 4, GetMany(keys=("k",) * 1200))]
+    asked = wire.encode_request(7, 4, GetMany(keys=("k",) * 1300))
+    assert connection.only_request(memoryview(asked)) == (7, 4, Excessive(elements_max=1240))  # and so if it is alone
+
+
+def test_nobody_who_has_not_said_hello_may_send_more_than_a_hello_takes() -> None:
+    connection = server()
+    with pytest.raises(ProtocolError, match="4096 is the limit"):
+        list(connection.receive(b"\0\0\x10\x01"))
+
+
+def test_half_a_hello_is_no_hello() -> None:
+    connection = server()
+    assert list(connection.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b""))[:-1])) == []
+    assert connection.half_a_frame
+    assert not connection.greeted
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("authentication", AuthenticationError),
+        ("limit", LimitExceeded),
+        ("protocol", ProtocolError),
+        ("?", ProtocolError),
+    ],
+)
+def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> None:
+    sorry = wire.encode_sorry(Sorry(kind, "no room"))
+    at_once, after_the_greeting, later = client(), client(), welcomed()
+    greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False)
+    list(after_the_greeting.receive(wire.encode_greeting(greeting)))
+    for connection in (at_once, after_the_greeting, later):
+        with pytest.raises(error, match=r"^tcp://there refused the connection: no room$"):
+            list(connection.receive(sorry))
+
+
+def test_without_the_token_neither_side_goes_on() -> None:
+    """What else the proof is bound to is in `guarantees/test_s8_closed_to_strangers.py`."""
+    greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=True)
+    with pytest.raises(AuthenticationError, match="pass token="):
+        list(client().receive(wire.encode_greeting(greeting)))
+    with pytest.raises(AuthenticationError, match="asks for no token"):
+        list(client(token=b"secret").receive(server().greeting()))
+    with pytest.raises(AuthenticationError, match="the client has none"):
+        list(server(token=b"secret").receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b""))))
+    with pytest.raises(AuthenticationError, match="is not the server's"):
+        list(server(token=b"secret").receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b"guess"))))
+    here = client(token=b"secret")
+    list(here.receive(wire.encode_greeting(greeting)))
+    with pytest.raises(AuthenticationError, match="could not prove"):
+        list(here.receive(wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 1000, b"guess"))))
+
+
+# --------------------------------------------------------------------------------------------- the server's side, alone
+
+
+def test_requests_come_with_their_ids_and_what_they_acknowledge() -> None:
+    connection = greeted()
+    frames = wire.encode_request(3, 2, Put("a", b"1")) + wire.encode_request(7, 2, Ping()) + wire.encode_bye("done")
+    assert list(connection.receive(frames)) == [(3, 2, Put("a", b"1")), (7, 2, Ping()), Bye("done")]
+
+
+@pytest.mark.parametrize("second", [2, 3])
+def test_request_ids_count_upwards(second: int) -> None:
+    connection = greeted()
+    list(connection.receive(wire.encode_request(3, 0, Ping())))
+    with pytest.raises(ProtocolError, match="ids count upwards"):
+        list(connection.receive(wire.encode_request(second, 0, Ping())))
+
+
+def test_one_request_that_comes_alone_is_told_at_once() -> None:
+    conversation = greeted()
+    first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
+    assert conversation.only_request(memoryview(first)) == (1, 0, Ping())
+    for several in (second + third, second[:5], b"", wire.encode_bye("done")):
+        assert conversation.only_request(memoryview(several)) is None
+    assert list(conversation.receive(second + third[:5])) == [(2, 0, Ping())]
+    assert conversation.only_request(memoryview(third[5:])) is None  # it ends a frame that had begun
+    assert list(conversation.receive(third[5:])) == [(3, 0, Ping())]
+    with pytest.raises(ProtocolError, match="ids count upwards"):
+        conversation.only_request(memoryview(third))
+
+
+def test_nobody_asks_anything_before_the_hello() -> None:
+    assert server().only_request(memoryview(wire.encode_request(1, 0, Ping()))) is None
+
+
+def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
+    limited = greeted(frame_bytes_max=5000, value_bytes_max=900)
+    assert (
+        limited.only_request(memoryview(wire.encode_request(1, 0, Put("k", bytes(6000))))) is None
+    )  # `receive` says why
+    assert limited.only_request(memoryview(wire.encode_request(2, 0, Put("k", b"v")))) == (2, 0, Put("k", b"v"))
+
+
+def test_after_the_hello_frames_may_be_as_long_as_the_limits_say() -> None:
+    connection = greeted(frame_bytes_max=10_000, value_bytes_max=5000)
+    assert list(connection.receive(wire.encode_request(1, 0, Put("a", bytes(9000)))))
+    with pytest.raises(ProtocolError, match="10000 is the limit"):
+        list(connection.receive((10_001).to_bytes(4, "big")))
+
+
+# --------------------------------------------------------------------------------------------- the client's side, alone
+
+
+def acknowledged(frame: bytes) -> int:
+    """What a request acknowledges."""
+    (body,) = FrameReader(10**6).feed(frame)
+    decoded = wire.decode_request(body)
+    assert not isinstance(decoded, Bye)
+    return decoded[1]
+
+
+def test_a_request_acknowledges_the_replies_to_all_mutations_before_the_oldest_without_one() -> None:
+    connection = welcomed()
+    items = [connection.ask(request, None) for request in (Put("a", b""), Get("a"), Put("b", b""), Get("b"))]
+    assert [acknowledged(connection.encode(item)) for item in items] == [0, 0, 0, 0]
+    list(connection.receive(wire.encode_response(1, Written(revision=1))))
+    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 2
+    list(connection.receive(wire.encode_response(3, Written(revision=2))))
+    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 5
+    assert acknowledged(connection.encode(connection.ask(Put("c", b""), None))) == 6
+
+
+def test_a_reply_finds_its_request_once() -> None:
+    connection = welcomed()
+    item = connection.ask(Ping(), "who waits")
+    connection.encode(item)
+    assert list(connection.receive(wire.encode_response(1, Pong(revision=1)))) == [Reply(1, Pong(revision=1))]
+    assert connection.answered(1) is item
+    assert item.waiter == "who waits"
+    assert connection.answered(1) is None
+
+
+def test_an_answer_that_comes_alone_is_told_at_once() -> None:
+    conversation = welcomed()
+    asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
+    for item in (asked, put):
+        conversation.encode(item)
+    pong, written = wire.encode_response(1, Pong(revision=7)), wire.encode_response(2, Written(revision=8))
+    for other in (written, pong + written, pong[:5], wire.encode_lagged(1, 3)):
+        assert conversation.only_answer(memoryview(other), asked) is None
+    assert conversation.only_answer(memoryview(pong), asked) == Pong(revision=7)
+    assert conversation.only_answer(memoryview(written), put) == Written(revision=8)
+    assert not conversation.in_flight
+    later = conversation.ask(Ping(), None)
+    assert wire.decode_request(conversation.encode(later)[4:]) == (3, 2, Ping())  # the put needs no reply any more
+
+
+def test_before_the_welcome_nothing_is_an_answer() -> None:
+    conversation = client()
+    asked = conversation.ask(Ping(), None)
+    assert conversation.only_answer(memoryview(wire.encode_response(1, Pong(revision=7))), asked) is None
+
+
+def test_what_has_no_reply_is_sent_again_in_the_order_in_which_it_was_asked() -> None:
+    connection = welcomed()
+    items = [connection.ask(request, None) for request in (Get("a"), Put("a", b""), Wait(keys=("b",)), Put("c", b""))]
+    connection.encode(items[1])
+    connection.encode(items[0])
+    connection.answered(3)
+    assert connection.disconnected() == []
+    assert connection.welcomed is None
+    assert connection.to_send_again() == [items[0], items[1], items[3]]
+
+
+def test_what_nobody_waits_for_is_not_sent_again() -> None:
+    connection = welcomed()
+    sent, unsent = connection.ask(Put("a", b""), None), connection.ask(Put("b", b""), None)
+    connection.encode(sent)
+    connection.abandon(sent)
+    connection.abandon(unsent)
+    assert connection.to_send_again() == [sent]  # on this connection its reply may still come
+    assert connection.disconnected() == [sent]
+    assert connection.to_send_again() == []
+    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 2
+
+
+def test_a_session_that_was_forgotten_loses_the_mutations_that_were_sent_and_nothing_else() -> None:
+    connection = welcomed(session=1)
+    guarded = Guarded(when=(), request=Put("b", b""))
+    sent = [connection.ask(request, None) for request in (Put("a", b""), guarded, Get("a"))]
+    for item in sent:
+        connection.encode(item)
+    connection.disconnected()
+    unsent = connection.ask(Put("c", b""), None)
+    connection.connected(nonce=b"o" * 16)
+    welcomed(session=2, made=connection)
+    assert connection.welcomed is not None
+    assert not connection.welcomed.resumed
+    assert connection.lost_for_good() == sent[:2]
+    assert connection.to_send_again() == [sent[2], unsent]
+
+
+def test_a_session_is_resumed_only_if_it_is_the_one_of_the_last_welcome() -> None:
+    connection = welcomed(session=1)
+    for session, resumed in ((1, True), (2, False), (2, True), (1, False)):
+        connection.disconnected()
+        connection.connected(nonce=b"o" * 16)
+        welcomed(session=session, made=connection)
+        assert connection.welcomed is not None
+        assert connection.welcomed.resumed is resumed
+
+
+def test_a_request_larger_than_the_server_takes_is_refused_and_forgotten() -> None:
+    connection = welcomed(frame_bytes_max=1000)
+    item = connection.ask(Put("a", bytes(1000)), None)
+    with pytest.raises(LimitExceeded, match="frame_bytes_max"):
+        connection.encode(item)
+    assert connection.in_flight == {}
+    assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 1
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Put("a", "text"),  # type: ignore[arg-type]
+        Put("\ud800", b""),
+        Add("a", 2**64),
+        Put("a", memoryview(b"abcd")[::2]),  # type: ignore[arg-type]
+        Wait(keys=("\ud800",)),
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_refused_and_forgotten(request_: Any) -> None:
+    connection = welcomed()
+    item = connection.ask(request_, None)
+    try:
+        connection.encode(item)
+    except StoreUsageError:
+        assert connection.in_flight == {}
+        assert not item.sent
+        assert acknowledged(connection.encode(connection.ask(Ping(), None))) == 1
+    else:
+        assert isinstance(request_.value, memoryview)  # some releases of msgpack take it
+
+
+def test_events_lagging_watches_and_farewells_are_passed_on() -> None:
+    connection = welcomed()
+    events = (Event(kind="delete", revision=3, key="a"),)
+    frames = wire.frame_events(5, wire.encode_events(events)) + wire.encode_lagged(5, 3) + wire.encode_bye("leaving")
+    assert list(connection.receive(frames)) == [wire.Events(5, events), Lagged(5, 3), Bye("leaving")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (FailureKind.USAGE, StoreUsageError),
+        (FailureKind.LIMIT, LimitExceeded),
+        (FailureKind.LEASE, LeaseNotFound),
+        (FailureKind.CONDITION, ConditionFailed),
+        (FailureKind.COMPACTED, WatchCompacted),
+        (FailureKind.FORGOTTEN, ConnectionLost),
+    ],
+)
+def test_every_kind_of_failure_is_an_error_with_its_message(kind: FailureKind, error: type[StoreError]) -> None:
+    made = error_of(Failed(kind=kind, message="so it is"))
+    assert type(made) is error
+    assert str(made) == "so it is"
+    if isinstance(made, ConnectionLost):
+        assert made.maybe_applied
+
+
+def test_what_did_not_fail_is_no_error() -> None:
+    assert error_of(Done()) is None
+
+
+# ------------------------------------------------------------------------------------------------------- both sides
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from(["add", "get", "guarded"])),
+        st.tuples(st.just("to server"), st.integers(1, 60)),
+        st.tuples(st.just("to client"), st.integers(1, 60)),
+        st.tuples(st.just("settle"), st.just(0)),
+        st.tuples(st.just("cut"), st.booleans()),
+        st.tuples(st.just("late"), st.integers(1, 60)),
+        st.tuples(st.just("dial"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(STEPS, st.sampled_from([None, b"secret"]))
+def test_every_request_is_applied_once_whatever_is_lost_on_the_way(
+    steps: list[tuple[str, Any]], token: bytes | None
+) -> None:
+    town, post = Town(token=token), Post(token=token)
+    adds: dict[int, int] = {}
+    for step, detail in steps:
+        post.notice()
+        if step == "ask":
+            amount = 2 ** len(adds)  # so that the sum tells which were applied, and how often
+            if detail == "get":
+                post.ask(Get("sum"))
+                continue
+            request = Add("sum", amount)
+            item = post.ask(request if detail == "add" else Guarded(when=(), request=request))
+            adds[item.request_id] = amount
+        elif step == "dial" and post.link is None:
+            post.dial(town)
+        elif step == "late" and post.lost is not None:
+            post.lost.carry_to_server(detail)
+        elif post.link is not None:
+            if step == "to server":
+                post.link.carry_to_server(detail)
+            elif step == "to client":
+                post.carry_to_client(detail)
+            elif step == "settle":
+                post.settle()
+            elif step == "cut":
+                post.cut(unnoticed=detail)
+    post.finish(town)
+    assert post.failure is None
+    assert post.connection.in_flight == {}
+    total = 0
+    for request_id, amount in adds.items():
+        total += amount
+        answer = post.outcomes[request_id]
+        assert isinstance(answer, Added)
+        assert answer.value == total
+    assert town.engine.revision == len(adds)
+    assert town.engine.figures()["sessions"] == 1
+    (session,) = town.engine._sessions._sessions.values()
+    post.ask(Ping())
+    post.settle()
+    assert session.replies == 0  # everything was acknowledged
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
+def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
+    """One request, and connections that end after so many bytes of the server's, until one does not."""
+    town, post = Town(), Post()
+    item = post.ask(Add("n", 1))
+    for count in cuts:
+        link = post.dial(town)
+        while count and (link.to_server or link.to_client) and item.request_id not in post.outcomes:
+            link.carry_to_server()
+            carried = min(count, len(link.to_client))
+            post.carry_to_client(carried)
+            count -= carried
+        link.carry_to_server()
+        post.cut()
+    post.meet(town)
+    assert post.outcomes[item.request_id] == Added(value=1, revision=1)
+
+
+# ---------------------------------------------------------------------------------------------------- watch cursors
+
+
+def put(revision: int) -> tuple[Event, ...]:
+    return (Event(kind="put", revision=revision, key="a"),)
+
+
+def synced(revision: int) -> tuple[Event, ...]:
+    return (Event(kind="synced", revision=revision),)
+
+
+def resumable(cursor: WatchCursor) -> bool:
+    return cursor.resumable
+
+
+def test_a_watch_is_opened_as_it_was_asked_for() -> None:
+    assert WatchCursor("a", start_revision=None, snapshot=False).opening() == (Watch(prefix="a"), None)
+    assert WatchCursor("a", start_revision=5, snapshot=False).opening() == (Watch(prefix="a", start_revision=5), None)
+    assert WatchCursor("a", start_revision=None, snapshot=True).opening() == (Watch(prefix="a", snapshot=True), None)
+    with pytest.raises(StoreUsageError, match="not both"):
+        WatchCursor("a", start_revision=5, snapshot=True)
+
+
+def test_a_watch_resumes_after_the_last_revision_seen() -> None:
+    cursor = WatchCursor("a", start_revision=None, snapshot=False)
+    assert not resumable(cursor)
+    cursor.opened(7)
+    assert resumable(cursor)
+    assert cursor.opening() == (Watch(prefix="a", start_revision=8), None)
+    cursor.delivered(put(9))
+    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
+
+
+def test_a_watch_with_a_start_has_not_seen_what_the_server_is_about_to_send() -> None:
+    cursor = WatchCursor("a", start_revision=3, snapshot=False)
+    cursor.opened(7)
+    assert cursor.opening() == (Watch(prefix="a", start_revision=3), None)
+
+
+def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
+    cursor = WatchCursor("a", start_revision=None, snapshot=True)
+    cursor.opened(7)
+    assert not resumable(cursor)
+    cursor.delivered(put(3))
+    cursor.nothing_before(7)
+    reset = Event(kind="reset", revision=0)
+    assert cursor.opening() == (Watch(prefix="a", snapshot=True), reset)
+    assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been told
+    cursor.delivered(synced(9))
+    assert resumable(cursor)
+    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
+
+
+def test_an_answer_from_a_later_revision_spares_asking_for_what_did_not_happen() -> None:
+    cursor = WatchCursor("a", start_revision=None, snapshot=False)
+    cursor.opened(7)
+    cursor.nothing_before(20)
+    cursor.nothing_before(15)
+    assert cursor.opening() == (Watch(prefix="a", start_revision=21), None)
+
+
+def test_a_watch_whose_past_is_gone_ends_unless_it_began_with_a_snapshot() -> None:
+    plain = WatchCursor("a", start_revision=None, snapshot=False)
+    plain.opened(7)
+    assert not plain.compacted()
+    resetting = WatchCursor("a", start_revision=None, snapshot=True)
+    resetting.delivered(synced(7))
+    assert resetting.compacted()
+    assert resetting.opening() == (Watch(prefix="a", snapshot=True), Event(kind="reset", revision=0))
+
+
+def test_another_store_is_not_taken_for_the_one_that_was_known() -> None:
+    post = Post()
+    post.meet(Town())
+    post.cut()
+    post.dial(Town(Engine(store_id="store-2")))
+    post.settle()
+    assert isinstance(post.failure, StoreReplaced)
+    assert "store-1 has been replaced by store-2" in str(post.failure)

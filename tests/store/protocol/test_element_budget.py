@@ -1,0 +1,177 @@
+"""What a body claims to hold is counted without making any of it, and what lies about it is found out."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import ProtocolError
+from store.limits import Limits
+from store.messages import Excessive, Put, Transact
+from store.protocol import wire
+from store.protocol.element_budget import claimed
+from store.protocol.wire import Greeting, Hello
+from tests.store.protocol.test_wire import REQUESTS
+
+MOST = wire.elements_max(Limits().operations_max)
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=40)
+    | st.binary(max_size=40)
+    | st.builds(msgpack.ExtType, st.integers(1, 100), st.sampled_from([bytes(n) for n in (1, 2, 3, 4, 8, 16)]))
+)
+NESTED = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=18) | st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=4)
+    ),
+    max_leaves=30,
+)
+LONG = [
+    *(of * count for of in (b"x", "x", [1], ["x" * 40]) for count in (15, 16, 31, 32, 255, 256, 65_535, 65_536)),
+    *({str(key): key for key in range(count)} for count in (15, 16, 65_535, 65_536)),
+    *(msgpack.ExtType(5, bytes(count)) for count in (5, 255, 256, 65_535, 65_536)),
+]
+
+
+def elements(value: Any) -> int:
+    """The same count, of what was made."""
+    if isinstance(value, list):
+        return 1 + sum(map(elements, value))
+    if isinstance(value, dict):
+        return 1 + sum(1 + elements(inside) for inside in value.values())
+    return 1
+
+
+@given(NESTED)
+def test_the_count_is_that_of_what_would_be_made(value: Any) -> None:
+    body = msgpack.packb(value)
+    count = elements(value)
+    assert claimed(body, count) == count
+    assert claimed(memoryview(body), 10**9) == count
+
+
+@pytest.mark.parametrize("value", LONG, ids=lambda value: f"{type(value).__name__} of {len(value)}")
+def test_the_count_is_right_of_every_width(value: Any) -> None:
+    body = msgpack.packb([value, value])
+    assert claimed(body, 10**9) == 1 + 2 * elements(value)
+    with pytest.raises(ValueError, match="more than it has bytes for"):
+        claimed(body[:-1], 10**9)
+
+
+@given(NESTED, st.integers(1, 50))
+def test_counting_ends_past_the_most_that_is_wanted(value: Any, most: int) -> None:
+    count = claimed(msgpack.packb(value), most)
+    assert (count > most) is (elements(value) > most)
+
+
+@given(NESTED, st.data())
+def test_what_ends_in_the_middle_is_not_counted(value: Any, data: st.DataObject) -> None:
+    body = msgpack.packb(value)
+    with pytest.raises(ValueError, match="more than it has bytes for"):
+        claimed(body[: data.draw(st.integers(0, len(body) - 1))], 10**9)
+
+
+@pytest.mark.parametrize("empty", [[], {}])
+def test_more_empty_arrays_than_any_message_has_are_refused_as_soon_as_they_are_met(empty: Any) -> None:
+    assert claimed(msgpack.packb([empty] * 8), 10**9) == 9
+    with pytest.raises(ValueError, match="full of empty arrays"):
+        claimed(msgpack.packb([empty] * 9), 10**9)
+
+
+@given(REQUESTS)
+def test_no_request_of_a_client_is_taken_for_too_much(request: Any) -> None:
+    frame = wire.encode_request(1, 0, request)
+    assert wire.decode_request(frame[4:], elements_max=MOST) == wire.decode_request(frame[4:])
+
+
+def test_a_transaction_may_go_past_its_limit_and_be_told_so() -> None:
+    """What holds a few more operations than allowed is the engine's to refuse, which knows how many there were."""
+    most = Limits().operations_max + 1
+    condition_and_put = wire.encode_request(
+        1, 0, Transact(when=(), then=tuple(Put(f"k{number}", b"", ttl=1.0) for number in range(most)))
+    )
+    assert not isinstance(wire.decode_request(condition_and_put[4:], elements_max=MOST), Excessive)
+
+
+def long_array(count: int, element: bytes) -> bytes:
+    return b"\xdd" + struct.pack(">I", count) + element * count
+
+
+MANY = {
+    "maps of one": long_array(500_000, b"\x81\xa1k\xc0"),
+    "short text": long_array(700_000, b"\xa2ab"),
+    "nothing": long_array(2_000_000, b"\xc0"),
+    "an array that claims to be huge": b"\xdd\xff\xff\xff\xff" + bytes(60_000),
+    "arrays of arrays": long_array(100_000, b"\x9f" + b"\x91\xc0" * 15),
+}
+NEVER = {
+    "empty arrays": b"\xdc\xff\xff" + b"\x90" * 0xFFFF,
+    "empty maps": b"\xdc\xff\xff" + b"\x80" * 0xFFFF,
+    "arrays in arrays that claim to be long": (b"\xdd" + struct.pack(">I", 60_000)) * 1000 + bytes(60_000),
+    "maps in maps": (b"\xdf" + struct.pack(">I", 30_000)) * 1000 + bytes(60_000),
+}
+
+
+def peak_of_decoding(body: bytes) -> tuple[int, Any]:
+    tracemalloc.start()
+    try:
+        try:
+            said: Any = wire.decode_request(body, elements_max=MOST)
+        except ProtocolError as error:
+            said = error
+        return tracemalloc.get_traced_memory()[1], said
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str) -> None:
+    """One frame of 64 MB used to cost gigabytes."""
+    body = b"\x94\x06\x05\x04" + MANY[what]
+    peak, said = peak_of_decoding(body)
+    assert peak < 100_000
+    assert said == (5, 4, Excessive(elements_max=MOST))
+
+
+@pytest.mark.parametrize("what", NEVER)
+def test_what_claims_what_no_message_holds_is_given_no_room(what: str) -> None:
+    """A thousand arrays inside each other, each of which claims to be long, were given room for all of it; empty ones
+    took seventy times their bytes.
+    """
+    peak, said = peak_of_decoding(b"\x94\x06\x05\x04" + NEVER[what])
+    assert peak < 100_000
+    assert isinstance(said, ProtocolError)
+    assert ("full of empty arrays" if what.startswith("empty") else "more than it has bytes for") in str(said)
+
+
+@pytest.mark.parametrize("body", [b"\x94\xc0\x05\x04", b"\x94\x06\x90\x04", b"\x94\x06\xc4\xff", b"\x91", b"\xdf"])
+def test_what_is_too_much_and_has_no_id_is_no_request(body: bytes) -> None:
+    body += MANY["nothing"]
+    if body[1:2] == b"\xc0":
+        assert isinstance(wire.decode_request(body, elements_max=MOST), tuple), "its code is not looked at"
+        return
+    with pytest.raises(ProtocolError):
+        wire.decode_request(body, elements_max=MOST)
+
+
+def test_an_opening_holds_a_few_elements() -> None:
+    """What a stranger may say before any proof is a few kilobytes, and costs no more than that."""
+    body = b"\xdc\x08\x00" + b"\xc0" * 2048
+    for decode in (wire.decode_hello, wire.decode_greeting, wire.decode_welcome):
+        with pytest.raises(ProtocolError, match="it holds too much"):
+            decode(body)
+    for one in (Hello(1, bytes(16), bytes(16), bytes(900)), Hello(1, bytes(16), bytes(16), bytes(2000))):
+        assert wire.decode_hello(wire.encode_hello(one)[4:]) == one
+    greeting = Greeting(1, 1, "s" * 2000, bytes(16), token_wanted=True)
+    assert wire.decode_greeting(wire.encode_greeting(greeting)[4:]) == greeting

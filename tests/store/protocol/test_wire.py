@@ -1,0 +1,552 @@
+"""Every message comes out of its bytes as it went in, by its layout, and nothing that is none comes out at all."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any, cast, get_args
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import messages, when
+from store.errors import LimitExceeded, ProtocolError, StoreUsageError
+from store.messages import (
+    Add,
+    Append,
+    Cancel,
+    CompareAndSet,
+    Condition,
+    Count,
+    Delete,
+    DeletePrefix,
+    Done,
+    Entry,
+    Event,
+    Excessive,
+    Failed,
+    FailureKind,
+    Figures,
+    Get,
+    GetMany,
+    Grant,
+    Guarded,
+    KeepAlive,
+    List,
+    Ping,
+    Put,
+    Request,
+    Response,
+    Revoke,
+    Stats,
+    Target,
+    TimeToLive,
+    Transact,
+    TransactionResult,
+    Wait,
+    Watch,
+)
+from store.protocol import codec, wire
+from store.protocol.wire import Bye, Events, FrameReader, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+
+# ------------------------------------------------------------------------------------------ strategies for messages
+
+INTS = st.integers(-(2**63), 2**64 - 1)
+REVISIONS = st.integers(0, 2**63 - 1)
+KEYS = st.text(max_size=8)
+VALUES = st.binary(max_size=20)
+SECONDS = st.floats(0, 1e6)
+ENTRIES = st.builds(
+    Entry,
+    key=KEYS,
+    value=VALUES,
+    create_revision=REVISIONS,
+    mod_revision=REVISIONS,
+    lease=st.none() | REVISIONS,
+)
+CONDITIONS = st.one_of(
+    st.builds(Condition, key=KEYS, target=st.just(Target.MOD_REVISION), expected=REVISIONS),
+    st.builds(Condition, key=KEYS, target=st.just(Target.CREATE_REVISION), expected=REVISIONS),
+    st.builds(Condition, key=KEYS, target=st.just(Target.VALUE), expected=VALUES),
+    st.builds(Condition, key=KEYS, target=st.just(Target.EXISTS), expected=st.booleans()),
+)
+OPERATIONS = st.one_of(
+    st.builds(Put, KEYS, VALUES, ttl=st.none() | SECONDS, lease=st.none() | REVISIONS),
+    st.builds(Get, KEYS),
+    st.builds(Delete, KEYS),
+    st.builds(Add, KEYS, INTS, lease=st.none() | REVISIONS),
+    st.builds(Append, KEYS, VALUES, lease=st.none() | REVISIONS),
+)
+
+
+def many(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(of, max_size=3).map(tuple)
+
+
+GUARDABLE = st.one_of(
+    OPERATIONS,
+    st.builds(GetMany, keys=many(KEYS)),
+    st.builds(List, prefix=KEYS, keys_only=st.booleans()),
+    st.builds(DeletePrefix, prefix=KEYS),
+    st.builds(
+        CompareAndSet,
+        key=KEYS,
+        value=VALUES,
+        expected_revision=st.none() | REVISIONS,
+        expected_value=st.none() | VALUES,
+        ttl=st.none() | SECONDS,
+        lease=st.none() | REVISIONS,
+    ),
+    st.builds(Wait, keys=many(KEYS)),
+)
+REQUESTS = st.one_of(
+    GUARDABLE,
+    st.builds(Guarded, when=many(CONDITIONS), request=GUARDABLE),
+    st.builds(Transact, when=many(CONDITIONS), then=many(OPERATIONS), otherwise=many(OPERATIONS)),
+    st.builds(Count, prefix=KEYS),
+    st.builds(Grant, ttl=SECONDS, disconnect_ttl=st.none() | SECONDS),
+    st.builds(KeepAlive, lease=INTS),
+    st.builds(Revoke, lease=INTS),
+    st.builds(TimeToLive, lease=INTS),
+    st.builds(Watch, prefix=KEYS, start_revision=st.none() | INTS, snapshot=st.booleans()),
+    st.builds(Cancel, target=INTS),
+    st.builds(Ping),
+    st.builds(Stats),
+)
+MAYBE_ENTRIES = st.none() | ENTRIES
+RESPONSES: st.SearchStrategy[Response] = st.one_of(
+    st.builds(messages.Written, revision=REVISIONS),
+    st.builds(messages.Found, entry=MAYBE_ENTRIES),
+    st.builds(messages.Listing, entries=many(MAYBE_ENTRIES), revision=REVISIONS),
+    st.builds(messages.Counted, count=REVISIONS, revision=REVISIONS),
+    st.builds(messages.CompareAndSetResult, succeeded=st.booleans(), entry=MAYBE_ENTRIES),
+    st.builds(messages.Added, value=INTS, revision=REVISIONS),
+    st.builds(
+        TransactionResult,
+        succeeded=st.booleans(),
+        results=many(st.one_of(INTS, st.booleans(), MAYBE_ENTRIES)),
+        revision=REVISIONS,
+    ),
+    st.builds(messages.Granted, lease=REVISIONS, ttl=SECONDS),
+    st.builds(messages.LeaseState, remaining=SECONDS, ttl=SECONDS, keys=many(KEYS)),
+    st.builds(messages.Watching, revision=REVISIONS),
+    st.builds(Done),
+    st.builds(messages.Pong, revision=REVISIONS),
+    st.builds(
+        Figures, figures=st.dictionaries(st.text(), st.one_of(REVISIONS, st.text(), SECONDS, st.booleans()), max_size=3)
+    ),
+    st.builds(Failed, kind=st.sampled_from(FailureKind), message=st.text()),
+)
+EVENTS = st.one_of(
+    st.builds(
+        Event,
+        kind=st.just("put"),
+        revision=REVISIONS,
+        key=KEYS,
+        value=VALUES,
+        create_revision=REVISIONS,
+        lease=st.none() | REVISIONS,
+    ),
+    st.builds(Event, kind=st.just("delete"), revision=REVISIONS, key=KEYS),
+    st.builds(Event, kind=st.sampled_from(["synced", "reset"]), revision=REVISIONS),
+)
+
+
+def body_of(frame: bytes) -> bytes:
+    (body,) = FrameReader(10**6).feed(frame)
+    return bytes(body)
+
+
+# ------------------------------------------------------------------------------------------------------- round trips
+
+
+@given(st.integers(1, wire.NUMBER_MAX), st.integers(0, wire.NUMBER_MAX), REQUESTS)
+def test_a_request_comes_out_as_it_went_in(request_id: int, acknowledged: int, request: Request[Any]) -> None:
+    frame = wire.encode_request(request_id, acknowledged, request)
+    assert wire.decode_request(body_of(frame)) == (request_id, acknowledged, request)
+
+
+@given(st.integers(1, 2**64 - 1), RESPONSES)
+def test_a_response_comes_out_as_it_went_in(request_id: int, response: Response) -> None:
+    out = wire.decode_server_frame(body_of(wire.encode_response(request_id, response)))
+    assert out == Reply(request_id, response)
+    if isinstance(response, TransactionResult):  # True == 1, so look again
+        assert isinstance(out, Reply)
+        assert isinstance(out.response, TransactionResult)
+        assert list(map(type, out.response.results)) == list(map(type, response.results))
+
+
+@given(st.integers(1, 2**64 - 1), many(EVENTS))
+def test_events_come_out_as_they_went_in_for_any_watch(watch_id: int, events: tuple[Event, ...]) -> None:
+    frame = wire.frame_events(watch_id, wire.encode_events(events))
+    assert wire.decode_server_frame(body_of(frame)) == Events(watch_id, events)
+
+
+@given(many(EVENTS))
+def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> None:
+    if events:
+        assert wire.decode_events(wire.encode_events(events)) == events
+
+
+def test_there_is_a_strategy_above_for_every_message() -> None:
+    """So that the round trips cannot forget one that is added later."""
+    known = set(codec.LAYOUT_OF)
+    base = {Request, Response, Excessive}  # what is excessive stands for a request, and is never sent
+    assert known == {
+        kind
+        for kind in map(messages.__dict__.__getitem__, messages.__all__)
+        if isinstance(kind, type) and issubclass(kind, tuple(base)) and kind not in base
+    }
+    assert len(known) == 21 + 14
+
+
+def test_the_handshake_comes_out_as_it_went_in() -> None:
+    greeting = Greeting(1, 2, "store", b"n" * 16, token_wanted=True)
+    assert wire.decode_greeting(body_of(wire.encode_greeting(greeting))) == greeting
+    hello = Hello(1, b"s" * 16, b"n" * 16, b"proof")
+    assert wire.decode_hello(body_of(wire.encode_hello(hello))) == hello
+    welcome = Welcome(3, "10.0.0.1", 7, 1000, b"proof")
+    assert wire.decode_welcome(body_of(wire.encode_welcome(welcome))) == welcome
+    assert wire.decode_welcome(body_of(wire.encode_welcome(welcome._replace(resumed=True)))) == welcome
+
+
+def test_a_refusal_is_understood_wherever_it_comes() -> None:
+    sorry = Sorry("limit", "full")
+    body = body_of(wire.encode_sorry(sorry))
+    assert wire.decode_greeting(body) == wire.decode_welcome(body) == wire.decode_server_frame(body) == sorry
+
+
+def test_farewells_and_lagging_watches_come_out_as_they_went_in() -> None:
+    bye = body_of(wire.encode_bye("done"))
+    assert wire.decode_request(bye) == wire.decode_server_frame(bye) == Bye("done")
+    assert wire.decode_server_frame(body_of(wire.encode_lagged(5, 7))) == Lagged(5, 7)
+
+
+# ------------------------------------------------------------------------------------------------------------ frames
+
+
+@given(st.lists(st.binary(max_size=30), max_size=8), st.data())
+def test_frames_come_out_whole_however_the_bytes_are_cut(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(wire._frame(body) for body in bodies)
+    reader, out, at = FrameReader(30), list[bytes](), 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, 12))
+        out += map(bytes, reader.feed(stream[at : at + size]))
+        at += size
+    assert out == bodies
+    assert not reader.half_a_frame
+
+
+def test_half_a_frame_is_known_as_such() -> None:
+    reader = FrameReader(100)
+    seen = [reader.half_a_frame]
+    for piece in (b"\0\0", b"\0\2a", b"b"):
+        reader.feed(piece)
+        seen.append(reader.half_a_frame)
+    assert seen == [False, True, True, False]
+
+
+def test_a_frame_may_be_as_long_as_allowed_and_no_longer() -> None:
+    assert FrameReader(5).feed(b"\0\0\0\5") == []
+    with pytest.raises(ProtocolError, match="a frame of 6 bytes is announced, and 5 is the limit"):
+        FrameReader(5).feed(b"\0\0\0\6")
+
+
+def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
+    """It used to be copied whole with every piece that came."""
+    reader = FrameReader(10**6)
+    frame = wire._frame(bytes(1000))
+    held = []
+    for at in range(0, len(frame) - 4, 10):
+        reader.feed(frame[at : at + 10])
+        held.append(id(reader._held))
+    assert len(set(held)) == 1
+    assert [len(body) for body in reader.feed(frame[at + 10 :])] == [1000]
+
+
+def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
+    reader = FrameReader(10**9)
+    reader.feed(b"\x30\0\0\0")
+    assert len(reader._held) == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        (bytes.fromhex("16030100f8010000"), "a TLS hello on a port without TLS"),
+        (bytes.fromhex("1503030002020a"), "a TLS record on a connection without TLS"),
+        (b"GET / HTTP/1.1\r\n", "HTTP on a port"),
+        (b"HTTP/1.1 400 Bad Request", "HTTP on a port"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "a frame of .* bytes is announced"),
+    ],
+)
+def test_strangers_are_recognized(start: bytes, name: str) -> None:
+    with pytest.raises(ProtocolError, match=name):
+        FrameReader(64 * 1024 * 1024).feed(start)
+
+
+def test_a_message_that_the_peer_would_not_take_is_not_sent() -> None:
+    frame = wire._frame(bytes(101))
+    wire.check_frame(frame, 101)
+    with pytest.raises(LimitExceeded, match=r"has 101 bytes; the server takes frames of 100 \(frame_bytes_max\): "):
+        wire.check_frame(frame, 100)
+
+
+# ------------------------------------------------------------------------------------------------- what makes no sense
+
+
+def packed(*fields: object) -> bytes:
+    return bytes(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x91",
+        packed()[:0] + b"\x90",
+        packed(1, 2) + b"\0",
+        msgpack.packb({"a": 1}),
+        msgpack.packb("rdzv"),
+        b"\x91\xa1\xff",  # no UTF-8
+        msgpack.packb([1, {3: 4}]),
+        msgpack.packb([1, msgpack.ExtType(5, b"x")]),
+        b"\x91" * 2000,
+    ],
+)
+def test_what_is_no_filled_array_is_no_frame(body: bytes) -> None:
+    for decode in (
+        wire.decode_greeting,
+        wire.decode_hello,
+        wire.decode_welcome,
+        wire.decode_request,
+        wire.decode_server_frame,
+    ):
+        with pytest.raises(ProtocolError):
+            decode(body)
+
+
+REQUEST_DEFECTS = [
+    ("no code", ("put", 1, 0, "a", b"", None, None)),
+    ("no request", (99, 1, 0)),
+    ("a response", (64, 1, 0)),
+    ("a bool for a code", (True, 1, 0, "a", b"", None, None)),
+    ("no id", (20,)),
+    ("nothing acknowledged", (20, 1)),
+    ("an id of 0", (20, 0, 0)),
+    ("a bool for an id", (20, True, 0)),
+    ("text acknowledged", (20, 1, "0")),
+    ("an id that no journal can keep", (20, wire.NUMBER_MAX + 1, 0)),
+    ("an acknowledgement that no journal can keep", (20, 1, wire.NUMBER_MAX + 1)),
+    ("a field too many", (20, 1, 0, 0)),
+    ("a field too few", (2, 1, 0)),
+    ("bytes for text", (2, 1, 0, b"a")),
+    ("text for bytes", (5, 1, 0, "a", "b", None)),
+    ("a float for an int", (4, 1, 0, "a", 1.0, None)),
+    ("a bool for an int", (4, 1, 0, "a", True, None)),
+    ("an int for a bool", (7, 1, 0, "a", 1)),
+    ("text for seconds", (14, 1, 0, "1", None)),
+    ("a bool for seconds", (14, 1, 0, True, None)),
+    ("text for an array", (6, 1, 0, "ab")),
+    ("an int in an array of text", (6, 1, 0, ["a", 1])),
+    ("no condition", (13, 1, 0, ["a"], [2, "a"])),
+    ("a short condition", (13, 1, 0, [["a", 3]], [2, "a"])),
+    ("a condition on bytes", (13, 1, 0, [[b"a", 3, True]], [2, "a"])),
+    ("a condition without a target", (13, 1, 0, [["a", 9, True]], [2, "a"])),
+    ("a condition with a bool for a target", (13, 1, 0, [["a", True, 1]], [2, "a"])),
+    ("existence as a number", (13, 1, 0, [["a", 3, 1]], [2, "a"])),
+    ("a revision as a bool", (13, 1, 0, [["a", 0, True]], [2, "a"])),
+    ("guarding nothing", (13, 1, 0, [], [])),
+    ("guarding what is no message", (13, 1, 0, [], "get")),
+    ("guarding what cannot be guarded", (13, 1, 0, [], [13, [], [2, "a"]])),
+    ("guarding a watch", (13, 1, 0, [], [18, "a", None, False])),
+    ("a list in a transaction", (11, 1, 0, [], [[7, "a", False]], [])),
+    ("a farewell without a reason", (127,)),
+    ("a farewell with a number", (127, 5)),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), REQUEST_DEFECTS, ids=[name for name, _ in REQUEST_DEFECTS])
+def test_what_is_no_request_is_refused(name: str, fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        wire.decode_request(packed(*fields))
+    assert ("fields, not" in str(caught.value)) is name.startswith("a field too"), "refused for another reason"
+
+
+RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [
+    ("no code", ("pong", 1, 5)),
+    ("no id", (75,)),
+    ("text for an id", (75, "1", 5)),
+    ("a request", (2, 1, "a")),
+    ("an entry of two", (65, 1, ["a", b""])),
+    ("an entry of text", (65, 1, ["a", "", 1, 1, None])),
+    ("text for a result", (70, 1, True, ["x"], 5)),
+    ("no kind of failure", (77, 1, 99, "x")),
+    ("a list for a kind of failure", (77, 1, [], "x")),
+    ("no figures", (76, 1, [])),
+    ("figures of figures", (76, 1, {"a": {}})),
+    ("figures named by bytes", (76, 1, {b"a": 1})),
+    ("a time among the figures", (76, 1, {"a": msgpack.Timestamp(1, 2)})),
+    ("no list of events", (126, 1, "x")),
+    ("events and more", (126, 1, [], 0)),
+    ("an event of no kind", (126, 1, [[4, 1, "a"]])),
+    ("a put without a value", (126, 1, [[0, 1, "a"]])),
+    ("lagging without a revision", (125, 1)),
+    ("lagging behind text", (125, 1, "x")),
+    ("a farewell without a reason", (127,)),
+    ("a refusal without a reason", ("sorry", "limit")),
+]
+
+
+@pytest.mark.parametrize(
+    "fields", [fields for _, fields in RESPONSE_DEFECTS], ids=[name for name, _ in RESPONSE_DEFECTS]
+)
+def test_what_is_no_response_is_refused(fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_server_frame(packed(*fields))
+
+
+@pytest.mark.parametrize(
+    ("decode", "fields"),
+    [
+        (wire.decode_greeting, ("rdzw", 1, 1, "s", b"", False)),
+        (wire.decode_greeting, ("rdzv", 1, 1, "s", b"")),
+        (wire.decode_greeting, ("rdzv", True, 1, "s", b"", False)),
+        (wire.decode_greeting, ("sorry", 1, "x")),
+        (wire.decode_hello, ("sorry", "limit", "x")),
+        (wire.decode_hello, ("rdzv", 1, b"s" * 15, b"n" * 16, b"")),
+        (wire.decode_hello, ("rdzv", 1, b"s" * 16, b"n" * 17, b"")),
+        (wire.decode_hello, ("rdzv", 1, "s" * 16, b"n" * 16, b"")),
+        (wire.decode_welcome, ("rdzv", True, "a", 1, 1, b"")),
+        (wire.decode_welcome, ("rdzv", 1, "a", 1, 1, b"", True)),
+    ],
+)
+def test_what_is_no_opening_is_refused(decode: Any, fields: tuple[Any, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        decode(packed(*fields))
+
+
+@pytest.mark.parametrize(
+    "absurd", ["k" * 10**6, b"v" * 10**6, [0] * 10**6, {"k": "v" * 10**6}, 2**64 - 1, 1.5, None, True]
+)
+def test_errors_stay_short_whatever_was_received(absurd: object) -> None:
+    for decode, fields in (
+        (wire.decode_request, (absurd, 1, 0)),
+        (wire.decode_request, (4, 1, 0, "a", absurd if type(absurd) is not int else "x", None)),
+        (wire.decode_server_frame, (65, 1, absurd if absurd is not None else "x")),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            decode(packed(*fields))
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("depth", [900, 1000, 1020])
+def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
+    """Showing what was received used to end in RecursionError."""
+    deep = b"\x91" * depth + b"\xc0"
+    with pytest.raises(ProtocolError, match="a list stands where int belongs"):
+        wire.decode_request(b"\x96\x04\x01\x00\xa1k" + deep + b"\xc0")
+
+
+# --------------------------------------------------------------------------------------------- what a caller may give
+
+
+@pytest.mark.parametrize(
+    ("request_", "complaint"),
+    [
+        (Put("a", "text"), "Put cannot have value='text'"),  # type: ignore[arg-type]
+        (Put(b"a", b""), "Put cannot have key=b'a'"),  # type: ignore[arg-type]
+        (Put("a", b"", lease=True), "Put cannot have lease=True"),
+        (Put("a", b"", ttl="5"), "Put cannot have ttl='5'"),  # type: ignore[arg-type]
+        (Put("a", b"", ttl=True), "Put cannot have ttl=True"),
+        (Add("a", 1.5), "Add cannot have amount=1.5"),  # type: ignore[arg-type]
+        (Add("a", True), "Add cannot have amount=True"),
+        (Add("a", None), "Add cannot have amount=None"),  # type: ignore[arg-type]
+        (GetMany(keys=("a", 5)), "GetMany cannot have keys=['a', 5]"),  # type: ignore[arg-type]
+        (Wait(keys="abc"), "Wait cannot have keys='abc'"),  # type: ignore[arg-type]
+        (List(prefix="a", keys_only=1), "List cannot have keys_only=1"),  # type: ignore[arg-type]
+        (Transact(when=(False,), then=()), "Transact cannot have when=[False]"),  # type: ignore[arg-type]
+        (Transact(when=(), then=(Put("a", "text"),)), "Put cannot have value='text'"),  # type: ignore[arg-type]
+        (Transact(when=(), then=(List(prefix=""),)), "Transact cannot have then=[a List]"),  # type: ignore[arg-type]
+        (
+            Guarded(when=(Condition(key="a", target=Target.VALUE, expected="x"),), request=Get("a")),  # type: ignore[arg-type]
+            "Guarded cannot have when=[a Condition]",
+        ),
+        (
+            Guarded(when=(Condition(key="a", target="x", expected="x"),), request=Get("a")),  # type: ignore[arg-type]
+            "Guarded cannot have when=[a Condition]",
+        ),
+        (
+            Guarded(when=(Condition(key=5, target=Target.EXISTS, expected=True),), request=Get("a")),  # type: ignore[arg-type]
+            "Guarded cannot have when=[a Condition]",
+        ),
+        (Guarded(when=(), request=Ping()), "Guarded cannot have request=a Ping"),
+        (Guarded(when=(), request=Put("a", "text")), "Put cannot have value='text'"),  # type: ignore[arg-type]
+        ("put", "'put' is no request"),
+    ],
+)
+def test_what_the_server_would_not_understand_does_not_leave(request_: Any, complaint: str) -> None:
+    """It used to, and cost the client its connection for good."""
+    with pytest.raises(StoreUsageError, match=f"^{re.escape(complaint)}$"):
+        wire.encode_request(1, 0, request_)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given_", "arrives"),
+    [
+        (Put(Text("a"), bytearray(b"1")), Put("a", b"1")),  # type: ignore[arg-type]
+        (Put("a", memoryview(b"1"), ttl=5), Put("a", b"1", ttl=5.0)),  # type: ignore[arg-type]
+        (Add("a", Number(3)), Add("a", 3)),
+        (GetMany(keys=["a"]), GetMany(keys=("a",))),  # type: ignore[arg-type]
+    ],
+)
+def test_what_becomes_the_right_type_on_the_way_may_be_given(given_: Any, arrives: Request[Any]) -> None:
+    decoded = wire.decode_request(body_of(wire.encode_request(1, 0, given_)))
+    assert decoded == (1, 0, arrives)
+
+
+@settings(deadline=None)
+@given(REQUESTS)
+def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) -> None:
+    layout = codec.LAYOUT_OF[type(request)]
+    layout.verify(request)
+    assert layout.build(msgpack.unpackb(msgpack.packb(layout.fields(request)), use_list=True)) == request
+
+
+def test_the_layout_of_an_events_frame_is_what_its_head_says() -> None:
+    frame = wire.frame_events(7, wire.encode_events(()))
+    (length,) = struct.unpack_from(">I", frame)
+    assert length == len(frame) - 4
+    assert msgpack.unpackb(frame[4:]) == [wire.EVENTS, 7, []]
+
+
+def test_the_operations_of_a_transaction_are_those_that_messages_names() -> None:
+    assert set(get_args(messages.Operation)) == {Put, Get, Delete, Add, Append}
+
+
+def test_fences_that_take_turns_are_not_mixed_up() -> None:
+    fences = [(when.mod_revision("round") == revision, when.exists("node")) for revision in (1, 2)]
+    for fence in (*fences, *fences, fences[0][:1]):
+        request = Guarded(when=fence, request=Get("k"))
+        assert wire.decode_request(wire.encode_request(1, 0, request)[4:]) == (1, 0, request)
+
+
+def test_conditions_that_python_takes_for_equal_are_not() -> None:
+    """1 equals True, but a revision is no existence; what is kept for the one must not come out as the other."""
+    for condition in (when.mod_revision("k") == 1, when.exists("k"), when.create_revision("k") == 1):
+        request = Guarded(when=(condition,), request=Get("k"))
+        for _ in range(2):
+            arrived = wire.decode_request(wire.encode_request(1, 0, request)[4:])
+            assert arrived == (1, 0, request)
+            assert type(cast("Any", arrived)[2].when[0].expected) is type(condition.expected)

@@ -1,0 +1,661 @@
+"""The journal: what is appended is there again, whole and in order, or it is said what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import sqlite3
+import textwrap
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
+from store.errors import StoreUsageError
+from store.messages import Added, Entry, Event, Written
+from store.server.journal import FILE, FORMAT, LOCK, UNFINISHED, Journal
+from tests.support.journals import HeldBack
+from tests.support.processes import start_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+A, B = b"a" * 16, b"b" * 16
+
+
+class Outcome:
+    """What the writer reports, to be waited for."""
+
+    def __init__(self) -> None:
+        self.durable: list[int] = []
+        self.failures: list[str] = []
+        self._changed = threading.Condition()
+
+    def start(self, journal: Journal) -> None:
+        journal.start(on_durable=self._on_durable, on_failure=self._on_failure)
+
+    def wait_for(self, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.durable and self.durable[-1] >= number, timeout=10)
+
+    def wait_for_failure(self) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failures, timeout=10)
+        return self.failures[-1]
+
+    def _on_durable(self, number: int) -> None:
+        with self._changed:
+            self.durable.append(number)
+            self._changed.notify_all()
+
+    def _on_failure(self, reason: str) -> None:
+        with self._changed:
+            self.failures.append(reason)
+            self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def writing(directory: Path, *, new_id: str = "id") -> Iterator[Journal]:
+    """A journal that has been read and is written to."""
+    journal = Journal(directory, new_id=new_id)
+    try:
+        journal.load()
+        Outcome().start(journal)
+        yield journal
+    finally:
+        journal.close()
+
+
+def saved_in(directory: Path) -> Saved:
+    journal = Journal(directory, new_id="another")
+    try:
+        return journal.load()
+    finally:
+        journal.close()
+
+
+def kept(directory: Path, *groups: list[Facts]) -> Saved:
+    """What is read again of groups, each written in one transaction."""
+    journal = Journal(directory, new_id="id")
+    journal.load()
+    for group in groups:
+        journal._commit(group)
+    journal.close()
+    return saved_in(directory)
+
+
+def put(revision: int, key: str, value: bytes = b"", *, created: int | None = None, lease: int | None = None) -> Event:
+    return Event(kind="put", revision=revision, key=key, value=value, create_revision=created or revision, lease=lease)
+
+
+def delete(revision: int, key: str) -> Event:
+    return Event(kind="delete", revision=revision, key=key)
+
+
+def change(*events: Event, **more: Any) -> Facts:
+    return Facts(revisions=[events], **more)
+
+
+def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, anonymous: bool = False) -> SavedLease:
+    return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+
+
+def opened(session_id: bytes, number: int) -> Facts:
+    facts = Facts()
+    facts.opened(session_id, number)
+    return facts
+
+
+def forgotten(session_id: bytes) -> Facts:
+    facts = Facts()
+    facts.forgotten(session_id)
+    return facts
+
+
+def replied(session_id: bytes, request_id: int, *, acknowledged: int = 0) -> Facts:
+    reply = KeptReply(
+        session_id=session_id, acknowledged=acknowledged, request_id=request_id, response=Written(revision=request_id)
+    )
+    return Facts(replies=[reply])
+
+
+def session(session_id: bytes, number: int, *request_ids: int) -> SavedSession:
+    return SavedSession(id=session_id, number=number, replies=tuple((id, Written(revision=id)) for id in request_ids))
+
+
+# ---------------------------------------------------------------------------------------------------- what comes back
+
+
+def test_a_new_directory_is_made_and_holds_an_empty_store_of_the_given_identity(tmp_path: Path) -> None:
+    directory = tmp_path / "not" / "there" / "yet"
+    assert kept(directory) == Saved(store_id="id")
+    assert saved_in(directory).store_id == "id", "and keeps it, whatever a later server would have called it"
+
+
+def test_everything_that_was_appended_comes_back(tmp_path: Path) -> None:
+    saved = kept(
+        tmp_path,
+        [opened(A, 1)],
+        [
+            Facts(granted=[lease(1, ttl=10, disconnect_ttl=2)]),
+            change(put(1, "a", b"1", lease=1), put(1, "b", b"2")),
+            change(put(2, "ttl", b"3", lease=2), granted=[lease(2, ttl=0.25, anonymous=True)]),
+            replied(A, 5),
+        ],
+    )
+    assert saved == Saved(
+        store_id="id",
+        revision=2,
+        last_lease=2,
+        last_session=1,
+        entries=(
+            Entry(key="a", value=b"1", create_revision=1, mod_revision=1, lease=1),
+            Entry(key="b", value=b"2", create_revision=1, mod_revision=1),
+            Entry(key="ttl", value=b"3", create_revision=2, mod_revision=2, lease=2),
+        ),
+        leases=(lease(1, disconnect_ttl=2.0), lease(2, ttl=0.25, anonymous=True)),
+        sessions=(session(A, 1, 5),),
+        history=((put(1, "a", b"1", lease=1), put(1, "b", b"2")), (put(2, "ttl", b"3", lease=2),)),
+    )
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one group", "in a group each"])
+def test_of_several_changes_of_one_key_the_last_is_kept_and_history_has_them_all(
+    tmp_path: Path, *, together: bool
+) -> None:
+    steps = [
+        change(put(1, "k", b"1")),
+        change(delete(2, "k")),
+        change(put(3, "k", b"3"), put(3, "gone", b"")),
+        change(put(4, "k", b"4", created=3)),
+        change(delete(5, "gone")),
+    ]
+    saved = kept(tmp_path, *([steps] if together else [[step] for step in steps]))
+    assert saved.entries == (Entry(key="k", value=b"4", create_revision=3, mod_revision=4),)
+    assert saved.revision == 5
+    assert [events[0].revision for events in saved.history] == [1, 2, 3, 4, 5]
+
+
+def test_keys_and_values_of_every_sort_come_back(tmp_path: Path) -> None:
+    keys = ["k", "k\0", "k\0\0x", "\0", "ключ", "\U0001f600", "K", "a/b", "'; DROP TABLE entries; --", "x" * 2048]
+    values = [b"", b"\0", bytes(range(256)), b"x" * 1_000_000]
+    events = tuple(put(1, key, values[number % len(values)]) for number, key in enumerate(keys))
+    saved = kept(tmp_path, [change(*events)])
+    assert {entry.key: entry.value for entry in saved.entries} == {event.key: event.value for event in events}
+    assert saved.history == (events,)
+
+
+def test_a_lease_that_is_granted_and_ends_in_one_group_is_gone_and_its_number_used_up(tmp_path: Path) -> None:
+    saved = kept(
+        tmp_path,
+        [
+            Facts(granted=[lease(1), lease(2)]),
+            change(put(1, "k", lease=1)),
+            change(delete(2, "k"), ended=[1]),
+        ],
+        [Facts(ended=[2])],
+    )
+    assert saved.leases == ()
+    assert saved.entries == ()
+    assert saved.last_lease == 2
+
+
+def test_history_goes_up_to_where_it_was_compacted(tmp_path: Path) -> None:
+    saved = kept(
+        tmp_path,
+        [change(put(number, f"k{number}")) for number in range(1, 6)],
+        [change(put(6, "k6"), compacted=2), change(put(7, "k7"), compacted=3)],
+        [change(put(8, "k8"), compacted=3)],
+    )
+    assert (saved.compacted, saved.revision) == (3, 8)
+    assert [events[0].revision for events in saved.history] == [4, 5, 6, 7, 8]
+    assert len(saved.entries) == 8, "the keys stay"
+
+
+def test_a_change_that_no_history_has_room_for_is_still_made(tmp_path: Path) -> None:
+    saved = kept(tmp_path, [change(put(1, "k", b"large"), compacted=1)])
+    assert saved.history == ()
+    assert (saved.revision, saved.compacted, len(saved.entries)) == (1, 1, 1)
+
+
+# -------------------------------------------------------------------------------------------------------- sessions
+
+
+def test_replies_that_were_acknowledged_are_pruned(tmp_path: Path) -> None:
+    saved = kept(
+        tmp_path,
+        [opened(A, 1), opened(B, 2)],
+        [replied(A, 1), replied(A, 2), replied(B, 1)],
+        [replied(A, 3, acknowledged=1)],
+        [replied(A, 4, acknowledged=1), replied(A, 5, acknowledged=4)],
+    )
+    assert saved.sessions == (session(A, 1, 5), session(B, 2, 1))
+
+
+def test_a_session_that_ends_in_the_group_of_its_last_reply_takes_that_with_it(tmp_path: Path) -> None:
+    """A client put and hung up while the disk was busy; its reply outlived its session, and the file passed for
+    damaged at the next start.
+    """
+    saved = kept(tmp_path, [opened(A, 1)], [replied(A, 1), forgotten(A)])
+    assert saved.sessions == ()
+    assert saved.last_session == 1
+
+
+def test_a_session_that_ends_and_comes_again_in_one_group_has_only_its_new_replies(tmp_path: Path) -> None:
+    saved = kept(tmp_path, [opened(A, 1), replied(A, 1)], [replied(A, 2), forgotten(A), opened(A, 2), replied(A, 9)])
+    assert saved.sessions == (session(A, 2, 9),)
+
+
+def test_a_session_that_expired_and_came_again_in_one_step_is_a_new_one(tmp_path: Path) -> None:
+    facts = forgotten(A)
+    facts.opened(A, 2)
+    saved = kept(tmp_path, [opened(A, 1), replied(A, 1)], [facts])
+    assert saved.sessions == (session(A, 2),)
+
+
+def test_a_session_that_came_and_went_in_one_step_leaves_its_number_behind(tmp_path: Path) -> None:
+    facts = opened(A, 3)
+    facts.forgotten(A)
+    saved = kept(tmp_path, [facts])
+    assert (saved.sessions, saved.last_session) == ((), 3)
+
+
+# ------------------------------------------------------------------------------------------------------ the writer
+
+
+def test_facts_are_numbered_and_reported_in_order_when_they_are_durable(tmp_path: Path) -> None:
+    with contextlib.closing(Journal(tmp_path, new_id="id")) as journal:
+        journal.load()
+        outcome = Outcome()
+        outcome.start(journal)
+        assert (journal.appended, journal.durable) == (0, 0)
+        assert [journal.append(change(put(number, "k"))) for number in (1, 2, 3)] == [1, 2, 3]
+        outcome.wait_for(3)
+        assert outcome.durable == sorted(outcome.durable)
+        assert (journal.appended, journal.durable) == (3, 3)
+
+
+def test_what_gathers_while_one_commit_runs_shares_the_next(tmp_path: Path) -> None:
+    journal = HeldBack(tmp_path, new_id="id")
+    journal.load()
+    outcome = Outcome()
+    outcome.start(journal)
+    journal.append(change(put(1, "k")))
+    assert journal.begun.acquire(timeout=10)
+    for number in range(2, 102):
+        journal.append(change(put(number, "k")))
+    assert journal.durable == 0
+    journal.may_commit.release(2)
+    outcome.wait_for(101)
+    journal.close()
+    assert list(map(len, journal.groups)) == [1, 100]
+    assert outcome.durable == [1, 101]
+    assert journal.commits == 2
+
+
+def test_closing_writes_what_is_pending(tmp_path: Path) -> None:
+    with writing(tmp_path) as journal:
+        for number in range(1, 1001):
+            journal.append(change(put(number, "k")))
+    assert saved_in(tmp_path).revision == 1000
+
+
+def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = HeldBack(tmp_path, new_id="id")
+    journal.load()
+    Outcome().start(journal)
+    journal.append(change(put(1, "k")))
+    assert journal.begun.acquire(timeout=10)
+    assert not journal.stop(within=0.01)
+    journal.close(within=0.01)
+    assert "takes nothing" in caplog.text
+    with pytest.raises(StoreUsageError, match="in use"):
+        Journal(tmp_path, new_id="id")
+    journal.may_commit.release()
+    journal.close()
+    assert saved_in(tmp_path).revision == 1
+
+
+def test_a_writer_can_be_stopped_before_it_was_started(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    assert journal.stop()
+    journal.close()
+
+
+# -------------------------------------------------------------------------------------------------------- failures
+
+
+def fill(journal: Journal, pages: int = 0) -> None:
+    """Let the file grow by so many pages and no more."""
+    assert journal._database is not None
+    (count,) = journal._database.execute("PRAGMA page_count").fetchone()
+    journal._database.execute(f"PRAGMA max_page_count={count + pages}")
+
+
+def empty_out(journal: Journal) -> None:
+    assert journal._database is not None
+    journal._database.execute("PRAGMA max_page_count=1000000")
+
+
+def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_back_and_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    journal._commit([opened(A, 1), change(put(1, "before"))])
+    fill(journal, pages=3)
+    outcome = Outcome()
+    journal.append(change(put(2, "small")))
+    journal.append(change(put(3, "large", bytes(1_000_000)), granted=[lease(1)]))
+    outcome.start(journal)
+    assert "full" in outcome.wait_for_failure()
+    assert outcome.durable == []
+    saved = journal.load()
+    assert [entry.key for entry in saved.entries] == ["before"]
+    assert (saved.revision, saved.last_lease) == (1, 0)
+    assert not journal.try_again(), "there is still no room"
+    journal.append(change(put(2, "given up")))
+    assert not journal.try_again()
+    empty_out(journal)
+    assert journal.try_again()
+    assert journal.durable == journal.appended
+    outcome.start(journal)
+    outcome.wait_for(journal.append(change(put(2, "after"))))
+    journal.close()
+    saved = saved_in(tmp_path)
+    assert [entry.key for entry in saved.entries] == ["after", "before"]
+    assert (saved.revision, saved.sessions) == (2, (session(A, 1),))
+
+
+def test_what_was_probed_with_is_no_part_of_the_store(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    before = journal.load()
+    assert journal.try_again()
+    assert journal._database is not None
+    journal._database.execute("INSERT INTO meta VALUES ('probe', zeroblob(9), 0)")  # killed before it was taken away
+    assert journal.load() == before
+    assert journal.try_again()
+    journal.close()
+
+
+def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    outcome = Outcome()
+    outcome.start(journal)
+    journal.append(replied(A, 2**63))
+    assert "too large" in outcome.wait_for_failure()
+    assert "defect" in caplog.text
+    assert journal.try_again()
+    outcome.start(journal)
+    outcome.wait_for(journal.append(change(put(1, "k"))))
+    journal.close()
+
+
+def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no code to look at, which used to end the writer without a word, and everybody waited."""
+
+    def fail(*_: object) -> None:
+        raise sqlite3.ProgrammingError("made by Python")
+
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    monkeypatch.setattr(journal, "_commit", fail)
+    outcome = Outcome()
+    outcome.start(journal)
+    journal.append(change(put(1, "k")))
+    assert outcome.wait_for_failure() == "made by Python"
+    assert journal.in_doubt
+    journal.close()
+
+
+async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tmp_path: Path) -> None:
+    """The same as above, with a disk that is really full: the system refuses the write."""
+    script = """
+        import resource, sys
+        from store.server.journal import Journal
+        from tests.store.server.test_journal import Outcome, change, put
+        journal = Journal(sys.argv[1], new_id="id")
+        journal.load()
+        outcome = Outcome()
+        outcome.start(journal)
+        outcome.wait_for(journal.append(change(put(1, "before"))))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (128 * 1024, resource.RLIM_INFINITY))
+        journal.append(change(put(2, "large", bytes(1_000_000))))
+        print("failed:", outcome.wait_for_failure())
+        print(journal.load().revision, journal.durable)
+        large = change(put(2, "large", bytes(100_000)))
+        while journal.try_again():
+            outcome.start(journal)
+            journal.append(large)
+            outcome.wait_for_failure()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print("again:", journal.try_again())
+        outcome.start(journal)
+        outcome.wait_for(journal.append(change(put(2, "after", bytes(1_000_000)))))
+        journal.close()
+    """
+    async with start_python("-c", textwrap.dedent(script), str(tmp_path)) as child:
+        await child.line("failed: ")
+        await child.line("1 1")
+        await child.line("again: True")
+        assert await child.wait() == 0
+    assert [entry.key for entry in saved_in(tmp_path).entries] == ["after", "before"]
+
+
+# ------------------------------------------------------------------------------------------------------- refusals
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """The files that hold data; the others are SQLite's index of its log, and ours for the lock."""
+    names = (FILE, f"{FILE}-wal")
+    return {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
+
+
+def leave_behind(directory: Path, *, count: int = 50) -> None:
+    """A store whose process was killed: what it wrote is partly in the file, and partly in SQLite's log beside it."""
+    if os.fork() == 0:
+        journal = Journal(directory, new_id="id")
+        journal.load()
+        steps = [
+            [
+                opened(b"%016d" % number, number),
+                change(put(number, f"key{number}", b"%d" % number * 40, lease=number), granted=[lease(number)]),
+                replied(b"%016d" % number, number),
+            ]
+            for number in range(1, count + 1)
+        ]
+        journal._commit(list(itertools.chain(*steps[: count // 2])))
+        journal._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+        journal._commit(list(itertools.chain(*steps[count // 2 :])))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.wait()
+
+
+def test_what_a_killed_process_had_written_is_there(tmp_path: Path) -> None:
+    leave_behind(tmp_path)
+    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
+    saved = saved_in(tmp_path)
+    assert (saved.revision, len(saved.entries), len(saved.history), len(saved.leases)) == (50, 50, 50, 50)
+    assert [len(one.replies) for one in saved.sessions] == [1] * 50
+
+
+def test_a_second_server_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
+    with writing(tmp_path) as journal:
+        with pytest.raises(StoreUsageError, match=f"in use by another server .process {os.getpid()}."):
+            Journal(tmp_path, new_id="other")
+        journal.append(change(put(1, "k")))
+    assert saved_in(tmp_path).revision == 1, "the first was not disturbed, and has let go"
+
+
+async def test_a_second_server_in_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import sys; from store.server.journal import Journal; j = Journal(sys.argv[1], new_id='id'); print('has it');"
+    )
+    async with start_python(
+        "-c", script + "sys.stdout.flush(); sys.stdin = open('/dev/null'); import time; time.sleep(60)", str(tmp_path)
+    ) as child:
+        await child.line("has it")
+        with pytest.raises(StoreUsageError, match=f"process {child.pid}"):
+            Journal(tmp_path, new_id="other")
+        child.kill()
+        await child.wait()
+        saved_in(tmp_path)
+
+
+def test_a_forked_child_does_not_keep_the_lock_and_disturbs_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    journal._commit([change(put(1, "k"))])
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(write)
+            os.read(read, 1)  # until the parent is done
+            journal.close()  # neither its lock nor its file
+        finally:
+            os._exit(0)
+    try:
+        os.close(read)
+        journal.close()
+        with writing(tmp_path) as second:
+            second.append(change(put(2, "k", created=1)))
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+    assert saved_in(tmp_path).revision == 2
+
+
+def test_another_versions_file_is_refused_and_not_changed(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.executescript(f"CREATE TABLE other (x); PRAGMA user_version={FORMAT + 1}")
+    before = contents(tmp_path)
+    with pytest.raises(StoreUsageError, match=f"format {FORMAT + 1}, and this release reads format {FORMAT}"):
+        Journal(tmp_path, new_id="id")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", [b"", b"SQLite format 3\0", b"this is a shopping list\n" * 1000])
+def test_a_file_that_is_none_of_ours_is_refused_and_not_changed(tmp_path: Path, what: bytes) -> None:
+    (tmp_path / FILE).write_bytes(what)
+    with pytest.raises(StoreUsageError, match=r"damaged or cannot be used .*; nothing in it was changed"):
+        Journal(tmp_path, new_id="id")
+    assert (tmp_path / FILE).read_bytes() == what
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
+def test_a_file_that_was_cut_short_is_reported_and_not_changed(tmp_path: Path, part: float) -> None:
+    leave_behind(tmp_path)
+    saved_in(tmp_path)  # all of it is in the file now
+    size = (tmp_path / FILE).stat().st_size
+    os.truncate(tmp_path / FILE, int(size * part))
+    before = contents(tmp_path)[FILE]
+    with pytest.raises(StoreUsageError, match="restore it from a backup, or move it away"):
+        saved_in(tmp_path)
+    assert contents(tmp_path)[FILE] == before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bytes_are_reported_and_not_changed_or_make_no_difference(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    leave_behind(tmp_path)
+    whole = saved_in(tmp_path)
+    data = bytearray((tmp_path / FILE).read_bytes())
+    for _ in range(rng.choice([1, 1, 10])):
+        data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
+    (tmp_path / FILE).write_bytes(data)
+    for name in (f"{FILE}-wal", f"{FILE}-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    try:
+        saved = saved_in(tmp_path)
+    except StoreUsageError:
+        assert (tmp_path / FILE).read_bytes() == data
+    else:
+        assert saved == whole, "there are bytes that SQLite does not use"
+
+
+@pytest.mark.parametrize(
+    "what",
+    [b"7777777777777777", b"key7", b"%016d" % 7],
+    ids=["a value, and a change of it", "a key", "a session's id"],
+)
+def test_a_flipped_byte_in_what_clients_wrote_is_reported(tmp_path: Path, what: bytes) -> None:
+    leave_behind(tmp_path)
+    saved_in(tmp_path)
+    data = (tmp_path / FILE).read_bytes()
+    assert what in data
+    (tmp_path / FILE).write_bytes(data.replace(what, bytes([what[0] ^ 1]) + what[1:]))
+    with pytest.raises(StoreUsageError, match="damaged"):
+        saved_in(tmp_path)
+
+
+def test_a_damaged_file_beside_a_log_is_not_changed_either(tmp_path: Path) -> None:
+    leave_behind(tmp_path, count=300)
+    data = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(data.replace(b"key7", b"kez7"))  # in pages, too, that the log has no later copy of
+    before = contents(tmp_path)
+    assert f"{FILE}-wal" in before
+    with pytest.raises(StoreUsageError, match="damaged"):
+        saved_in(tmp_path)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "complaint"),
+    [
+        ("DELETE FROM history WHERE revision = 7", "not every change"),
+        ("DELETE FROM history", "not every change"),
+        ("DELETE FROM leases WHERE id = 7", "a lease that is not there"),
+        ("DELETE FROM sessions WHERE number = 7", "damaged"),
+        ("DELETE FROM meta WHERE name = 'store_id'", "store_id"),
+        ("UPDATE meta SET value = 0 WHERE name = 'revision'", "not as it was written"),
+        ("DROP TABLE replies", "replies"),
+        ("UPDATE replies SET response = x'00'", "not as it was written"),
+    ],
+)
+def test_what_does_not_fit_together_is_reported(tmp_path: Path, statement: str, complaint: str) -> None:
+    leave_behind(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
+        database.execute(statement)
+    with pytest.raises(StoreUsageError, match=complaint):
+        saved_in(tmp_path)
+
+
+def test_a_store_that_was_not_finished_being_made_is_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / UNFINISHED).write_bytes(b"half")
+    (tmp_path / f"{UNFINISHED}-journal").write_bytes(b"half")
+    assert kept(tmp_path) == Saved(store_id="id")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, LOCK])
+
+
+def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUsageError, match="cannot be used: "):
+        Journal(tmp_path / "file", new_id="id")
+    (tmp_path / "locked" / LOCK).mkdir(parents=True)
+    with pytest.raises(StoreUsageError, match="cannot be used: Is a directory"):
+        Journal(tmp_path / "locked", new_id="id")
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("store.server.journal.fcntl.flock", no_locks)
+    with pytest.raises(StoreUsageError, match="cannot be locked: No locks available"):
+        Journal(tmp_path, new_id="id")
+
+
+def test_a_reply_of_any_sort_comes_back(tmp_path: Path) -> None:
+    reply = KeptReply(session_id=A, acknowledged=0, request_id=3, response=Added(value=-5, revision=9))
+    assert kept(tmp_path, [opened(A, 1), Facts(replies=[reply])]).sessions[0].replies == ((3, reply.response),)

@@ -1,0 +1,550 @@
+"""The server: what it lets a peer cost, how it hangs up, how it leaves, and where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import store
+from store.engine.engine import Applied, Engine
+from store.errors import LimitExceeded, ProtocolError
+from store.limits import Limits
+from store.messages import Delete, Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch, Written
+from store.protocol.wire import Bye, Events, Lagged, encode_bye
+from store.server.server import LEAVE_WITHIN, PIECE_BYTES, Server
+from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1024 * 1024
+
+
+async def dial(network: MemoryNetwork, factory: Callable[[], Peer] = Peer) -> Peer:
+    return (await network.dial("store", factory, source="peer"))[1]
+
+
+async def passes(seconds: float = 0.0) -> float:
+    """Let virtual time pass; gives the time it is then."""
+    await asyncio.sleep(seconds)
+    return asyncio.get_running_loop().time()
+
+
+# ------------------------------------------------------------------------------------------------ what a peer may cost
+
+
+@pytest.mark.virtual_time
+async def test_requests_that_were_read_wait_while_their_answers_find_no_room() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        peer = await introduce(network)
+        peer.ask(Put("large", bytes(MIB)))
+        await peer.until(lambda: len(peer.replies()) == 1)
+        peer.transport.pause_reading()
+        requests_before = server.figures()["requests"]
+        asked = peer.ask(*[Get("large")] * 100)
+        await passes(1.0)
+        assert server.figures()["outbox_bytes"] < 3 * MIB, "a packet of 1 kB asked for 100 MB"
+        assert server.figures()["requests"] - requests_before < 5
+        peer.transport.resume_reading()
+        await peer.until(lambda: len(peer.replies()) == 101)
+        assert [reply.request_id for reply in peer.replies()[1:]] == asked
+        assert server.figures()["outbox_bytes"] == 0
+
+
+@pytest.mark.virtual_time
+async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as other:
+        await other.put("large", bytes(MIB))
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(*[Get("large")] * 10, Put("after", b"as it was asked"))
+        for number in range(100):
+            await other.put(f"other/{number}", b"noise" * 100)
+        peer.transport.resume_reading()
+        await peer.until(lambda: len(peer.replies()) == 11)
+        assert peer.problem is None
+        entry = await other.get("after")
+        assert entry is not None
+        assert entry.value == b"as it was asked"
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behind() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        await other.put("large", bytes(MIB))
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(*[Get("large")] * 10)
+        await passes(1.0)
+        assert server.figures()["outbox_bytes"] > 0
+        peer.transport.abort()
+        await passes(1.0)
+        assert server.connections == 1
+        assert server.figures()["outbox_bytes"] == 0
+
+
+@pytest.mark.virtual_time
+async def test_one_change_answers_only_as_many_parked_waits_of_a_peer_as_its_outbox_takes() -> None:
+    network = MemoryNetwork()
+    limits = Limits(outbox_bytes_max=4 * MIB)
+    async with serve_in_memory(network, limits=limits) as server, connect_in_memory(network) as other:
+        peer = await introduce(network)
+        peer.ask(*[Wait(keys=("large",))] * 100, Ping())
+        await peer.until(peer.replies)
+        peer.transport.pause_reading()
+        await other.put("large", bytes(MIB))
+        assert server.figures()["outbox_bytes"] <= 4 * MIB + 100 * 300
+        peer.transport.resume_reading()
+        await peer.until(lambda: len(peer.replies()) == 101)
+        refused = [reply.response for reply in peer.replies() if isinstance(reply.response, Failed)]
+        assert 96 <= len(refused) < 100
+        assert {failed.kind for failed in refused} == {FailureKind.LIMIT}
+        assert "ask again" in refused[0].message
+
+
+@pytest.mark.virtual_time
+async def test_a_slow_reader_loses_its_watches_with_one_log_line_and_nothing_comes_after_their_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork()
+    limits = Limits(outbox_bytes_max=MIB)
+    async with serve_in_memory(network, limits=limits) as server, connect_in_memory(network) as other:
+        peer = await introduce(network)
+        watches = peer.ask(Watch(prefix="a"), Watch(prefix=""))
+        await peer.until(lambda: len(peer.replies()) == 2)
+        peer.transport.pause_reading()
+        for _ in range(40):
+            await other.put("a", bytes(100_000))
+            assert server.figures()["outbox_bytes"] <= MIB + 1000
+        await other.put("a", b"small enough to fit, and yet too late")
+        assert server.figures()["watches"] == 0
+        assert sum("reads too slowly" in record.message for record in caplog.records) == 1
+        peer.transport.resume_reading()
+        await peer.until(lambda: sum(isinstance(item, Lagged) for item in peer.said) == 2)
+        for watch in watches:
+            *events, lagged = [item for item in peer.said if isinstance(item, Events | Lagged) and item[0] == watch]
+            assert isinstance(lagged, Lagged)
+            revisions = [item.events[0].revision for item in events if isinstance(item, Events)]
+            assert revisions == list(range(1, lagged.revision + 1)), "up to its end the watch has no gap"
+
+
+@pytest.mark.virtual_time
+async def test_a_history_too_long_for_the_outbox_ends_the_watch_once_and_sends_nothing_after() -> None:
+    network = MemoryNetwork()
+    limits = Limits(outbox_bytes_max=MIB)
+    async with serve_in_memory(network, limits=limits), connect_in_memory(network) as other:
+        for _ in range(20):
+            await other.put("a", bytes(100_000))
+        await other.put("a", b"small")
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Watch(prefix="", start_revision=1), Ping())
+        await passes(0.1)
+        peer.transport.resume_reading()
+        await peer.until(lambda: len(peer.replies()) == 2)
+        *events, lagged = [item for item in peer.said if isinstance(item, Events | Lagged)]
+        assert isinstance(lagged, Lagged)
+        assert len(events) == lagged.revision < 20
+
+
+@pytest.mark.virtual_time
+async def test_a_revision_larger_than_any_outbox_reaches_a_watch_that_is_up_to_date() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(outbox_bytes_max=MIB)),
+        connect_in_memory(network) as client,
+        client.watch("") as watch,
+    ):
+        await client.put("large", bytes(3 * MIB))
+        async for event in watch:
+            assert len(event.value) == 3 * MIB
+            break
+
+
+@pytest.mark.virtual_time
+async def test_what_a_transport_is_handed_at_once_is_one_piece() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        peer = await introduce(network)
+        peer.ask(Watch(prefix=""))
+        await peer.until(peer.replies)
+        peer.transport.pause_reading()
+        for _ in range(50):
+            await other.put("a", bytes(100_000))
+        (link,) = network.links("peer")
+        assert link.server.get_write_buffer_size() < 2 * PIECE_BYTES
+        assert server.figures()["outbox_bytes"] > 4 * MIB
+        peer.transport.resume_reading()
+        await peer.until(lambda: sum(isinstance(item, Events) for item in peer.said) == 50)
+
+
+@pytest.mark.virtual_time
+async def test_more_connections_than_allowed_are_refused_and_let_in_when_there_is_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(connections_max=1)) as server:
+        first = await introduce(network)
+        second = connect_in_memory(network, timeout=5.0)
+        with pytest.raises(store.ConnectionLost, match="1 connections, the most it takes"):
+            await second.__aenter__()
+        assert server.figures()["connections_refused"] > 1
+        assert isinstance(await first.answer(*first.ask(Put("a", b""))), Written)
+        asyncio.get_running_loop().call_later(2.0, first.transport.close)
+        async with connect_in_memory(network, timeout=10.0) as third:
+            assert await third.count("") == 1
+    (record,) = caplog.records
+    assert "refuses connections, from client:2 (peer 2) on: it has 1 connections" in record.getMessage(), (
+        "once, not each time"
+    )
+
+
+@pytest.mark.virtual_time
+async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("store.server.log_limiter.AT_ONCE", 5)
+    monkeypatch.setattr("store.server.log_limiter.PER_SECOND", 0.001)
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)) as server:
+        for _ in range(50):
+            stranger = await dial(network, lambda: Peer(hello=False))
+            stranger.transport.write(b"GET / HTTP/1.1\r\n\r\n")
+            await stranger.lost.wait()
+        assert server.figures()["connections_refused"] == 50
+        assert len(caplog.records) == 5
+        await passes(4.0)
+        assert "45 more were refused or hung up on than the log has taken lines for" in caplog.text
+        await passes(10.0)
+        assert len(caplog.records) == 6
+
+
+@pytest.mark.virtual_time
+async def test_more_sessions_than_allowed_are_refused() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(sessions_max=1, session_ttl=5.0)):
+        first = await introduce(network)
+        first.transport.abort()  # without a farewell: the session is kept
+        await passes(1.0)
+        second = await dial(network)
+        await second.lost.wait()
+        assert isinstance(second.problem, LimitExceeded)
+        assert "sessions_max" in str(second.problem)
+        await passes(5.0)
+        await introduce(network)
+
+
+@pytest.mark.virtual_time
+async def test_a_defect_met_by_one_request_costs_that_peer_its_connection_and_others_still_hear_what_happened() -> None:
+    class Defective(Engine):
+        def apply(self, request: Any, **context: Any) -> Applied:
+            if isinstance(request, List):
+                raise KeyError("a defect")
+            return super().apply(request, **context)
+
+    network = MemoryNetwork()
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with (
+        serve_in_memory(network, engine=Defective(store_id="it")),
+        connect_in_memory(network) as other,
+        other.watch("") as watch,
+    ):
+        peer = await introduce(network)
+        peer.ask(Put("a", b""), List(prefix=""))
+        await peer.lost.wait()
+        async for event in watch:
+            assert event.key == "a"
+            break
+    assert len(reported) == 1
+
+
+# ------------------------------------------------------------------------------------------------ hanging up
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_that_says_no_hello_in_time_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(handshake_timeout=3.0)) as server:
+        started = await passes()
+        peer = await dial(network, lambda: Peer(hello=False))
+        await peer.lost.wait()
+        assert await passes() - started == pytest.approx(3.0)
+        assert "no hello within 3 s" in str(peer.problem)
+        assert server.connections == 0
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_that_has_said_hello_may_be_silent_for_as_long_as_it_likes() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network):
+        peer = await introduce(network)
+        await passes(3600.0)
+        assert isinstance(await peer.answer(*peer.ask(Put("a", b""))), Written)
+
+
+@pytest.mark.virtual_time
+async def test_half_a_frame_and_silence_cost_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)) as server:
+        peer = await introduce(network)
+        started = await passes()
+        peer.transport.write(b"\x00\x00\x00\x20half")
+        await peer.lost.wait()
+        assert 4.0 <= await passes() - started <= 6.0
+        assert server.connections == 0
+    assert "half a frame and 4 s of silence" in caplog.text
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.virtual_time
+async def test_who_is_hung_up_on_already_is_not_hung_up_on_again(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=0.5)), connect_in_memory(network) as other:
+        await other.put("in between", bytes(100_000))  # more than the network holds, less than makes us stop reading
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Get("in between"))
+        peer.transport.write(b"\x00\x00\x00\x20half")
+        await passes(LEAVE_WITHIN + 2.0)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_frame_that_comes_slowly_is_no_silence() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)):
+        peer = await introduce(network)
+        item = peer.connection.ask(Put("slow", b"x" * 10), None)
+        for byte in peer.connection.encode(item):
+            peer.transport.write(bytes([byte]))
+            await passes(3.0)
+        assert isinstance(await peer.answer(item.request_id), Written)
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)), connect_in_memory(network) as other:
+        await other.put("large", bytes(MIB))
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        frame = peer.connection.encode(peer.connection.ask(Put("after", b""), None))
+        peer.transport.write(
+            b"".join(peer.connection.encode(peer.connection.ask(Get("large"), None)) for _ in range(3)) + frame[:-1]
+        )
+        await passes(60.0)
+        peer.transport.resume_reading()
+        await passes(0.5)
+        peer.transport.write(frame[-1:])
+        await peer.until(lambda: any(isinstance(item.response, Found) for item in peer.replies()))
+        assert peer.problem is None
+
+
+@pytest.mark.virtual_time
+async def test_a_peer_that_is_hung_up_on_and_never_reads_is_gone_after_a_while() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        await other.put("in between", bytes(100_000))  # more than the network holds, less than makes us stop reading
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Get("in between"))
+        await passes(0.1)
+        peer.transport.write(b"\xff\xff\xff\xffgarbage")
+        await passes(LEAVE_WITHIN - 1)
+        assert server.connections == 2
+        await passes(2.0)
+        assert server.connections == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_client_that_comes_back_has_its_old_connection_ended_at_once() -> None:
+    network = MemoryNetwork()
+    session_id = b"0123456789abcdef"
+    async with serve_in_memory(network) as server:
+        old = await introduce(network, source="old", session_id=session_id)
+        old.ask(Watch(prefix=""))
+        await old.until(old.replies)
+        network.partition("old")  # the server is not told
+        peer = await introduce(network, source="new", session_id=session_id)
+        assert isinstance(await peer.answer(*peer.ask(Put("a", b""))), Written)
+        assert server.connections == 1
+        assert server.figures()["watches"] == 0
+        assert server.figures()["sessions"] == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_farewell_ends_the_session_and_a_lost_connection_does_not() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        polite, rude = await introduce(network), await introduce(network)
+        polite.transport.write(encode_bye("done"))
+        rude.transport.abort()
+        await polite.lost.wait()
+        await passes()
+        assert server.figures()["sessions"] == 1
+
+
+# ------------------------------------------------------------------------------------------------ leaving
+
+
+@pytest.mark.virtual_time
+async def test_a_leaving_server_lets_a_slow_reader_have_what_is_queued() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        await other.put("large", bytes(MIB))
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Get("large"))
+        await passes(0.1)
+        leaving = asyncio.create_task(server.leave())
+        await passes(1.0)
+        assert not leaving.done()
+        peer.transport.resume_reading()
+        await leaving
+        await peer.lost.wait()
+        assert isinstance(peer.replies()[0].response, Found)
+        assert isinstance(peer.said[-1], Bye)
+
+
+@pytest.mark.virtual_time
+async def test_a_leaving_server_does_not_wait_long_for_who_reads_nothing() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
+        await other.put("large", bytes(MIB))
+        peer = await introduce(network)
+        peer.transport.pause_reading()
+        peer.ask(Get("large"))
+        await passes(0.1)
+        started = await passes()
+        await server.leave()
+        assert await passes() - started <= LEAVE_WITHIN
+        await passes()
+        assert server.connections == 0
+
+
+@pytest.mark.virtual_time
+async def test_a_client_in_mid_handshake_is_told_to_come_again_not_that_the_protocol_is_another() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        peer = await dial(network, lambda: Peer(hello=False))
+        await server.leave()
+        await peer.lost.wait()
+        assert isinstance(peer.problem, LimitExceeded)
+        assert not isinstance(peer.problem, ProtocolError)
+
+
+# ------------------------------------------------------------------------------------------------ what is counted
+
+
+@pytest.mark.virtual_time
+async def test_the_figures_count_what_there_is() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        await client.put("a", b"1")
+        async with client.watch(""):
+            figures = await client.stats()
+        assert figures["store_id"] == server.store_id == client.store_id
+        assert (figures["connections"], figures["watches"], figures["keys"]) == (1, 1, 1)
+        assert figures["bytes_in"] > 50
+        assert figures["bytes_out"] > 50
+        assert server.url == "tcp://127.0.0.1:0"
+
+
+@pytest.mark.virtual_time
+async def test_deleting_nothing_tells_nobody() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network):
+        peer = await introduce(network)
+        peer.ask(Watch(prefix=""), Delete("nothing"), Put("a", b""))
+        await peer.until(lambda: any(isinstance(item, Events) for item in peer.said))
+        (events,) = [item for item in peer.said if isinstance(item, Events)]
+        assert [event.key for event in events.events] == ["a"]
+
+
+# ------------------------------------------------------------------------------------------------ serving
+
+
+async def test_every_address_of_a_name_is_served_on_one_port() -> None:
+    for host in ("localhost", ""):
+        async with store.serve(host, insecure=True) as server:
+            families = {family for family, *_ in await addresses(host)}
+            loopback = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+            for family in families & loopback.keys():
+                at = f"[{loopback[family]}]" if family == socket.AF_INET6 else loopback[family]
+                async with store.connect(f"tcp://{at}:{server.port}", timeout=5) as client:
+                    assert await client.put("a", b"") > 0
+            async with store.connect(server.url, timeout=5) as client:
+                assert client.store_id == server.store_id
+
+
+async def addresses(host: str) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    return await loop.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
+async def test_a_socket_that_is_bound_already_can_be_served() -> None:
+    sock = socket.create_server(("127.0.0.1", 0))
+    async with store.serve(sock=sock) as server, store.connect(server.url) as client:
+        assert server.port == sock.getsockname()[1]
+        await client.ping()
+
+
+async def test_a_port_in_use_is_an_error_of_the_system() -> None:
+    async with store.serve() as server:
+        with pytest.raises(OSError, match="in use"):
+            async with store.serve("127.0.0.1", server.port):
+                raise AssertionError("there is no second one")
+
+
+async def test_a_server_says_at_start_that_it_is_in_memory_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "store.server.server")
+    async with store.serve():
+        pass
+    assert "in memory only" in caplog.text
+
+
+async def test_nobody_gets_in_once_it_has_left() -> None:
+    async with store.serve() as server:
+        pass
+    with pytest.raises(store.ConnectionLost, match="nobody listens there"):
+        async with store.connect(server.url, timeout=0.3):
+            raise AssertionError("there is no server")
+
+
+async def test_a_server_whose_timer_fails_stops_serving_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    class Defective(Engine):
+        """Looks at its leases fine until there is one."""
+
+        def look(self, *, now: float) -> bool:
+            if len(self._leases):
+                raise KeyError("a defect of the timer")
+            return super().look(now=now)
+
+    original, store.server.server.Engine = store.server.server.Engine, Defective  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(KeyError, match="a defect of the timer"):
+            async with store.serve() as server, store.connect(server.url, timeout=0.2) as client:
+                await client.grant(10)
+                with pytest.raises(store.ConnectionLost):
+                    await client.wait(["never"], timeout=0.5)
+                assert server.connections == 0
+    finally:
+        store.server.server.Engine = original  # type: ignore[attr-defined]
+    assert "stops serving" in caplog.text
+
+
+def test_a_server_is_made_without_listening_anywhere() -> None:
+    async def make() -> Server:
+        return Server(Engine(store_id="it"), clock=asyncio.get_running_loop().time)
+
+    assert asyncio.run(make()).connections == 0
