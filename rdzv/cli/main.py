@@ -32,7 +32,7 @@ from rdzv.cli import demo, serve
 from rdzv.cli import run as launcher
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
-from rdzv.core.history import in_words, timeline
+from rdzv.core.history import describe, timeline
 from rdzv.core.state import Participant, RunStatus
 from rdzv.errors import (
     RendezvousClosedError,
@@ -255,7 +255,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 async def _status(options: argparse.Namespace) -> int:
-    show = _as_json if options.json else _in_words
+    show = _as_json if options.json else _describe
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
@@ -286,7 +286,7 @@ def _as_json(status: RunStatus) -> str:
     return json.dumps(fields, default=plain)
 
 
-def _in_words(status: RunStatus) -> str:
+def _describe(status: RunStatus) -> str:
     lines = [f"run {status.run_id}: {status.phase.value}: {status.reason}"]
     if status.round is not None and status.bootstrap_address is not None:
         where = host_and_port(*status.bootstrap_address)
@@ -300,7 +300,7 @@ def _in_words(status: RunStatus) -> str:
 
 async def _history(options: argparse.Namespace) -> int:
     run_id, chapters = await _chapters(options)
-    print("\n".join(in_words(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]))
+    print("\n".join(describe(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]))
     return DONE
 
 

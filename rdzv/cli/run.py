@@ -275,7 +275,7 @@ class _Launcher:
                         reason=reason,
                     )
                 case _Failed(rank=rank, status=status, counts=counts):
-                    ended = _in_words(status)
+                    ended = _describe(status)
                     if not counts:
                         log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
                     elif self._restarts < self._job.max_restarts:
@@ -474,7 +474,7 @@ def _handler_for(parameters: RendezvousParameters) -> Handler:
     return handler
 
 
-def _in_words(status: int) -> str:
+def _describe(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

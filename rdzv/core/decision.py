@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TRY_AGAIN_AFTER",
-    "Candidate",
     "Complete",
     "Decision",
     "JoinClock",
     "Me",
     "Parked",
     "Refused",
+    "RoundToCheck",
     "Rules",
     "Wait",
     "changes_since",
@@ -358,7 +358,7 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RoundToCheck:
     """A round has completed since we arrived: our bucket tells whether we are in it."""
 
     round: Round
@@ -372,7 +372,7 @@ class Refused:
     spare: bool = False
 
 
-def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
+def follow(me: Me, head: Head, *, now: float) -> Parked | RoundToCheck | Refused:
     """What the head means to a node that has arrived.
 
     A round is looked at before a closing: both are known only if the round came first, for a commit is conditional on
@@ -380,7 +380,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Candidate | Refused:
     """
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
-        return Candidate(round=round)
+        return RoundToCheck(round=round)
     spare = _is_spare(me, head)
     if head.closed is not None:
         return Refused(closed=head.closed, spare=spare)

@@ -31,7 +31,7 @@ __all__ = [
     "Chapter",
     "Chronicle",
     "Incident",
-    "in_words",
+    "describe",
     "pack_chapters",
     "timeline",
     "unpack_chapters",
@@ -226,7 +226,7 @@ class Chronicle:
 # ------------------------------------------------------------------------------------------------------- telling it
 
 
-def in_words(chapters: Sequence[Chapter]) -> list[str]:
+def describe(chapters: Sequence[Chapter]) -> list[str]:
     """The history as lines of text."""
     lines = []
     for chapter in chapters:

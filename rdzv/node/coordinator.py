@@ -41,7 +41,7 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
-from rdzv.node.wakeup import Barrier
+from rdzv.node.wakeup import Wakeup
 from store import (
     ConditionFailed,
     ConnectionLost,
@@ -109,16 +109,16 @@ class Candidacy:
         self._node_id = node_id
         self._follower = follower
         self._rng = rng
-        self._barrier = Barrier()
+        self._wakeup = Wakeup()
         self._failed_with: str | None = None
 
     async def run(self) -> None:
         """Take the role whenever nobody has it, for as long as this node takes part."""
-        with self._follower.listeners.listening(self._barrier):
+        with self._follower.listeners.listening(self._wakeup):
             await self._follower.synced.wait()
             while self._follower.error is None:
                 while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
-                    await self._barrier.sleep_until(None)
+                    await self._wakeup.sleep_until(None)
                 await anyio.sleep(self._rng.uniform(0, self._election_pause()))
                 if self._follower.head.coordinator is None:
                     await self._take_role_and_survive()
@@ -160,7 +160,7 @@ class Candidacy:
                 with lost, contextlib.suppress(ConditionFailed):
                     await _Term(self, taken.entry.create_revision, lease).lead()
             elif self._follower.head.coordinator is None:
-                await self._barrier.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
+                await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
         finally:
             with anyio.CancelScope(shield=True):
                 await lease.release()
@@ -180,7 +180,7 @@ class _Term:
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
         self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed)
         self._events: deque[Event] = deque()
-        self._barrier = Barrier()
+        self._wakeup = Wakeup()
         self._watch_failed: Exception | None = None
         self._reported: Progress | None = None
         self._reported_at = 0.0
@@ -195,7 +195,7 @@ class _Term:
         watching = asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}")
         keeping = asyncio.create_task(self._keep_run(), name=f"keep run {self._keys.run_id}")
         try:
-            with self._follower.listeners.listening(self._barrier):
+            with self._follower.listeners.listening(self._wakeup):
                 await self._decide_until_closed()
         finally:
             watching.cancel()
@@ -262,10 +262,10 @@ class _Term:
             async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
                 async for events in watch.batches():
                     self._events.extend(events)
-                    self._barrier.changed()
+                    self._wakeup.changed()
         except Exception as error:  # noqa: BLE001  the deciding task must not wait for events that will never come
             self._watch_failed = error
-            self._barrier.changed()
+            self._wakeup.changed()
 
     async def _decide_until_closed(self) -> None:
         while True:
@@ -280,7 +280,7 @@ class _Term:
                         return
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
-                    await self._barrier.sleep_until(wake_at)
+                    await self._wakeup.sleep_until(wake_at)
                 case Complete():
                     await self._commit_if_there_is_room(decision)
 
@@ -294,7 +294,7 @@ class _Term:
                 raise self._watch_failed
             if self._view.synced and self._view.seen >= revision:
                 return
-            await self._barrier.sleep_until(None)
+            await self._wakeup.sleep_until(None)
 
     async def _report(self, progress: Progress) -> float | None:
         """Write the progress if it is time to; when it will be, if it is not yet."""
@@ -322,7 +322,7 @@ class _Term:
             self._report_error(error)
             await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=self._in_office)
             await self._report(hindered(decision.progress, f"the store does not take it: {error}"))
-            await self._barrier.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
+            await self._wakeup.sleep_until(self._store.time() + TRY_AGAIN_AFTER)
 
     def _put(self, key: str, value: bytes) -> Put:
         """A write on the run's own lease: what it writes goes with the run."""
@@ -389,7 +389,7 @@ class _Term:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
             # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
             await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
-            await self._barrier.sleep_until(self._store.time() + REFUSED_PAUSE)
+            await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
         log.info(

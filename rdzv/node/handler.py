@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from rdzv.core.decision import Candidate, JoinClock, Me, Parked, Refused, Rules, changes_since, follow
+from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, changes_since, follow
 from rdzv.core.ranks import order_named
 from rdzv.core.state import (
     NAMED_MOST,
@@ -57,7 +57,7 @@ from rdzv.node.membership import Membership, RendezvousInfo
 from rdzv.node.ports import HeldPort
 from rdzv.node.status import find_member, read_history, read_status
 from rdzv.node.store_session import Link
-from rdzv.node.wakeup import Barrier, Listeners
+from rdzv.node.wakeup import Listeners, Wakeup
 from rdzv.shared_store.store import SharedStore
 from store import ConnectionLost, Entry, Get, LeaseNotFound, Put, StoreError, StoreReplaced, when
 
@@ -462,7 +462,7 @@ class Handler(RendezvousHandler):
             entry = await link.store.get(there.key)  # it may have changed before the watch was open
             if entry is None or entry.mod_revision != there.mod_revision:
                 return entry
-            changed = Barrier()
+            changed = Wakeup()
             noticing = asyncio.create_task(_first_change(watch, there.key, changed))
             try:
                 with self._listeners.listening(changed):
@@ -479,11 +479,11 @@ class Handler(RendezvousHandler):
 
     async def _assignment(self, link: Link, clock: JoinClock, me: Me) -> Assignment | None:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
-        barrier = Barrier()
-        with self._listeners.listening(barrier):
-            return await self._follow_until_assigned(link, clock, me, barrier)
+        wakeup = Wakeup()
+        with self._listeners.listening(wakeup):
+            return await self._follow_until_assigned(link, clock, me, wakeup)
 
-    async def _follow_until_assigned(self, link: Link, clock: JoinClock, me: Me, barrier: Barrier) -> Assignment | None:
+    async def _follow_until_assigned(self, link: Link, clock: JoinClock, me: Me, wakeup: Wakeup) -> Assignment | None:
         while True:
             self._check_usable()
             self._raise_if_broken(link)
@@ -491,7 +491,7 @@ class Handler(RendezvousHandler):
                 return None
             now = link.store.time()
             match follow(me, link.follower.head, now=now):
-                case Candidate(round=round):
+                case RoundToCheck(round=round):
                     rank = await self._find_rank(link, round, me)
                     if not self._stands(me):
                         continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
@@ -507,7 +507,7 @@ class Handler(RendezvousHandler):
                         raise self._banned_error(ban)
                     self._wait_for(reason)
                     clock.set(suspended=suspended, now=now)
-                    if await barrier.sleep_until(clock.deadline(now)):
+                    if await wakeup.sleep_until(clock.deadline(now)):
                         continue
                     round_now = await self._give_up(link, me)
                     if round_now is None:
@@ -681,7 +681,7 @@ class Handler(RendezvousHandler):
 
     async def _see_departure_reported(self, link: Link) -> None:
         """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
-        membership, reported = self._membership, Barrier()
+        membership, reported = self._membership, Wakeup()
         with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
             while membership is not None:
                 head = link.follower.head
@@ -709,10 +709,10 @@ class Handler(RendezvousHandler):
 
     async def _notice_being_dropped(self, link: Link) -> None:
         """Compare the head with our membership whenever it changes."""
-        barrier = Barrier()
-        with link.follower.listeners.listening(barrier):
+        wakeup = Wakeup()
+        with link.follower.listeners.listening(wakeup):
             while True:
-                await barrier.sleep_until(None)
+                await wakeup.sleep_until(None)
                 membership = self._membership
                 if membership is None or membership.over is not None:
                     continue
@@ -804,11 +804,11 @@ class Handler(RendezvousHandler):
         Counts are since the round completed. It goes on over rounds: after `next_rendezvous` it tells of the new one.
         """
         await self._connect()
-        barrier = Barrier()
-        with self._listeners.listening(barrier):
-            yield self._changes(barrier)
+        wakeup = Wakeup()
+        with self._listeners.listening(wakeup):
+            yield self._changes(wakeup)
 
-    async def _changes(self, barrier: Barrier) -> AsyncIterator[Change]:
+    async def _changes(self, wakeup: Wakeup) -> AsyncIterator[Change]:
         seen: dict[type, Change] = {}
         of: Membership | None = None
         while True:
@@ -825,19 +825,19 @@ class Handler(RendezvousHandler):
                 yield untold[0]
             else:
                 self._check_usable()
-                await barrier.sleep_until(None)
+                await wakeup.sleep_until(None)
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
         """How the run stands now, and again whenever that has changed; the last one is that of the closed run."""
         await self._connect()
-        barrier = Barrier()
-        with self._listeners.listening(barrier):
+        wakeup = Wakeup()
+        with self._listeners.listening(wakeup):
             while True:
                 status = await self.status()
                 yield status
                 if status.closed is not None:
                     return
-                await barrier.sleep_until(None)
+                await wakeup.sleep_until(None)
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
@@ -883,7 +883,7 @@ class Handler(RendezvousHandler):
         return self._reason
 
 
-async def _first_change(watch: Watch, key: str, changed: Barrier) -> None:
+async def _first_change(watch: Watch, key: str, changed: Wakeup) -> None:
     """Return, and say so, once this very key has changed: the watch also sees those that begin with it."""
     with contextlib.suppress(StoreError):
         async for event in watch:

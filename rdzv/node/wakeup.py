@@ -14,10 +14,10 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Barrier", "Listeners"]
+__all__ = ["Listeners", "Wakeup"]
 
 
-class Barrier:
+class Wakeup:
     """Where one task sleeps, and others wake it."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Barrier:
 
 
 class Listeners:
-    """Barriers that are woken together, and groups of them."""
+    """Wakeups that are woken together, and groups of them."""
 
     def __init__(self) -> None:
-        self._listeners: dict[Barrier | Listeners, None] = {}
+        self._listeners: dict[Wakeup | Listeners, None] = {}
 
     def changed(self) -> None:
         """Wake all of them."""
@@ -53,7 +53,7 @@ class Listeners:
             listener.changed()
 
     @contextlib.contextmanager
-    def listening(self, listener: Barrier | Listeners) -> Iterator[None]:
+    def listening(self, listener: Wakeup | Listeners) -> Iterator[None]:
         """Wake this one, too, for as long as the context lasts."""
         self._listeners[listener] = None
         try:

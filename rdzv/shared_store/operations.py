@@ -60,7 +60,7 @@ from store.messages import (
     TransactionResult,
     Wait,
 )
-from store.protocol.fast_init import maker
+from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +85,7 @@ NAMED_MAX: Final = 8
 """How many missing keys an error spells out; its `keys` holds all of them."""
 
 
-_make_guarded = maker(Guarded)
+_make_guarded = constructor(Guarded)
 
 
 class _OutOfTime(Exception):

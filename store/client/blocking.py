@@ -296,7 +296,7 @@ class _Channel:
 
     def disconnected(self, error: OSError) -> None:
         """The connection is gone; the next call makes another one."""
-        self._problem = dialing.in_words(error)
+        self._problem = dialing.describe(error)
         self.close()
 
     def close(self, *, farewell: bool = False) -> None:

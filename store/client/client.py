@@ -37,7 +37,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
-from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, HungUp, LeftWithoutAWord, backoff, in_words
+from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, HungUp, LeftWithoutAWord, backoff, describe
 from store.net.sockets import forget, let_go_in_children, prepare
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, WatchCursor, error_of
@@ -117,7 +117,7 @@ class _Wire(asyncio.Protocol):
                 error = HungUp()
             elif self._client.store_id is None:
                 error = LeftWithoutAWord()
-        return self.farewell or in_words(error)
+        return self.farewell or describe(error)
 
     def pause_writing(self) -> None:
         self._client._may_write(self, writable=False)
@@ -259,7 +259,7 @@ class Client(interface.Store):
                     AuthenticationError(f"{self._name} has no certificate that we trust: {error.verify_message}")
                 )
             except (OSError, UnicodeError) as error:
-                self._last_problem = in_words(error)
+                self._last_problem = describe(error)
             else:
                 welcomed = await self._converse(link)
                 if welcomed:

@@ -75,7 +75,7 @@ from store.messages import (
     key_bytes,
     mutates,
 )
-from store.protocol.fast_init import maker
+from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,9 +117,9 @@ class Applied:
 
 
 # Of what almost every request makes.
-_make_entry, _make_event, _make_applied = maker(Entry), maker(Event), maker(Applied)
-_make_found, _make_written, _make_added = maker(Found), maker(Written), maker(Added)
-_make_compared, _make_listing = maker(CompareAndSetResult), maker(Listing)
+_make_entry, _make_event, _make_applied = constructor(Entry), constructor(Event), constructor(Applied)
+_make_found, _make_written, _make_added = constructor(Found), constructor(Written), constructor(Added)
+_make_compared, _make_listing = constructor(CompareAndSetResult), constructor(Listing)
 
 
 _FAILURES = {

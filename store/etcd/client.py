@@ -40,8 +40,8 @@ from store.errors import (
 from store.etcd.codec import (
     OPERATIONS_MAX,
     Cluster,
+    FailureKind,
     NoSpace,
-    Trouble,
     broken,
     entry_in,
     entry_of,
@@ -50,7 +50,7 @@ from store.etcd.codec import (
     spans,
     watch_request,
 )
-from store.etcd.gateway import Doubt, Failure, Gateway
+from store.etcd.gateway import Failure, Gateway, RetryState
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts, granted
 from store.etcd.transactions import (
     Receipt,
@@ -250,7 +250,7 @@ class Client(interface.Store):
         if self._failed is not None:
             raise fresh(self._failed)
 
-    async def while_usable(self, work: Awaitable[T], doubt: Doubt | None = None) -> T:
+    async def while_usable(self, work: Awaitable[T], doubt: RetryState | None = None) -> T:
         """Await something for as long as this client is of use."""
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -275,7 +275,7 @@ class Client(interface.Store):
         asked: Request[Any] = request
         if isinstance(request, Guarded):
             guard, asked = request.when, request.request
-        doubt = Doubt()
+        doubt = RetryState()
         try:
             response = await self.while_usable(self._dispatch(asked, guard, deadline, doubt), doubt)
         except Failure as failure:  # what none of the calls below expects of etcd
@@ -285,7 +285,7 @@ class Client(interface.Store):
         return cast("R", response)
 
     async def _dispatch(
-        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: Doubt
+        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: RetryState
     ) -> Response:
         match request:
             case Get(key=key):
@@ -346,7 +346,7 @@ class Client(interface.Store):
                     revision = revision or now
                     entries.extend(map(entry_in, replies))
             except Failure as failure:
-                if failure.trouble is not Trouble.COMPACTED:
+                if failure.trouble is not FailureKind.COMPACTED:
                     raise
             else:
                 return Listing(entries=tuple(entries), revision=revision)
@@ -358,7 +358,7 @@ class Client(interface.Store):
                     page async for page in self.pages(request.prefix, guard, deadline, keys_only=request.keys_only)
                 ]
             except Failure as failure:
-                if failure.trouble is not Trouble.COMPACTED:
+                if failure.trouble is not FailureKind.COMPACTED:
                     raise
             else:
                 entries = tuple(entry for page, _ in pages for entry in page)
@@ -419,7 +419,7 @@ class Client(interface.Store):
                 keys = tuple(sorted(entry_of({"key": key}).key for key in reply.get("keys", ())))
                 return LeaseState(remaining=float(left), ttl=float(reply["grantedTTL"]), keys=keys)
             case Revoke(lease=lease):
-                doubt = Doubt()
+                doubt = RetryState()
                 try:
                     await self.gateway.ask(
                         "lease/revoke", {"ID": str(lease)}, deadline=deadline, what="Revoke", doubt=doubt
@@ -439,7 +439,7 @@ class Client(interface.Store):
     # ------------------------------------------------------------------------------------------ writes
 
     async def _write(
-        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: Doubt
+        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: RetryState
     ) -> Response:
         write = normal(request, guard)
         leases: list[int] = []
@@ -478,7 +478,7 @@ class Client(interface.Store):
                 with contextlib.suppress(StoreError, Failure):
                     await self._lease_call(Revoke(lease=lease), self.time() + HANG_UP_WITHIN)
 
-    async def _until_done(self, write: Write, deadline: float, doubt: Doubt) -> Outcome:
+    async def _until_done(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
         """Carry out a write; again and again if what it adds to changes meanwhile."""
         keys = list(dict.fromkeys((*rests_on(write.then), *rests_on(write.otherwise))))
         entries: dict[str, Entry | None] = {}
@@ -499,7 +499,7 @@ class Client(interface.Store):
                 listing = await self._get_many(keys, (), deadline)
                 entries.update(zip(keys, listing.entries, strict=True))
 
-    async def _once(self, write: Write, deadline: float, doubt: Doubt) -> Outcome:
+    async def _once(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
         """Send a write until it is answered, so that it is done once."""
         while True:
             receipt = await self._receipts.take(deadline)
@@ -546,7 +546,7 @@ class Client(interface.Store):
             raise _nobody_knows(self.name) from None
         return recovered(write, found, reply, hidden=self.hidden)
 
-    async def _delete_without_receipt(self, write: Write, deadline: float, doubt: Doubt) -> Outcome:
+    async def _delete_without_receipt(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
         """Delete where there is no space for as much as a receipt; sent once, since twice might delete more."""
         body = transaction(write, None, hidden=self.hidden)
         reply = await self.gateway.ask("kv/txn", body, deadline=deadline, what="deleting", doubt=doubt, once=True)

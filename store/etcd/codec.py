@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 __all__ = [
     "OPERATIONS_MAX",
     "Cluster",
+    "FailureKind",
     "Json",
     "NoSpace",
     "Span",
-    "Trouble",
     "broken",
+    "classify",
     "compare",
     "entry_in",
     "entry_of",
     "events_of",
-    "judged",
     "range_of",
     "span_of",
     "spans",
@@ -237,7 +237,7 @@ def broken(conditions: Sequence[Condition]) -> ConditionFailed:
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
-class Trouble(Enum):
+class FailureKind(Enum):
     """What a refusal means, where it is not simply an error for the caller."""
 
     UNDONE = "it was not done, and may be tried again"
@@ -252,24 +252,24 @@ class NoSpace(LimitExceeded):
     """The cluster has reached its quota."""
 
 
-_TELLING: Final[tuple[tuple[str, Trouble], ...]] = (
-    ("invalid auth token", Trouble.TOKEN),
-    ("revision of auth store is old", Trouble.TOKEN),
-    ("authentication is not enabled", Trouble.NO_AUTHENTICATION),
-    ("lease already exists", Trouble.LEASE_EXISTS),
-    ("has been compacted", Trouble.COMPACTED),
+_TELLING: Final[tuple[tuple[str, FailureKind], ...]] = (
+    ("invalid auth token", FailureKind.TOKEN),
+    ("revision of auth store is old", FailureKind.TOKEN),
+    ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
+    ("lease already exists", FailureKind.LEASE_EXISTS),
+    ("has been compacted", FailureKind.COMPACTED),
     # etcd says these before it has proposed anything.
-    ("no leader", Trouble.UNDONE),
-    ("too many requests", Trouble.UNDONE),
-    ("raft proposal dropped", Trouble.UNDONE),
-    ("not capable", Trouble.UNDONE),
+    ("no leader", FailureKind.UNDONE),
+    ("too many requests", FailureKind.UNDONE),
+    ("raft proposal dropped", FailureKind.UNDONE),
+    ("not capable", FailureKind.UNDONE),
 )
 
 INVALID, NOT_FOUND, DENIED, UNAUTHENTICATED = 3, 5, 7, 16
 """Codes of gRPC."""
 
 
-def judged(code: int, message: str, *, name: str) -> Trouble | StoreError:
+def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
     """What a refusal by etcd means: an error for the caller, or something that the client deals with.
 
     Args:
@@ -282,7 +282,7 @@ def judged(code: int, message: str, *, name: str) -> Trouble | StoreError:
         if telling in words:
             return trouble
     if code == UNAUTHENTICATED:
-        return Trouble.TOKEN
+        return FailureKind.TOKEN
     if "lease not found" in words:
         return LeaseNotFound(f"the lease has lapsed or was revoked at {name}; grant a new one")
     if "database space exceeded" in words:
@@ -308,4 +308,4 @@ def judged(code: int, message: str, *, name: str) -> Trouble | StoreError:
         return AuthenticationError(f"{name} does not permit this user to do that; grant its role the prefix, readwrite")
     if code == INVALID:
         return StoreUsageError(f"{name} refused the request: {message}")
-    return Trouble.DOUBT
+    return FailureKind.DOUBT

@@ -33,8 +33,8 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
 )
-from store.etcd.codec import Trouble, judged
-from store.net.dialing import in_words
+from store.etcd.codec import FailureKind, classify
+from store.net.dialing import describe
 
 try:
     import aiohttp
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Cluster, Json
 
-__all__ = ["Doubt", "Failure", "Gateway", "Stream"]
+__all__ = ["Failure", "Gateway", "RetryState", "Stream"]
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +74,13 @@ class Failure(Exception):
         silent: Whether nothing at all came back.
     """
 
-    def __init__(self, reason: str, trouble: Trouble, *, silent: bool = False) -> None:
+    def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)
         self.trouble = trouble
         self.silent = silent
 
 
-class Doubt:
+class RetryState:
     """Whether some attempt at a request may have been carried out without our hearing of it."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Gateway:
         *,
         deadline: float = math.inf,
         what: str = "",
-        doubt: Doubt | None = None,
+        doubt: RetryState | None = None,
         once: bool = False,
     ) -> Json:
         """Ask until a member answers.
@@ -195,14 +195,14 @@ class Gateway:
             try:
                 reply = await self._attempt(here, path, body if isinstance(body, dict) else body(), failures, left)
             except Failure as failure:
-                if failure.trouble in (Trouble.COMPACTED, Trouble.LEASE_EXISTS):
+                if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
                     self._answered(here)
                     raise
-                tokens += failure.trouble is Trouble.TOKEN
+                tokens += failure.trouble is FailureKind.TOKEN
                 self._may_log_in_again(failure, tokens)
                 failures += 1
                 self.moved_on(here, failure)
-                if doubt is not None and failure.trouble is Trouble.DOUBT:
+                if doubt is not None and failure.trouble is FailureKind.DOUBT:
                     doubt.any = True
                     if once:
                         raise self.late(what or path, doubt) from None
@@ -259,19 +259,19 @@ class Gateway:
                 words = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
                 return AuthenticationError(f"{self.name} has no certificate that we trust: {words}")
             case aiohttp.ClientConnectorError():
-                return Failure(in_words(error.os_error), Trouble.UNDONE)
+                return Failure(describe(error.os_error), FailureKind.UNDONE)
             case aiohttp.ClientResponseError():  # whose own words quote what came, at any length
-                return Failure("it does not answer in HTTP; to a store of ours write tcp://", Trouble.DOUBT)
+                return Failure("it does not answer in HTTP; to a store of ours write tcp://", FailureKind.DOUBT)
             case TimeoutError():
-                return Failure(f"it has not answered within {limit:.1f} s", Trouble.DOUBT, silent=True)
+                return Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True)
             case aiohttp.ServerDisconnectedError() | ConnectionResetError():
                 never_met = self.cluster_id is None and not self._cluster.secure
                 hint = " without a word, as one that speaks TLS would: perhaps it is etcds://" if never_met else ""
-                return Failure(f"it closed the connection{hint}", Trouble.DOUBT)
+                return Failure(f"it closed the connection{hint}", FailureKind.DOUBT)
             case aiohttp.ClientOSError() if isinstance(error.__cause__ or error, ssl.SSLError):
-                return Failure(in_words(error.__cause__ or error), Trouble.UNDONE)  # it did not let us in
+                return Failure(describe(error.__cause__ or error), FailureKind.UNDONE)  # it did not let us in
             case aiohttp.ClientError() | OSError():
-                return Failure(in_words(error), Trouble.DOUBT)
+                return Failure(describe(error), FailureKind.DOUBT)
         return error
 
     def _understood(self, here: int, status: int, content: bytes) -> Json:
@@ -287,7 +287,7 @@ class Gateway:
                     f"{where} is not the gateway of an etcd v3 cluster; etcd 3.4 or later is needed"
                 ) from None
             if status >= 500:  # a proxy in between, whose back is gone
-                raise Failure(f"it answered with status {status}", Trouble.DOUBT) from None
+                raise Failure(f"it answered with status {status}", FailureKind.DOUBT) from None
             raise ProtocolError(f"{where} answered with status {status} and no JSON; it is no etcd") from None
         if status != 200:
             self._refuse(reply)
@@ -301,8 +301,8 @@ class Gateway:
             problem = {**reply, "message": reply.get("message", problem)} if isinstance(reply, dict) else {}
         code = int(problem.get("grpc_code", problem.get("code", 0)))
         message = str(problem.get("message", problem))
-        verdict = judged(code, message, name=self.name)
-        if isinstance(verdict, Trouble):
+        verdict = classify(code, message, name=self.name)
+        if isinstance(verdict, FailureKind):
             raise Failure(message, verdict)
         raise verdict
 
@@ -350,9 +350,9 @@ class Gateway:
                 await stream.open(requests, limit)
             except BaseException as error:
                 stream.close()
-                if not isinstance(error, Failure) or error.trouble is Trouble.COMPACTED:
+                if not isinstance(error, Failure) or error.trouble is FailureKind.COMPACTED:
                     raise
-                tokens += error.trouble is Trouble.TOKEN
+                tokens += error.trouble is FailureKind.TOKEN
                 self._may_log_in_again(error, tokens)
                 failures += 1
                 self.moved_on(here, error)
@@ -367,7 +367,7 @@ class Gateway:
         """A member has failed; ask the next one, unless somebody has moved on already."""
         if not (failure.silent and here in self._failing):  # a reason that was given says more than a silence
             self._problem = str(failure)
-        if failure.trouble is Trouble.TOKEN:
+        if failure.trouble is FailureKind.TOKEN:
             return
         log.debug("etcd at %s: %s", self._cluster.urls[here], failure)
         self._failing.add(here)
@@ -385,7 +385,7 @@ class Gateway:
         longest = min(PAUSE_FIRST * 2.0 ** min(others, 16), PAUSE_MOST)
         await anyio.sleep(min(self._rng.uniform(0, longest), max(deadline - self._time(), 0)))
 
-    def late(self, what: str, doubt: Doubt | None) -> StoreError:
+    def late(self, what: str, doubt: RetryState | None) -> StoreError:
         """The error for a caller whose time is over."""
         maybe = doubt is not None and doubt.any
         problem = f": {self._problem}" if self._problem else ""
@@ -440,9 +440,9 @@ class Gateway:
                 here, "auth/authenticate", {"name": self._user, "password": self._password or ""}, None, limit
             )
         except Failure as failure:
-            if failure.trouble is not Trouble.NO_AUTHENTICATION:
+            if failure.trouble is not FailureKind.NO_AUTHENTICATION:
                 # What was to be asked has not been sent.
-                raise Failure(str(failure), Trouble.UNDONE, silent=failure.silent) from failure
+                raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
             log.warning("%s does not ask who we are: the user %r is not needed there", self.name, self._user)
             return ""
         except StoreUsageError as error:
@@ -450,7 +450,7 @@ class Gateway:
         return str(reply["token"])
 
     def _may_log_in_again(self, failure: Failure, tokens: int) -> None:
-        if failure.trouble is not Trouble.TOKEN:
+        if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None or tokens > TOKENS_MOST:
             raise AuthenticationError(f"{self.name} does not let user {self._user!r} do that: {failure}")
@@ -513,16 +513,16 @@ class Stream:
             except TimeoutError:
                 silence += IDLE
             except (aiohttp.ClientError, OSError) as error:
-                raise Failure(in_words(error), Trouble.UNDONE) from error
+                raise Failure(describe(error), FailureKind.UNDONE) from error
             await self._gateway.look(self._here)
         return None
 
     async def _read(self) -> list[Json]:
         if self._response is None:
-            raise Failure("it is closed", Trouble.UNDONE)
+            raise Failure("it is closed", FailureKind.UNDONE)
         data = await self._response.content.readany()
         if not data:
-            raise Failure("it ended the watch", Trouble.UNDONE)
+            raise Failure("it ended the watch", FailureKind.UNDONE)
         looked_at = len(self._held)
         self._held += data
         if len(self._held) > LINE_BYTES_MAX:
@@ -544,13 +544,13 @@ class Stream:
         if not message.get("canceled"):
             return message
         if "compact_revision" in message:
-            raise Failure("what the watch asked for is no longer kept", Trouble.COMPACTED)
+            raise Failure("what the watch asked for is no longer kept", FailureKind.COMPACTED)
         reason = str(message.get("cancel_reason", "it ended the watch"))
-        verdict = judged(0, reason, name=gateway.name)
+        verdict = classify(0, reason, name=gateway.name)
         if isinstance(verdict, AuthenticationError) and gateway._user is not None:
-            raise Failure(reason, Trouble.TOKEN)  # etcd says the same of a token that is too old
-        if isinstance(verdict, Trouble):
-            raise Failure(reason, Trouble.UNDONE)
+            raise Failure(reason, FailureKind.TOKEN)  # etcd says the same of a token that is too old
+        if isinstance(verdict, FailureKind):
+            raise Failure(reason, FailureKind.UNDONE)
         raise verdict
 
     async def failed(self, failure: Failure) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from store.etcd.codec import Trouble
+from store.etcd.codec import FailureKind
 from store.etcd.gateway import Failure
 from store.etcd.transactions import Receipt
 
@@ -86,7 +86,7 @@ async def granted(gateway: Gateway, ttl: float, deadline: float) -> tuple[int, f
     try:
         reply = await gateway.ask("lease/grant", asked, deadline=deadline, what="Grant")
     except Failure as failure:
-        if failure.trouble is not Trouble.LEASE_EXISTS:
+        if failure.trouble is not FailureKind.LEASE_EXISTS:
             raise
         # Nobody else makes up this number: it was an attempt of ours whose answer was lost.
         reply = await gateway.ask("lease/timetolive", {"ID": str(lease)}, deadline=deadline, what="Grant")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Trouble, events_of, span_of, watch_request
+from store.etcd.codec import FailureKind, events_of, span_of, watch_request
 from store.etcd.gateway import Failure
 from store.messages import Entry, Event
 
@@ -78,7 +78,7 @@ class Watch(interface.Watch):
         try:
             messages = await self._stream.read()
         except Failure as failure:
-            if failure.trouble is Trouble.COMPACTED:
+            if failure.trouble is FailureKind.COMPACTED:
                 self._compacted()
             else:
                 await self._stream.failed(failure)
@@ -106,7 +106,7 @@ class Watch(interface.Watch):
             try:
                 await self._open_at(request, deadline, first=first)
             except Failure as failure:
-                if failure.trouble is not Trouble.COMPACTED:
+                if failure.trouble is not FailureKind.COMPACTED:
                     raise
                 self._compacted()
 

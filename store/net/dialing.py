@@ -25,8 +25,8 @@ __all__ = [
     "HungUp",
     "LeftWithoutAWord",
     "backoff",
+    "describe",
     "dial",
-    "in_words",
 ]
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
@@ -169,7 +169,7 @@ _TLS_IN_WORDS = {
 }
 
 
-def in_words(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An operating-system error as a person would say it."""
     if isinstance(error, HungUp):
         return str(error)

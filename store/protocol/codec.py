@@ -59,7 +59,7 @@ from store.messages import (
     Watching,
     Written,
 )
-from store.protocol.fast_init import maker
+from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +161,7 @@ def _entry_from(value: Any) -> Entry:
     raise ProtocolError(f"{shown(value)} stands where an entry belongs")
 
 
-_make_entry = maker(Entry)
+_make_entry = constructor(Entry)
 
 
 _EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
@@ -214,7 +214,7 @@ def _condition_from(value: Any) -> Condition:
     raise ProtocolError(f"{shown(value)} stands where a condition belongs")
 
 
-_make_condition = maker(Condition)
+_make_condition = constructor(Condition)
 
 
 @functools.lru_cache(KEPT_CONDITIONS_MAX, typed=True)
@@ -324,7 +324,7 @@ class Layout(Generic[M]):
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
         self.code, self.message = code, message
-        self._make = maker(message)
+        self._make = constructor(message)
         assert list(fields) == [each.name for each in dataclasses.fields(message)], "makers go by the order of fields"  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
         # To compare the types of all fields at once is what the hot path can afford.
         self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))

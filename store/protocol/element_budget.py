@@ -1,8 +1,8 @@
 """Pure: how many things a msgpack body claims to hold, counted before any of them is made.
 
 A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer to
-it here. An array that only claims to be long costs too, since msgpack makes room for what is claimed: a thousand
-of them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few hundred
+it here. An array that only claims to be long costs too, since msgpack makes room for what is claimed: a thousand of
+them inside each other are five kilobytes on the wire. So `wire` has a body counted that is larger than a few hundred
 small fields, and refuses it if it claims more than any message may hold.
 
 Empty arrays and maps are counted by themselves: they are what makes the most of a byte, and no message has more than a
@@ -16,7 +16,7 @@ The first byte of an element is that of https://github.com/msgpack/msgpack/blob/
 
 from __future__ import annotations
 
-__all__ = ["claimed"]
+__all__ = ["elements_claimed"]
 
 
 def _small() -> tuple[list[int], list[int]]:
@@ -48,7 +48,7 @@ _EMPTY = (0x80, 0x90)
 EMPTY_MAX = 8  # a guarded transaction without conditions and operations would have four
 
 
-def claimed(body: memoryview | bytes, most: int) -> int:
+def elements_claimed(body: memoryview | bytes, most: int) -> int:
     """How many elements a body claims to hold, itself and all that is inside it included.
 
     Counting ends as soon as there are more than `most`.

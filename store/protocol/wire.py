@@ -37,7 +37,7 @@ import msgpack
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import Event, Excessive, Request, Response
 from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, event_from, event_to, shown
-from store.protocol.element_budget import claimed
+from store.protocol.element_budget import elements_claimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,7 +249,7 @@ def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
     """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
     if len(body) > UNCOUNTED_BYTES:
         try:
-            count = claimed(body, most)
+            count = elements_claimed(body, most)
         except ValueError as error:
             raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
         if count > most:

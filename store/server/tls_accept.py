@@ -104,7 +104,7 @@ class Doorstep:
                         ssl_shutdown_timeout=LEAVE_WITHIN,
                     )
         except (OSError, TimeoutError) as error:
-            self._turn_away(name, _in_words(error, self._within))
+            self._turn_away(name, _describe(error, self._within))
             sock.close()
         except BaseException:
             sock.close()
@@ -174,7 +174,7 @@ class _Bare(asyncio.Protocol):
         self._doorstep.take(sock)
 
 
-def _in_words(error: OSError, within: float) -> str:
+def _describe(error: OSError, within: float) -> str:
     """Why a handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"

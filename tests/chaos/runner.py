@@ -143,7 +143,7 @@ class _Chaos:
         self.lives.append(seat.life)
 
     async def play(self, seconds: float) -> Outcome:
-        """Trouble, then quiet."""
+        """Outcome, then quiet."""
         async with contextlib.AsyncExitStack() as stack:
             for number in range(self.nodes):
                 proxy = await stack.enter_async_context(Proxy(self.store.host, self.store.port))

@@ -163,7 +163,7 @@ class FullStory:
     # ------------------------------------------------------------------------------------------ the plot
 
     def tell(self) -> FullOutcome:
-        """Trouble first, then quiet."""
+        """Outcome first, then quiet."""
         rng, director, timeline = self.rng, self.director, self.cosmos.timeline
         began = timeline.now
         self.cosmos.store.start()

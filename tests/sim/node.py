@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgpack
 
 from rdzv.core.decision import (
-    Candidate,
     Complete,
     JoinClock,
     Me,
     Parked,
     Refused,
+    RoundToCheck,
     Rules,
     Wait,
     changes_since,
@@ -268,7 +268,7 @@ class Node(Machine):
                 case Refused():
                     self.refused = answer
                     return False
-                case Candidate(round=round):
+                case RoundToCheck(round=round):
                     rank = yield from self._look_up(round, me.arrival)
                     if rank is not None:
                         self.checker.learned(self.name, round, rank, me.arrival)

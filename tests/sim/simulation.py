@@ -66,7 +66,7 @@ class _Simulation:
         self._observe()
 
     def run(self) -> Outcome:
-        """Trouble first, then quiet."""
+        """Outcome first, then quiet."""
         world, rng = self.world, self.rng
         trouble = rng.choice((0.0, 2.0, 4.0, 5.0))
         count = self.rules.needed + rng.randint(0, 3)

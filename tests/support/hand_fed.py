@@ -15,7 +15,7 @@ from rdzv.core.view import View
 from store.messages import Event
 
 if TYPE_CHECKING:
-    from rdzv.core.decision import Candidate, Parked, Refused
+    from rdzv.core.decision import Parked, Refused, RoundToCheck
     from rdzv.core.ranks import RankOrder
 
 __all__ = ["NODES", "HandFed"]
@@ -157,7 +157,7 @@ class HandFed:
         """What a node that waits knows of itself."""
         return Me(arrival=self.stored[name][0], **known)
 
-    def follow(self, name: str, **known: Any) -> Parked | Candidate | Refused:
+    def follow(self, name: str, **known: Any) -> Parked | RoundToCheck | Refused:
         """What it all means to a node that waits."""
         return follow(self.me(name, **known), self.head(), now=self.now)
 

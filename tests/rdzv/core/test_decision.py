@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.decision import (
-    Candidate,
     Complete,
     JoinClock,
     Me,
     Parked,
     Refused,
+    RoundToCheck,
     Rules,
     Wait,
     changes_since,
@@ -473,7 +473,9 @@ LATE = Me(arrival=61)
             ),
             id="nor does a last call whose coordinator is being replaced",
         ),
-        pytest.param(Me(arrival=40), replace(HEAD, round=ROUND), Candidate(round=ROUND), id="a round since we arrived"),
+        pytest.param(
+            Me(arrival=40), replace(HEAD, round=ROUND), RoundToCheck(round=ROUND), id="a later round"
+        ),
         pytest.param(Me(arrival=51), replace(HEAD, round=ROUND), Parked(reason="3 of at least 4 nodes"), id="before"),
         pytest.param(
             Me(arrival=40, passed_over=50),
@@ -482,7 +484,10 @@ LATE = Me(arrival=61)
             id="a round that did not hold us",
         ),
         pytest.param(
-            Me(arrival=40), replace(HEAD, round=ROUND, closed=CLOSED), Candidate(round=ROUND), id="the round came first"
+            Me(arrival=40),
+            replace(HEAD, round=ROUND, closed=CLOSED),
+            RoundToCheck(round=ROUND),
+            id="the round came first",
         ),
         pytest.param(Me(arrival=51), replace(HEAD, round=ROUND, closed=CLOSED), Refused(closed=CLOSED), id="closed"),
         pytest.param(Me(arrival=51), Head(closed=CLOSED), Refused(closed=CLOSED), id="closed, and nothing else"),
@@ -530,7 +535,7 @@ LATE = Me(arrival=61)
         ),
     ],
 )
-def test_a_node_follows_the_head(me: Me, head: Head, answer: Parked | Candidate | Refused) -> None:
+def test_a_node_follows_the_head(me: Me, head: Head, answer: Parked | RoundToCheck | Refused) -> None:
     assert follow(me, head, now=101.0) == answer
 
 

@@ -16,7 +16,7 @@ from rdzv.core.history import (
     Chapter,
     Chronicle,
     Incident,
-    in_words,
+    describe,
     pack_chapters,
     timeline,
     unpack_chapters,
@@ -156,7 +156,7 @@ STORY = [
 
 
 def test_the_history_in_words() -> None:
-    assert in_words(STORY) == [
+    assert describe(STORY) == [
         "round 0: 2 nodes: a, b",
         "         30.0 s later, lost: b",
         "round 1, 31.2 s after the one before: 70 nodes: a, c, and 68 more",
@@ -189,7 +189,7 @@ def test_the_timeline_is_a_chrome_trace_with_a_row_for_each_node() -> None:
 
 
 def test_nothing_has_happened_yet() -> None:
-    assert in_words([]) == []
+    assert describe([]) == []
     assert [event["ph"] for event in timeline("job", [])["traceEvents"]] == ["M", "M"]
 
 

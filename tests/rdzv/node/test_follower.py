@@ -12,7 +12,7 @@ import pytest
 from rdzv.core.state import Closed, Head, Keys, Phase, Progress, Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
-from rdzv.node.wakeup import Barrier, Listeners
+from rdzv.node.wakeup import Listeners, Wakeup
 from store import ConnectionLost
 from store.messages import Event
 
@@ -140,15 +140,15 @@ async def test_until_the_snapshot_after_a_reset_is_whole_the_old_head_holds() ->
 async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners() -> None:
     store = ScriptedStore()
     follower, task = await following(store, [SYNCED])
-    barrier = Barrier()
-    with follower.listeners.listening(barrier):
+    wakeup = Wakeup()
+    with follower.listeners.listening(wakeup):
         follower.take_round(Round.unpack(ROUND.pack(), revision=8))
-        assert await barrier.sleep_until(anyio.current_time() + 1)
+        assert await wakeup.sleep_until(anyio.current_time() + 1)
         follower.take_round(Round.unpack(ROUND.pack(), revision=5))
-        assert not await barrier.sleep_until(anyio.current_time() + 1), "an earlier one is no news"
+        assert not await wakeup.sleep_until(anyio.current_time() + 1), "an earlier one is no news"
         follower.take_closing(CLOSED)
         follower.take_closing(Closed(reason="second"))
-        assert await barrier.sleep_until(anyio.current_time() + 1)
+        assert await wakeup.sleep_until(anyio.current_time() + 1)
     assert follower.head.closed == CLOSED
     await ended(task)
 
@@ -160,10 +160,10 @@ async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners(
 async def test_what_ends_the_following_is_kept_and_told(said: Any) -> None:
     store = ScriptedStore()
     follower, task = await following(store, [SYNCED])
-    barrier = Barrier()
-    with follower.listeners.listening(barrier):
+    wakeup = Wakeup()
+    with follower.listeners.listening(wakeup):
         store.say(said)
-        assert await barrier.sleep_until(anyio.current_time() + 1)
+        assert await wakeup.sleep_until(anyio.current_time() + 1)
     await task
     assert isinstance(follower.error, ConnectionLost if isinstance(said, Exception) else RendezvousStateError)
 
@@ -176,20 +176,20 @@ async def test_whoever_waits_for_the_first_snapshot_is_woken_by_a_failure_too() 
 
 
 async def test_a_barrier_told_while_nobody_sleeps_does_not_forget() -> None:
-    barrier = Barrier()
-    barrier.changed()
-    assert await barrier.sleep_until(None)
+    wakeup = Wakeup()
+    wakeup.changed()
+    assert await wakeup.sleep_until(None)
     began = anyio.current_time()
-    assert not await barrier.sleep_until(began + 5)
+    assert not await wakeup.sleep_until(began + 5)
     assert anyio.current_time() == began + 5
-    barrier.changed()
-    assert await barrier.sleep_until(began), "also when the time is over already"
+    wakeup.changed()
+    assert await wakeup.sleep_until(began), "also when the time is over already"
 
 
 async def test_groups_of_listeners_are_woken_through_each_other() -> None:
-    inner, outer, barrier = Listeners(), Listeners(), Barrier()
-    with outer.listening(inner), inner.listening(barrier):
+    inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
+    with outer.listening(inner), inner.listening(wakeup):
         outer.changed()
-        assert await barrier.sleep_until(anyio.current_time())
+        assert await wakeup.sleep_until(anyio.current_time())
     outer.changed()
-    assert not await barrier.sleep_until(anyio.current_time())
+    assert not await wakeup.sleep_until(anyio.current_time())

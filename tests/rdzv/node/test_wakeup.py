@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.node.wakeup import Barrier, Listeners
+from rdzv.node.wakeup import Listeners, Wakeup
 
 pytestmark = pytest.mark.virtual_time
 
@@ -17,63 +17,63 @@ def now() -> float:
 
 async def test_it_sleeps_until_its_moment() -> None:
     began = now()
-    assert await Barrier().sleep_until(began + 600) is False
+    assert await Wakeup().sleep_until(began + 600) is False
     assert now() == began + 600
 
 
 async def test_it_wakes_when_something_has_changed() -> None:
-    barrier, began = Barrier(), now()
-    asyncio.get_running_loop().call_later(7, barrier.changed)
-    assert await barrier.sleep_until(began + 600) is True
+    wakeup, began = Wakeup(), now()
+    asyncio.get_running_loop().call_later(7, wakeup.changed)
+    assert await wakeup.sleep_until(began + 600) is True
     assert now() == began + 7
 
 
 async def test_without_a_deadline_only_a_change_wakes_it() -> None:
-    barrier, began = Barrier(), now()
-    asyncio.get_running_loop().call_later(86_400, barrier.changed)
-    assert await barrier.sleep_until(None) is True
+    wakeup, began = Wakeup(), now()
+    asyncio.get_running_loop().call_later(86_400, wakeup.changed)
+    assert await wakeup.sleep_until(None) is True
     assert now() == began + 86_400
 
 
 async def test_nothing_polls_while_it_sleeps() -> None:
-    barrier, loop = Barrier(), asyncio.get_running_loop()
-    sleeping = asyncio.create_task(barrier.sleep_until(None))
+    wakeup, loop = Wakeup(), asyncio.get_running_loop()
+    sleeping = asyncio.create_task(wakeup.sleep_until(None))
     await asyncio.sleep(1)
     assert not loop._scheduled, "a poll would be a timer"  # type: ignore[attr-defined]
-    barrier.changed()
+    wakeup.changed()
     assert await sleeping is True
 
 
 async def test_a_change_told_while_nobody_sleeps_is_not_forgotten() -> None:
-    barrier, began = Barrier(), now()
-    barrier.changed()
-    assert await barrier.sleep_until(began + 600) is True
+    wakeup, began = Wakeup(), now()
+    wakeup.changed()
+    assert await wakeup.sleep_until(began + 600) is True
     assert now() == began
 
 
 async def test_a_change_is_told_before_a_deadline_that_has_passed() -> None:
-    barrier = Barrier()
-    barrier.changed()
-    assert await barrier.sleep_until(now() - 1) is True
+    wakeup = Wakeup()
+    wakeup.changed()
+    assert await wakeup.sleep_until(now() - 1) is True
 
 
 async def test_a_deadline_that_has_passed_ends_the_sleep_at_once() -> None:
     began = now()
-    assert await Barrier().sleep_until(began - 1) is False
+    assert await Wakeup().sleep_until(began - 1) is False
     assert now() == began
 
 
 async def test_a_change_wakes_it_once() -> None:
-    barrier, began = Barrier(), now()
-    barrier.changed()
-    barrier.changed()
-    assert await barrier.sleep_until(began + 5) is True
-    assert await barrier.sleep_until(began + 5) is False
+    wakeup, began = Wakeup(), now()
+    wakeup.changed()
+    wakeup.changed()
+    assert await wakeup.sleep_until(began + 5) is True
+    assert await wakeup.sleep_until(began + 5) is False
     assert now() == began + 5
 
 
 async def test_it_can_be_cancelled_from_outside() -> None:
-    sleeping = asyncio.create_task(Barrier().sleep_until(None))
+    sleeping = asyncio.create_task(Wakeup().sleep_until(None))
     await asyncio.sleep(1)
     sleeping.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -81,7 +81,7 @@ async def test_it_can_be_cancelled_from_outside() -> None:
 
 
 async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
-    listeners, first, second, began = Listeners(), Barrier(), Barrier(), now()
+    listeners, first, second, began = Listeners(), Wakeup(), Wakeup(), now()
     with listeners.listening(first):
         with listeners.listening(second):
             listeners.changed()
@@ -94,22 +94,22 @@ async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
 
 
 async def test_listeners_can_be_grouped() -> None:
-    all_of_them, group, barrier = Listeners(), Listeners(), Barrier()
-    with all_of_them.listening(group), group.listening(barrier):
+    all_of_them, group, wakeup = Listeners(), Listeners(), Wakeup()
+    with all_of_them.listening(group), group.listening(wakeup):
         all_of_them.changed()
-    assert await barrier.sleep_until(now() - 1) is True
+    assert await wakeup.sleep_until(now() - 1) is True
 
 
 async def test_whoever_listens_may_stop_while_being_woken() -> None:
-    listeners, barrier = Listeners(), Barrier()
+    listeners, wakeup = Listeners(), Wakeup()
 
-    class Stopping(Barrier):
+    class Stopping(Wakeup):
         def changed(self) -> None:
             listening.__exit__(None, None, None)
 
     stopping = Stopping()
     listening = listeners.listening(stopping)
     listening.__enter__()
-    with listeners.listening(barrier):
+    with listeners.listening(wakeup):
         listeners.changed()
-    assert await barrier.sleep_until(now() - 1) is True
+    assert await wakeup.sleep_until(now() - 1) is True

@@ -29,7 +29,7 @@ from store.errors import (
 )
 from store.etcd import gateway as gateway_room
 from store.etcd.client import Client
-from store.etcd.codec import Cluster, Trouble
+from store.etcd.codec import Cluster, FailureKind
 from store.etcd.gateway import Failure
 from store.messages import Revoke
 from tests.support.etcd import Etcd, encoded, serve_etcd
@@ -112,7 +112,7 @@ class Losses:
         if fate != "pass":
             self.lost += 1
             self._news.set()
-            raise Failure("lost", Trouble.DOUBT)
+            raise Failure("lost", FailureKind.DOUBT)
         return reply
 
 

@@ -17,13 +17,13 @@ from store.errors import (
 )
 from store.etcd.codec import (
     Cluster,
+    FailureKind,
     NoSpace,
-    Trouble,
     broken,
+    classify,
     compare,
     entry_of,
     events_of,
-    judged,
     range_of,
     span_of,
     spans,
@@ -135,18 +135,18 @@ def test_watches_of_keys_and_spans_share_a_stream() -> None:
 @pytest.mark.parametrize(
     ("code", "message", "verdict"),
     [
-        (14, "etcdserver: no leader", Trouble.UNDONE),
-        (8, "etcdserver: too many requests", Trouble.UNDONE),
-        (2, "raft proposal dropped", Trouble.UNDONE),
-        (14, "etcdserver: request timed out, possibly due to previous leader failure", Trouble.DOUBT),
-        (14, "etcdserver: leader changed", Trouble.DOUBT),
-        (13, "something new", Trouble.DOUBT),
-        (16, "etcdserver: invalid auth token", Trouble.TOKEN),
-        (16, "anything", Trouble.TOKEN),
-        (3, "etcdserver: revision of auth store is old", Trouble.TOKEN),
-        (9, "etcdserver: authentication is not enabled", Trouble.NO_AUTHENTICATION),
-        (9, "etcdserver: lease already exists", Trouble.LEASE_EXISTS),
-        (11, "etcdserver: mvcc: required revision has been compacted", Trouble.COMPACTED),
+        (14, "etcdserver: no leader", FailureKind.UNDONE),
+        (8, "etcdserver: too many requests", FailureKind.UNDONE),
+        (2, "raft proposal dropped", FailureKind.UNDONE),
+        (14, "etcdserver: request timed out, possibly due to previous leader failure", FailureKind.DOUBT),
+        (14, "etcdserver: leader changed", FailureKind.DOUBT),
+        (13, "something new", FailureKind.DOUBT),
+        (16, "etcdserver: invalid auth token", FailureKind.TOKEN),
+        (16, "anything", FailureKind.TOKEN),
+        (3, "etcdserver: revision of auth store is old", FailureKind.TOKEN),
+        (9, "etcdserver: authentication is not enabled", FailureKind.NO_AUTHENTICATION),
+        (9, "etcdserver: lease already exists", FailureKind.LEASE_EXISTS),
+        (11, "etcdserver: mvcc: required revision has been compacted", FailureKind.COMPACTED),
         (5, "etcdserver: requested lease not found", LeaseNotFound),
         (8, "etcdserver: mvcc: database space exceeded", NoSpace),
         (3, "etcdserver: too many operations in txn request", LimitExceeded),
@@ -159,10 +159,10 @@ def test_watches_of_keys_and_spans_share_a_stream() -> None:
     ],
 )
 def test_every_refusal_is_an_error_for_the_caller_or_something_the_client_deals_with(
-    code: int, message: str, verdict: Trouble | type[StoreError]
+    code: int, message: str, verdict: FailureKind | type[StoreError]
 ) -> None:
-    found = judged(code, message, name="etcd://a:2379")
-    if isinstance(verdict, Trouble):
+    found = classify(code, message, name="etcd://a:2379")
+    if isinstance(verdict, FailureKind):
         assert found is verdict
     else:
         assert type(found) is verdict

@@ -19,8 +19,8 @@ from store.errors import (
     StoreTimeoutError,
 )
 from store.etcd import gateway as gateway_room
-from store.etcd.codec import Cluster, Trouble, range_of
-from store.etcd.gateway import Doubt, Failure, Gateway
+from store.etcd.codec import Cluster, FailureKind, range_of
+from store.etcd.gateway import Failure, Gateway, RetryState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -161,7 +161,7 @@ async def test_whether_it_may_have_been_done_depends_on_how_it_failed() -> None:
         (says({"code": 14, "message": "etcdserver: no leader"}, 503), False),
         (says({"code": 8, "message": "etcdserver: too many requests"}, 429), False),
     ):
-        doubt = Doubt()
+        doubt = RetryState()
         async with gateway_to(Member(trouble, GOOD)) as gateway:
             await gateway.ask("kv/txn", {}, deadline=soon(), doubt=doubt)
         assert doubt.any is any_doubt
@@ -177,7 +177,7 @@ async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatc
 
 async def test_when_the_time_is_over_the_last_reason_that_was_given_is_told() -> None:
     async with gateway_to(Member(says({"code": 14, "message": "etcdserver: no leader"}, 503), says_nothing)) as gateway:
-        doubt = Doubt()
+        doubt = RetryState()
         with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: no leader") as caught:
             await gateway.ask("kv/txn", {}, deadline=soon(0.3), what="writing", doubt=doubt)
         assert caught.value.maybe_applied
@@ -188,7 +188,7 @@ async def test_what_is_asked_once_is_not_asked_again_after_a_doubt() -> None:
     member = Member(hangs_up, GOOD)
     async with gateway_to(member) as gateway:
         with pytest.raises((ConnectionLost, StoreTimeoutError)):
-            await gateway.ask("kv/txn", {}, deadline=soon(), doubt=Doubt(), once=True)
+            await gateway.ask("kv/txn", {}, deadline=soon(), doubt=RetryState(), once=True)
     assert member.asked == ["kv/txn"]
 
 
@@ -284,7 +284,7 @@ async def test_a_stream_that_etcd_ends_is_over_in_the_words_of_every_release(end
         with pytest.raises(Failure, match="no leader") as caught:
             while True:
                 await stream.read()
-        assert caught.value.trouble is Trouble.UNDONE
+        assert caught.value.trouble is FailureKind.UNDONE
 
 
 async def test_a_stream_overtaken_by_compaction_says_so_at_once_or_later() -> None:
@@ -292,7 +292,7 @@ async def test_a_stream_overtaken_by_compaction_says_so_at_once_or_later() -> No
     async with gateway_to(Member(streams(gone))) as gateway:
         with pytest.raises(Failure) as caught:
             await gateway.stream([{}], deadline=soon())
-        assert caught.value.trouble is Trouble.COMPACTED
+        assert caught.value.trouble is FailureKind.COMPACTED
 
 
 async def test_a_stream_is_opened_at_the_next_member_if_one_ends_it_before_it_is_open() -> None:

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import HungUp, LeftWithoutAWord, backoff, in_words
+from store.net.dialing import HungUp, LeftWithoutAWord, backoff, describe
 
 
 def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
@@ -31,6 +31,6 @@ def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
     ],
 )
 def test_what_fails_is_said_as_a_person_would_say_it(error: OSError, words: str) -> None:
-    said = in_words(error)
+    said = describe(error)
     assert words in said
     assert "\n" not in said

@@ -15,7 +15,7 @@ from store.errors import ProtocolError
 from store.limits import Limits
 from store.messages import Excessive, Put, Transact
 from store.protocol import wire
-from store.protocol.element_budget import claimed
+from store.protocol.element_budget import elements_claimed
 from store.protocol.wire import Greeting, Hello
 from tests.store.protocol.test_wire import REQUESTS
 
@@ -57,21 +57,21 @@ def elements(value: Any) -> int:
 def test_the_count_is_that_of_what_would_be_made(value: Any) -> None:
     body = msgpack.packb(value)
     count = elements(value)
-    assert claimed(body, count) == count
-    assert claimed(memoryview(body), 10**9) == count
+    assert elements_claimed(body, count) == count
+    assert elements_claimed(memoryview(body), 10**9) == count
 
 
 @pytest.mark.parametrize("value", LONG, ids=lambda value: f"{type(value).__name__} of {len(value)}")
 def test_the_count_is_right_of_every_width(value: Any) -> None:
     body = msgpack.packb([value, value])
-    assert claimed(body, 10**9) == 1 + 2 * elements(value)
+    assert elements_claimed(body, 10**9) == 1 + 2 * elements(value)
     with pytest.raises(ValueError, match="more than it has bytes for"):
-        claimed(body[:-1], 10**9)
+        elements_claimed(body[:-1], 10**9)
 
 
 @given(NESTED, st.integers(1, 50))
 def test_counting_ends_past_the_most_that_is_wanted(value: Any, most: int) -> None:
-    count = claimed(msgpack.packb(value), most)
+    count = elements_claimed(msgpack.packb(value), most)
     assert (count > most) is (elements(value) > most)
 
 
@@ -79,14 +79,14 @@ def test_counting_ends_past_the_most_that_is_wanted(value: Any, most: int) -> No
 def test_what_ends_in_the_middle_is_not_counted(value: Any, data: st.DataObject) -> None:
     body = msgpack.packb(value)
     with pytest.raises(ValueError, match="more than it has bytes for"):
-        claimed(body[: data.draw(st.integers(0, len(body) - 1))], 10**9)
+        elements_claimed(body[: data.draw(st.integers(0, len(body) - 1))], 10**9)
 
 
 @pytest.mark.parametrize("empty", [[], {}])
 def test_more_empty_arrays_than_any_message_has_are_refused_as_soon_as_they_are_met(empty: Any) -> None:
-    assert claimed(msgpack.packb([empty] * 8), 10**9) == 9
+    assert elements_claimed(msgpack.packb([empty] * 8), 10**9) == 9
     with pytest.raises(ValueError, match="full of empty arrays"):
-        claimed(msgpack.packb([empty] * 9), 10**9)
+        elements_claimed(msgpack.packb([empty] * 9), 10**9)
 
 
 @given(REQUESTS)
