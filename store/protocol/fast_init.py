@@ -2,8 +2,8 @@
 
 The constructor of a frozen dataclass sets each field by name, through `object.__setattr__`: an `Entry` takes 600 ns,
 and one blocking call makes some ten nouns on both sides of the socket together. The functions made here fill an
-ordinary dataclass of the same fields, and then says that it has been the frozen one all along, which the equal layout of their slots
-permits: 180 ns, and of a call 10 % less. What comes out is the frozen noun and nothing else.
+ordinary dataclass of the same fields, and then say that it has been the frozen one all along, which the equal layout
+of their slots permits: 180 ns, and of a call 10 % less. What comes out is the frozen noun and nothing else.
 """
 
 from __future__ import annotations
