@@ -473,9 +473,7 @@ LATE = Me(arrival=61)
             ),
             id="nor does a last call whose coordinator is being replaced",
         ),
-        pytest.param(
-            Me(arrival=40), replace(HEAD, round=ROUND), RoundToCheck(round=ROUND), id="a later round"
-        ),
+        pytest.param(Me(arrival=40), replace(HEAD, round=ROUND), RoundToCheck(round=ROUND), id="a later round"),
         pytest.param(Me(arrival=51), replace(HEAD, round=ROUND), Parked(reason="3 of at least 4 nodes"), id="before"),
         pytest.param(
             Me(arrival=40, passed_over=50),
