@@ -20,7 +20,7 @@ def _limit(default: float, help: str, *, past: str) -> Any:
 class Limits:
     """What a server refuses to go beyond. Bytes, counts, and seconds where the name says neither.
 
-    Each says in its metadata what it bounds, for this reader, for `rdzv serve --help` and for the table in docs/limits.md,
+    Each says in its metadata what it bounds, for this reader, for `rdzv serve --help` and for docs/limits.md,
     and what becomes of who goes past it. Where nothing else is said that is `LimitExceeded`, naming what was too much,
     the limit and the remedy; nothing was done then, and nobody else is disturbed.
     """
