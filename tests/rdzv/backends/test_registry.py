@@ -50,7 +50,7 @@ def install(site: Path, package: str, *entry_points: str, source: str = "") -> N
     described = site / f"{package}-1.0.dist-info"
     described.mkdir(parents=True)
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text("\n".join(["[rdzv.backends.builtin]", *entry_points, ""]))
+    (described / "entry_points.txt").write_text("\n".join(["[rdzv.backends]", *entry_points, ""]))
     (site / f"{package}.py").write_text(source)
 
 

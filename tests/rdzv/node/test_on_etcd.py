@@ -17,6 +17,7 @@ import pytest
 import rdzv
 import rdzv.sync
 import store
+import store.etcd
 from rdzv import Closed, NodesLost, QueueEmptyError, RoundSupersededError
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
@@ -181,9 +182,9 @@ async def test_a_second_cluster_and_a_missing_one_are_told_apart(url: str) -> No
 
 
 def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in [name for name in sys.modules if name.startswith("store.etcd.client")]:
+    for room in [name for name in sys.modules if name.startswith("store.etcd.")]:
         monkeypatch.delitem(sys.modules, room)
-        monkeypatch.delattr(store, room.rpartition(".")[2], raising=False)
+        monkeypatch.delattr(store.etcd, room.rpartition(".")[2], raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(RendezvousSettingsError, match=r"pip install 'rdzv\[etcd\]'"):
         rendezvous_handler_registry.create_handler(RendezvousParameters.from_url("etcd://head/job?min_nodes=1", {}))
