@@ -51,7 +51,7 @@ NEVER_REACHES = {
 
 CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
-EXTRA_ROOMS = ("store.etcd.gateway", "rdzv.torch")
+EXTRA_ROOMS = ("store.etcd.gateway", "rdzv.torch.pytorch")
 """Rooms that need an extra to be imported at all; elsewhere extras are imported inside the function."""
 
 PACKAGES = ("store", "rdzv")

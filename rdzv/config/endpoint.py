@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from rdzv.config.config_errors import refuse, shown, suggest
 
@@ -161,6 +161,12 @@ class UrlParts:
     authority: str
     run_id: str
     parameters: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """The URL again, which `split_url` takes apart into the same."""
+        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in self.parameters.items())
+        return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
 # RFC 3986, appendix B, with the underscore that PyTorch allows in names of backends. `urllib.parse.urlsplit`

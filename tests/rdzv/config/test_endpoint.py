@@ -102,3 +102,12 @@ def test_a_malformed_url_with_a_password_is_not_repeated() -> None:
 def test_an_endpoint_has_a_host() -> None:
     with pytest.raises(RendezvousSettingsError, match=r"exactly one host, not 0"):
         Endpoint(scheme="etcd", hosts=())
+
+
+@pytest.mark.parametrize(
+    "url", ["tcp://h/job", "tcp://[::1]:1/a%2Fb%3F%25?token_file=%2Frun%2Fa%26b", "etcd://a:1,b:2/r%C3%A4"]
+)
+def test_a_url_taken_apart_makes_the_same_url(url: str) -> None:
+    parts = split_url(url)
+    assert split_url(parts.url) == parts
+    assert parts.url == url

@@ -1,4 +1,4 @@
-"""A program for `test_torch`: it imports PyTorch once, and forks a process for each rank, to be quicker.
+"""A program for `test_init_method`: it imports PyTorch once, and forks a process for each rank, to be quicker.
 
 python -m tests.rdzv.torch.torch_group store URL SIZE      gloo over a TorchStore
 python -m tests.rdzv.torch.torch_group init URL SIZE       gloo over init_process_group("rdzv://..."), twice

@@ -1,11 +1,8 @@
-"""The adapters to PyTorch, over a real server: a Store like TCPStore, torchrun's handler, a backend for torch's own."""
+"""PyTorch's rendezvous handler over ours, in threads that stand for agents."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -16,236 +13,21 @@ import pytest
 import rdzv
 import store.sync
 from rdzv.backends.registry import rendezvous_handler_registry
-from tests.support.processes import free_port, require, start_python
+from tests.support.processes import free_port, require
 
 require("torch")  # what follows cannot be imported without
 
 import torch.distributed as dist  # noqa: E402
 from torch.distributed.elastic.multiprocessing import SignalException  # noqa: E402
 from torch.distributed.elastic.rendezvous import api  # noqa: E402
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler  # noqa: E402
 
-from rdzv.torch import TorchRendezvousBackend, TorchRendezvousHandler, TorchStore  # noqa: E402
+from rdzv.torch import TorchRendezvousHandler  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
 SHORT = timedelta(milliseconds=60)
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with store.sync.serve() as server:
-        yield server.url
-
-
-_names = iter(range(10**6))
-
-
-@pytest.fixture
-def run_id() -> str:
-    return f"job-{next(_names)}"
-
-
-# -------------------------------------------------------------------------------------------------------- the store
-
-
-def outcome(step: Callable[[], Any]) -> Any:
-    """What a step returns, or which class of error it raises and how that begins."""
-    try:
-        return step()
-    except Exception as error:  # noqa: BLE001  the classes are what is compared
-        if isinstance(error, dist.DistStoreError) and "timeout" in str(error):
-            return type(error), str(error).partition(";")[0].partition(", /")[0]
-        return type(error)
-
-
-def calls(it: Any) -> list[Callable[[], Any]]:
-    """Calls whose outcomes are the same with TCPStore, in this order."""
-    return [
-        lambda: it.timeout,
-        lambda: it.set("a", "1"),
-        lambda: it.get("a"),
-        lambda: it.set("b", b"\xff\x00"),
-        lambda: it.get("b"),
-        lambda: it.get("nope"),
-        lambda: it.wait(["nope"]),
-        lambda: it.wait(["nope"], SHORT / 2),
-        lambda: it.wait(["a", "b"]),
-        lambda: it.wait([]),
-        lambda: it.check([]),
-        lambda: it.check(["a", "b"]),
-        lambda: it.check(["a", "nope"]),
-        lambda: it.add("n", 5),
-        lambda: it.add("n", -7),
-        lambda: it.get("n"),
-        lambda: it.set("n", "41"),
-        lambda: it.add("n", 1),
-        lambda: it.append("log", "x"),
-        lambda: it.append("log", b"y"),
-        lambda: it.get("log"),
-        lambda: it.compare_set("c", "expected", "v"),
-        lambda: it.check(["c"]),
-        lambda: it.compare_set("c", "", "v"),
-        lambda: it.compare_set("c", "other", "w"),
-        lambda: it.compare_set("c", b"v", b"\xfe"),
-        lambda: it.get("c"),
-        lambda: it.set("empty", ""),
-        lambda: it.compare_set("empty", "", "w"),
-        lambda: it.get("empty"),
-        lambda: it.multi_set(["m1", "m2"], ["1", b"2"]),
-        lambda: it.multi_get(["m2", "m1"]),
-        lambda: it.multi_get([]),
-        lambda: it.multi_set(["m1"], ["1", "2"]),
-        it.has_extended_api,
-        lambda: it.delete_key("m1"),
-        lambda: it.delete_key("m1"),
-        lambda: it.queue_len("q"),
-        lambda: it.queue_pop("q", False),
-        lambda: it.queue_pop("q"),
-        lambda: it.queue_push("q", "1"),
-        lambda: it.queue_push("q", "2"),
-        lambda: it.queue_len("q"),
-        lambda: it.check(["q"]),
-        lambda: it.queue_pop("q"),
-        lambda: it.queue_pop("q", block=False),
-        lambda: it.check(["q"]),
-        lambda: it.barrier("alone", 1),
-        lambda: it.barrier("together", 2, SHORT),
-        lambda: it.set("a", 1),
-        lambda: it.get(3),
-        lambda: sorted(key for key in it.list_keys() if key[0] not in "at"),
-        lambda: it.clone().get("b"),
-    ]
-
-
-def test_store_answers_as_tcpstore_does_call_by_call(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}", SHORT)
-    theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=SHORT)
-    for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
-        assert outcome(our_call) == outcome(their_call), number
-
-
-def test_a_wait_that_runs_out_names_the_missing_keys_and_not_the_others(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}", SHORT)
-    ours.set("there", "1")
-    with pytest.raises(dist.DistStoreError, match=r"^wait timeout after 60ms, keys: /nope, /neither$"):
-        ours.wait(["nope", "there", "neither"])
-
-
-def test_store_works_under_a_prefix_store_through_c_plus_plus(url: str, run_id: str) -> None:
-    ours = dist.PrefixStore("outer", dist.PrefixStore("inner", TorchStore(f"{url}/{run_id}", SHORT)))
-    theirs = dist.PrefixStore("outer", dist.PrefixStore("inner", dist.TCPStore("127.0.0.1", 0, 1, is_master=True)))
-    theirs.set_timeout(SHORT)
-    for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
-        ours_said, theirs_said = outcome(our_call), outcome(their_call)
-        if ours_said is NotImplementedError:  # queues, list_keys: the base class does not let Python override them
-            assert {*our_call.__code__.co_names} & {"queue_len", "queue_pop", "queue_push", "sorted"}
-        elif "barrier" not in getattr(our_call, "__code__", calls.__code__).co_names:  # it is the base class's
-            if "'q'" in str(our_call.__code__.co_consts if hasattr(our_call, "__code__") else ""):
-                continue  # there is no queue, so that check says otherwise
-            assert ours_said == theirs_said, number
-    assert ours.num_keys() > 5
-    assert TorchStore(f"{url}/{run_id}").check(["inner/outer/a"])
-
-
-def test_a_timeout_set_from_above_is_the_stores(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    assert ours.timeout == timedelta(seconds=300)
-    dist.PrefixStore("p", ours).set_timeout(SHORT)
-    assert ours.timeout == SHORT
-    began = time.monotonic()
-    with pytest.raises(dist.DistStoreError, match="60ms"):
-        ours.get("nope")
-    assert time.monotonic() - began < 2
-
-
-def test_clones_and_temporaries_outlive_their_names(url: str, run_id: str) -> None:
-    import gc
-
-    stores = [dist.PrefixStore(str(number), TorchStore(f"{url}/{run_id}")).clone() for number in range(3)]
-    gc.collect()
-    for number, it in enumerate(stores):
-        it.set("key", str(number))
-        assert it.get("key") == str(number).encode()
-    assert len(TorchStore(f"{url}/{run_id}").list_keys()) == 3
-
-
-def test_clones_have_timeouts_of_their_own(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    clone = ours.clone()
-    clone.set_timeout(SHORT)
-    assert (ours.timeout, clone.timeout) == (timedelta(seconds=300), SHORT)
-
-
-def test_store_is_for_many_threads(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    with ThreadPoolExecutor(16) as pool:
-        waits = [pool.submit(ours.get, f"key{number}") for number in range(8)]  # they park, and hold nobody up
-        adds = [pool.submit(ours.add, "n", 1) for _ in range(200)]
-        assert sorted(add.result(10) for add in adds) == list(range(1, 201))
-        for number in range(8):
-            ours.set(f"key{number}", str(number))
-        assert [wait.result(10) for wait in waits] == [str(number).encode() for number in range(8)]
-
-
-def test_stores_of_different_runs_are_apart(url: str, run_id: str) -> None:
-    TorchStore(f"{url}/{run_id}").set("a", "1")
-    assert TorchStore(f"{url}/{run_id}-other").num_keys() == 0
-    TorchStore(url).set(run_id, "1")
-    assert TorchStore(url=f"{url}/default", timeout=timedelta(seconds=30)).check([run_id])
-
-
-def test_a_store_out_of_reach_is_a_network_error() -> None:
-    with pytest.raises(dist.DistNetworkError, match=r"127\.0\.0\.1"):
-        TorchStore(f"tcp://127.0.0.1:{free_port()}", SHORT)
-
-
-def test_a_closed_store_says_so(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    clone = ours.clone()
-    clone.close()
-    with pytest.raises(dist.DistNetworkError, match="is closed"):
-        ours.set("a", "1")
-
-
-def test_after_fork_the_store_says_that_the_child_needs_its_own(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    ours.set("a", "1")
-    child = os.fork()
-    if not child:
-        status = 1
-        with contextlib.suppress(BaseException):
-            try:
-                ours.get("a")
-            except dist.DistStoreError as error:
-                status = 0 if "before fork(); make a new one in the child" in str(error) else 2
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert ours.get("a") == b"1"
-
-
-def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None:
-    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
-        ours = TorchStore(handler.next_rendezvous().store, SHORT)
-        prefixed = dist.PrefixStore("p", ours)
-        prefixed.set("a", "1")
-        assert ours.get("p/a") == b"1"
-        handler.leave()
-        with pytest.raises(dist.DistStoreError, match="no longer in the round"):
-            prefixed.set("a", "2")
-
-
-@pytest.mark.parametrize(("way", "size"), [("store", 8), ("init", 3)])
-async def test_gloo_groups_form_and_end_over_our_store(way: str, size: int, url: str, run_id: str) -> None:
-    where = f"{url}/{run_id}" if way == "store" else f"rdzv{url.removeprefix('tcp')}/{run_id}?min_nodes={size}"
-    async with start_python("-m", "tests.rdzv.torch.torch_group", way, where, str(size)) as group:
-        assert await group.wait(timeout=60) == 0, group.written()
-        assert f"all {size} are done" in group.output
-
-
-# ------------------------------------------------------------------------------------------------ torchrun's handler
 
 
 def handler_of(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
@@ -528,53 +310,3 @@ def test_a_closed_run_without_a_name_hints_at_the_name(url: str) -> None:
     handler.shutdown()
     with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):
         handler_of(url, "none").next_rendezvous()
-
-
-# ------------------------------------------------------------------------------------------- torch's dynamic handler
-
-
-def test_the_backend_keeps_a_state_behind_a_fence(url: str, run_id: str) -> None:
-    backend = TorchRendezvousBackend(url, run_id)
-    other = TorchRendezvousBackend(url, run_id)
-    assert (backend.name, backend.get_state()) == ("rdzv", None)
-    assert backend.set_state(b"never", token=12345) is None
-    created = backend.set_state(b"one")
-    assert created is not None
-    state, token, written = created
-    assert (state, written) == (b"one", True)
-    assert other.get_state() == (b"one", token)
-    assert other.set_state(b"two") == (b"one", token, False)
-    changed = other.set_state(b"two", token)
-    assert changed is not None
-    assert (changed[0], changed[2]) == (b"two", True)
-    assert backend.set_state(b"three", token) == (b"two", changed[1], False)
-    assert backend.set_state(b"three", "no token of ours") == (b"two", changed[1], False)
-    backend.close()
-    with pytest.raises(api.RendezvousConnectionError, match="is closed"):
-        backend.get_state()
-    other.close()
-
-
-def test_the_backend_needs_a_name(url: str) -> None:
-    with pytest.raises(ValueError, match="run_id is empty"):
-        TorchRendezvousBackend(url, "")
-
-
-def test_torchs_dynamic_handler_runs_on_our_store(url: str, run_id: str) -> None:
-    def handler() -> DynamicRendezvousHandler:
-        it = TorchStore(f"{url}/{run_id}", timedelta(seconds=20))
-        backend = TorchRendezvousBackend(url, run_id)
-        return DynamicRendezvousHandler.from_backend(run_id, it, backend, min_nodes=2, max_nodes=2)
-
-    two = handler(), handler()
-    with ThreadPoolExecutor(2) as pool:
-        infos = list(pool.map(lambda it: it.next_rendezvous(), two))
-    assert sorted(info.rank for info in infos) == [0, 1]
-    assert infos[0].bootstrap_store_info == infos[1].bootstrap_store_info
-    assert all(it.shutdown() for it in two)
-    assert threading.active_count() < 50
-
-
-def test_the_package_does_not_need_torch() -> None:
-    assert rdzv.__file__
-    assert "torch" not in rdzv.__all__

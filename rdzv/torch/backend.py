@@ -1,0 +1,81 @@
+"""Shell: the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
+
+Nothing of ours is pickled on any wire: this state alone is a pickle, which PyTorch makes and reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from rdzv.config.config_errors import refuse
+from rdzv.core.state import Keys
+from rdzv.torch.pytorch import RendezvousBackend, torch_api
+from rdzv.torch.store import open_store
+from store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["TorchRendezvousBackend"]
+
+
+class TorchRendezvousBackend(RendezvousBackend):
+    """Keeps the state of PyTorch's own `DynamicRendezvousHandler` in our store, fenced by the revision of its key.
+
+        store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
+        DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
+
+    For comparison, and for those who need that handler's ways. The state is PyTorch's, a pickle that it makes and reads
+    itself: let nobody write to this store who should not. Our own handler needs nothing of this.
+
+    Args:
+        url: A URL of ours; what it says of the run is not looked at.
+        run_id: Which run's state to keep.
+        overrides: The URL's parameters as keywords.
+    """
+
+    def __init__(self, url: str, run_id: str, **overrides: Any) -> None:
+        if not run_id:
+            refuse("the run_id is empty; give the job a name")
+        self._client, settings = open_store(url, overrides)
+        self._key = Keys(settings.prefix, run_id).root + "torch/state"
+        weakref.finalize(self, self._client.close).atexit = False  # PyTorch has no call that would close it
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return "rdzv"
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """The state and its token; None if there is none."""
+        with self._torch_errors():
+            entry = self._client.get(self._key)
+        return (entry.value, entry.mod_revision) if entry is not None else None
+
+    def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
+        """Write the state if the token is that of the one there, or if there is none and no token was given.
+
+        Returns:
+            The state that is there now, its token, and whether it is what was just written; None if there is none.
+        """
+        if token is not None and type(token) is not int:
+            current = self.get_state()  # no token of ours, so it cannot be that of the state
+            return (*current, False) if current is not None else None
+        with self._torch_errors():
+            result = self._client.compare_and_set(self._key, state, expected_revision=token or 0)
+        if result.entry is None:
+            return None
+        return result.entry.value, result.entry.mod_revision, result.succeeded
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _torch_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            raise torch_api.RendezvousConnectionError(f"{self._key}: {error}") from error

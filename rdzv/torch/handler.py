@@ -1,0 +1,279 @@
+"""Shell: PyTorch's rendezvous handler over ours, which is what `torchrun --rdzv-backend=rdzv` uses."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+from rdzv import errors as ours
+from rdzv import sync
+from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
+from rdzv.config.config_errors import refuse, shown
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import PARAMETERS
+from rdzv.torch.pytorch import SignalException, torch_api
+from rdzv.torch.store import TorchStore
+
+__all__ = ["TorchRendezvousHandler"]
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT: Final = 60.0
+"""In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
+
+_TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
+    (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
+    (ours.RendezvousTimeoutError, torch_api.RendezvousTimeoutError),
+    (ours.RendezvousConnectionError, torch_api.RendezvousConnectionError),
+    (ours.RendezvousStateError, torch_api.RendezvousStateError),
+    (ours.RendezvousError, torch_api.RendezvousError),
+)
+
+
+def _as_torch(error: ours.RendezvousError) -> Exception:
+    """PyTorch's error for one of ours, with our message, which PyTorch's own mostly lack."""
+    return next(theirs(str(error)) for kind, theirs in _TORCH_ERRORS if isinstance(error, kind))
+
+
+class _Choices:
+    """What `torchrun` was told, in our terms.
+
+    Attributes:
+        url: Where the run is.
+        overrides: Everything else that is ours, as keywords of `rdzv.sync.connect`.
+        read_timeout: How long the agent's store waits for a key.
+        regroup_on_loss: Whether members meet again when one has gone.
+    """
+
+    # PyTorch adds `timeout=900` to what the user says, whatever that is, and its dynamic handler reads `join_timeout`.
+    # `heartbeat_timeout` bounds its heartbeat's calls, `use_libuv` and `store_type` choose its store: nothing of ours.
+    IGNORED: Final = ("timeout", "heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
+
+    def __init__(self, params: Any) -> None:
+        config = {name: value for name, value in params.config.items() if name not in self.IGNORED}
+        if str(params.config.get("timeout", "900")) not in ("900", "900.0"):
+            log.warning(
+                "--rdzv-conf timeout=%s is not read, as PyTorch's dynamic rendezvous does not read it; "
+                "give join_timeout, which is 600 seconds by default",
+                params.config["timeout"],
+            )
+        for name in config:
+            if name in PARAMETERS and PARAMETERS[name].is_secret:
+                refuse(
+                    f"{name} was given in --rdzv-conf, which is shown in process lists; put it into a file and give "
+                    f"{name}_file={PARAMETERS[f'{name}_file'].example}"
+                )
+        self.read_timeout = _seconds("read_timeout", config.pop("read_timeout", READ_TIMEOUT))
+        self.regroup_on_loss = _truth(params, "regroup_on_loss", default=True)
+        config.pop("regroup_on_loss", None)
+
+        endpoint = params.endpoint.strip() or "localhost"  # as PyTorch takes an empty one
+        parts = split_url(endpoint if "://" in endpoint else f"tcp://{endpoint}")
+        if parts.run_id not in ("", params.run_id):
+            refuse(
+                f"--rdzv-endpoint={shown(endpoint.partition('?')[0])} names the run {shown(parts.run_id)}, and "
+                f"--rdzv-id is {shown(params.run_id)}; leave the run out of the endpoint"
+            )
+        self.url = replace(parts, run_id=params.run_id).url
+        self.overrides: dict[str, Any] = {
+            "min_nodes": params.min_nodes,
+            "max_nodes": params.max_nodes,
+            "address": params.local_addr,
+            **config,
+        }
+
+
+def _seconds(name: str, value: Any) -> timedelta:
+    seconds: float = PARAMETERS["join_timeout"].read(value, written=name)
+    return timedelta(seconds=seconds)
+
+
+def _truth(params: Any, name: str, *, default: bool) -> bool:
+    return bool(PARAMETERS["insecure"].read(params.config.get(name, default), written=name))
+
+
+class TorchRendezvousHandler(torch_api.RendezvousHandler):
+    """PyTorch's rendezvous handler over ours: what `torchrun --rdzv-backend=rdzv` uses.
+
+    `--rdzv-endpoint` is `host[:port]`, or any URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
+    takes our parameters, and PyTorch's own: `join_timeout`, `last_call_timeout`, `close_timeout`, `is_host`,
+    `keep_alive_interval` and `keep_alive_max_attempt` (their product is our `ttl`), `read_timeout` (for the agent's
+    store), `heartbeat_timeout` (accepted, and of no use here), and:
+
+        regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
+                            their workers fail
+
+    **Timeouts.** torchrun gives every handler `timeout=900` without being asked. As with PyTorch's dynamic handler that
+    is not read: `join_timeout` is, 600 seconds by default.
+
+    **Restarts.** A worker whose peer was killed fails within milliseconds, long before anybody can know that a node is
+    lost; its agent then restarts it out of `--max-restarts`, which is 0 by default, as with any backend.
+
+    **Deaths on the way.** An agent waits for what every other member writes, for `read_timeout`, and fails if that does
+    not come. So `next_rendezvous` returns a round only once all its members have come out of it, and meets again if one
+    dies before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
+
+    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it when an agent ends in whatever way but
+    by a signal. After a signal the node only leaves, in an exit handler, and the others are told at once. A node that
+    never was in a round, and could not get in, does not close the run of those who are.
+
+    **Spares.** When the run is closed a spare's agent ends with status 0. PyTorch has `RendezvousGracefulExitError` for
+    that, but its agent (2.13 and before) stumbles over the missing result of a run that ends so, and exits with 1. So
+    `next_rendezvous` raises `SystemExit(0)`, which goes through agent and launcher, and which `torchrun` exits with.
+
+    Args:
+        params: PyTorch's `RendezvousParameters`.
+
+    Raises:
+        RendezvousSettingsError: One of them is wrong; a `ValueError`. Nothing is connected before it is needed.
+    """
+
+    def __init__(self, params: torch_api.RendezvousParameters) -> None:
+        self._backend = params.backend
+        self._run_id = params.run_id
+        self._choices = choices = _Choices(params)
+        # Made to be thrown away: it says now, not at the first rendezvous, what is wrong with the settings.
+        rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(choices.url, choices.overrides))
+        self._stack = contextlib.ExitStack()
+        self._handler: sync.Handler | None = None
+        self._was_member = False
+        self._kept_out = False  # the last attempt to get in failed
+        self._over = False
+        self._pid = os.getpid()
+
+    def get_backend(self) -> str:
+        """What it was asked for as: "rdzv", unless registered under another name."""
+        return str(self._backend)
+
+    def get_run_id(self) -> str:
+        """Which run this is."""
+        return str(self._run_id)
+
+    @property
+    def use_agent_store(self) -> bool:
+        """False: workers do not use the agent's store, they make their own.
+
+        With True a worker dials MASTER_ADDR:MASTER_PORT as a client of PyTorch's native TCPStore, which speaks a
+        protocol of its own. Our store does not, so the agent of rank 0 would have to host a native one beside it: one
+        more server, without authentication, and gone with that agent. With False the worker of rank 0 hosts it, on the
+        address and the port that came with the round's commit; both are new in every round, so nobody dials a dead one.
+        """
+        return False
+
+    def next_rendezvous(self) -> torch_api.RendezvousInfo:
+        """Leave the current round, if in one, and return once this node is a member of the next.
+
+        Raises:
+            SystemExit: This node was a spare and the run is closed: with status 0. See the class.
+        """
+        try:
+            info = self._next_whole_round()
+        except ours.RendezvousGracefulExitError as error:
+            log.info("%s", error)
+            raise SystemExit(0) from error
+        except ours.RendezvousError as error:
+            self._kept_out = True
+            raise self._explained(error) from error
+        self._was_member, self._kept_out = True, False
+        host, port = info.bootstrap_address
+        return torch_api.RendezvousInfo(
+            TorchStore(info.store, self._choices.read_timeout),
+            info.rank,
+            info.world_size,
+            torch_api.RendezvousStoreInfo(host, port),
+        )
+
+    def _next_whole_round(self) -> sync.RendezvousInfo:
+        """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
+        handler = self._connected()
+        while True:
+            info = handler.next_rendezvous()
+            if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
+                return info
+            log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
+
+    def _connected(self) -> sync.Handler:
+        if self._over:
+            raise ours.RendezvousStateError(f"the handler of run {self._run_id} was shut down; make another one")
+        if self._handler is None:
+            self._handler = self._stack.enter_context(sync.connect(self._choices.url, **self._choices.overrides))
+            atexit.register(self._leave_at_exit)
+        return self._handler
+
+    def _explained(self, error: ours.RendezvousError) -> Exception:
+        translated = _as_torch(error)
+        if isinstance(error, ours.RendezvousClosedError) and self._run_id == "none":
+            return type(translated)(
+                f"{error}; give each job a name of its own: --rdzv-id=NAME"
+            )  # "none" is the default
+        return translated
+
+    def is_closed(self) -> bool:
+        """Whether the run is closed."""
+        try:
+            return self._connected().is_closed()
+        except ours.RendezvousError as error:
+            raise _as_torch(error) from error
+
+    def set_closed(self) -> None:
+        """Close the run for every node, for good."""
+        try:
+            self._connected().set_closed()
+        except ours.RendezvousError as error:
+            raise _as_torch(error) from error
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes there are to meet again for: those that wait, and with `regroup_on_loss` those that went.
+
+        Above 0 the agent restarts its workers. It asks ten times a second, and is answered from what was pushed. Once
+        the run is closed it is 0: there is no next round.
+        """
+        if self._handler is None:
+            return 0
+        return self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss)
+
+    def shutdown(self) -> bool:
+        """Close the run, and leave; whether that could be done. See the class for who does not close it."""
+        if self._over:
+            return True
+        try:
+            if _stopped_by_a_signal():
+                self._connected().leave()
+            elif self._was_member or not self._kept_out:
+                handler = self._connected()
+                if not handler.is_closed():
+                    handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
+        except ours.RendezvousError as error:
+            log.warning("run %s could not be closed: %s", self._run_id, error)
+            return False
+        finally:
+            self._over = True
+            atexit.unregister(self._leave_at_exit)
+            self._close()
+        return True
+
+    def _close(self) -> None:
+        try:
+            self._stack.close()
+        except ours.RendezvousError as error:
+            log.warning("run %s was not left in good order: %s", self._run_id, error)
+
+    def _leave_at_exit(self) -> None:
+        """Leave, but close nothing, and wait for nobody: the process was told to end."""
+        if self._handler is not None and self._pid == os.getpid():
+            with contextlib.suppress(ours.RendezvousError):
+                self._handler.leave()
+
+
+def _stopped_by_a_signal() -> bool:
+    """Whether the agent that shuts us down does so because it was told to end: that closes nothing for the others.
+
+    PyTorch 2.5 and later then let us alone; the agent of 2.4 shuts us down while it handles what its signal raised.
+    """
+    return isinstance(sys.exception(), SignalException)

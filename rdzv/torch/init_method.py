@@ -1,0 +1,124 @@
+"""Shell: `init_process_group(init_method="rdzv://...")`: each group of processes is a round of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv import errors as ours
+from rdzv import sync
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import PARAMETERS
+from rdzv.torch.pytorch import dist
+from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import timedelta
+
+__all__ = ["register"]
+
+EXIT_CLOSE_TIMEOUT: Final = 5.0
+"""In seconds. A script that ends should not seem to hang: it waits this long for those who use the store that it hosts,
+unless `close_timeout` in its URL says otherwise."""
+
+_SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
+
+_registered: set[str] = set()
+
+
+def register() -> None:
+    """Let `init_process_group` take URLs of ours; calling it again does nothing.
+
+        rdzv.torch.register()
+        torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
+
+    The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` may be given as usual: they stand
+    for `requested_rank`, and for as many nodes at least and at most. The timeout of `init_process_group` is that of the
+    store, and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or calls
+    `init_process_group` with the same URL again, having destroyed the group: then it joins the next round.
+    """
+    for scheme in _SCHEMES.keys() - _registered:
+        dist.register_rendezvous_handler(scheme, _rendezvous)
+        _registered.add(scheme)
+
+
+def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
+    """What PyTorch iterates over: store, rank and world size, once for each round."""
+    scheme, colon, rest = url.partition(":")
+    parts = split_url(f"{_SCHEMES[scheme]}{colon}{rest}")
+    parameters = dict(parts.parameters)
+    rank, size = (
+        int(parameters.pop(name, -1)) for name in ("rank", "world_size")
+    )  # -1 is PyTorch's word for not given
+    defaults: dict[str, Any] = {"join_timeout": timeout.total_seconds(), "close_timeout": EXIT_CLOSE_TIMEOUT}
+    if size >= 0:
+        defaults.update(min_nodes=size, max_nodes=size)
+    if rank >= 0:
+        defaults.update(rank_order="requested", requested_rank=rank)
+    overrides = {name: value for name, value in defaults.items() if not _is_given(name, parameters)}
+    joined = _Joined.by_url(replace(parts, parameters=parameters).url, overrides)
+    while True:
+        yield joined.next_round(timeout, expected_rank=rank, expected_size=size)
+
+
+def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
+    return any(written in parameters for written in (name, *PARAMETERS[name].aliases))
+
+
+class _Joined:
+    """A run that this process has joined by `init_process_group`, for as long as it lives.
+
+    PyTorch drops the iterator once it has the store, so nothing there can hold the membership. It is given up by a
+    thread that waits for the main thread to end: exit handlers run later, when no thread can be started any more.
+    """
+
+    _all: Final[dict[tuple[int, str], _Joined]] = {}
+
+    @classmethod
+    def by_url(cls, url: str, overrides: Mapping[str, Any]) -> _Joined:
+        """The one of this URL in this process, not counting a parent's before `fork()`."""
+        key = os.getpid(), url
+        joined = cls._all.get(key)
+        if joined is None:
+            joined = cls._all[key] = cls(url, overrides)
+        return joined
+
+    def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
+        self._stack = contextlib.ExitStack()
+        try:
+            self._handler = self._stack.enter_context(sync.connect(url, **overrides))
+        except ours.RendezvousConnectionError as error:
+            raise dist.DistNetworkError(str(error)) from error
+        threading.Thread(target=self._leave_with_main_thread, name="leave with main thread").start()
+
+    def next_round(self, timeout: timedelta, *, expected_rank: int, expected_size: int) -> tuple[TorchStore, int, int]:
+        """Store, rank and world size of the next round.
+
+        Raises:
+            DistNetworkError: The store cannot be reached.
+            DistStoreError: No round came about; the message says why.
+        """
+        try:
+            info = self._handler.next_rendezvous()
+        except ours.RendezvousConnectionError as error:
+            raise dist.DistNetworkError(str(error)) from error
+        except ours.RendezvousSettingsError:
+            raise  # a ValueError, which it is to PyTorch's users, too
+        except ours.RendezvousError as error:
+            raise dist.DistStoreError(str(error)) from error
+        for name, expected, got in (("rank", expected_rank, info.rank), ("world_size", expected_size, info.world_size)):
+            if expected not in (-1, got):
+                raise dist.DistStoreError(
+                    f"run {info.run_id}, round {info.round}: {name}={expected} was asked for, but it is {got}; "
+                    f"give each process a rank of its own, and all the same world_size"
+                )
+        return TorchStore(info.store, timeout), info.rank, info.world_size
+
+    def _leave_with_main_thread(self) -> None:
+        threading.main_thread().join()
+        with contextlib.suppress(ours.RendezvousError):
+            self._stack.close()

@@ -1,0 +1,27 @@
+"""What the tests of the adapters to PyTorch share: a server, and a run of each test's own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store.sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with store.sync.serve() as server:
+        yield server.url
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"job-{next(_numbers)}"

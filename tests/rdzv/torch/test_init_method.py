@@ -1,0 +1,23 @@
+"""`init_process_group` over our store and by our URLs, with real process groups."""
+
+from __future__ import annotations
+
+import pytest
+
+import rdzv
+from tests.support.processes import require, start_python
+
+require("torch")  # what follows cannot be imported without
+
+
+@pytest.mark.parametrize(("way", "size"), [("store", 8), ("init", 3)])
+async def test_gloo_groups_form_and_end_over_our_store(way: str, size: int, url: str, run_id: str) -> None:
+    where = f"{url}/{run_id}" if way == "store" else f"rdzv{url.removeprefix('tcp')}/{run_id}?min_nodes={size}"
+    async with start_python("-m", "tests.rdzv.torch.torch_group", way, where, str(size)) as group:
+        assert await group.wait(timeout=60) == 0, group.written()
+        assert f"all {size} are done" in group.output
+
+
+def test_the_package_does_not_need_torch() -> None:
+    assert rdzv.__file__
+    assert "torch" not in rdzv.__all__
