@@ -43,6 +43,15 @@ class UnfencedCommits(HeardClient):
         return await super().call(request, timeout=timeout)
 
 
+class CommitsOfClosedRuns(HeardClient):
+    """Commits a round of a run that somebody has closed meanwhile."""
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Transact) and commits(request):
+            request = replace(request, when=tuple(one for one in request.when if not one.key.endswith("/head/closed")))
+        return await super().call(request, timeout=timeout)
+
+
 class CarelessCommits(HeardClient):
     """Commits a round whatever has become of its members."""
 
@@ -87,6 +96,7 @@ def _not_superseded(*_: object) -> None:
 FULL_BUGS = {
     "a commit without the coordinator's condition": Seams(client=UnfencedCommits),
     "a commit without its members' conditions": Seams(client=CarelessCommits),
+    "a commit that ignores a closing": Seams(client=CommitsOfClosedRuns),
     "ranks that are published after the flag": Seams(client=LateRanks),
     "a last call that each join begins anew": _planted(coordinator, "View", RestartingView),
     "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),

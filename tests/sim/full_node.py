@@ -184,6 +184,11 @@ class Node:
         if self.awake:
             self.process.host.call_soon(self._life.cancel)
 
+    def close_run(self) -> None:
+        """It is told to close the run, whatever it is doing."""
+        if self.awake:
+            self.process.host.start(self._close())
+
     def resume(self) -> None:
         """Go on."""
         self.process.host.resume()
@@ -256,8 +261,11 @@ class Node:
                 await self.handler.leave()
                 await asyncio.sleep(self.rng.uniform(0.0, 1.0))
             case "close" if self.rng.random() < 0.4:
-                with contextlib.suppress(RendezvousConnectionError):
-                    await self.handler.set_closed("enough")
+                await self._close()
+
+    async def _close(self) -> None:
+        with contextlib.suppress(RendezvousConnectionError):
+            await self.handler.set_closed("enough")
 
     async def _listen(self) -> None:
         """Listen until the others are to be met again; what was ignored in bad times is minded once it is quiet."""

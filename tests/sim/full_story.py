@@ -302,18 +302,21 @@ class FullStory:
             self._later(seconds, lambda source=source: self.cosmos.network.heal(source))  # type: ignore[misc]
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
-        """What a node is sending reaches the store just after another coordinates, or some record has changed."""
+        """What a node is sending reaches the store just after another coordinates, leaves, or closes the run."""
         self._hold(at_most, node.process.source)
-        key = self.rng.choice((KEYS.coordinator, KEYS.nodes))
+        key = self.rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
         self.held = node.process.source, key
-        others = [other for other in self._alive() if other is not node and other.refused is None]
-        if key == KEYS.nodes and others:
-            self._later(self.rng.uniform(0.0, 0.3), lambda: self._strike(self.rng.choice(others), "quit", 0.1))
+        others = [other for other in self._alive() if other is not node and other.awake and other.refused is None]
+        if others and key != KEYS.coordinator:
+            other, soon = self.rng.choice(others), self.rng.uniform(0.0, 0.3)
+            self._later(soon, other.close_run if key == KEYS.closed else lambda: self._strike(other, "quit", 0.1))
 
     def _let_go(self) -> None:
         assert self.held is not None
-        source, self.held = self.held[0], None
-        self._later(self.rng.uniform(0.0, 10 * self.cosmos.latency_most), lambda: self.cosmos.network.heal(source))
+        (source, key), self.held = self.held, None
+        # Whoever waits for the round hears of a closing, and withdraws: only what is sooner meets the closing alone.
+        late = 0.5 if key == KEYS.closed else 10.0
+        self._later(self.rng.uniform(0.0, late * self.cosmos.latency_most), lambda: self.cosmos.network.heal(source))
 
     def _start_another(self) -> None:
         self.disturbed("somebody comes", lasting=1.0)
