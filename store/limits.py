@@ -47,6 +47,12 @@ class Limits:
         "Past changes kept so that watches can resume; the oldest go first.",
         past="watches that come back too late are reset, or end with `WatchCompacted`",
     )
+    revision_bytes_max: int = _limit(
+        128 * MIB,
+        "The values that one transaction writes, each as large as it then is: an append of one byte counts as its "
+        "whole value.",
+        past="`LimitExceeded`",
+    )
     operations_max: int = _limit(16_384, "Conditions, operations, or keys, in one request.", past="`LimitExceeded`")
     watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.", past="`LimitExceeded`")
     waits_bytes_max: int = _limit(
@@ -132,6 +138,11 @@ class Limits:
             raise ValueError(
                 f"value_bytes_max ({self.value_bytes_max}) leaves no room in a frame of frame_bytes_max "
                 f"({self.frame_bytes_max}): keep it at least 4096 below"
+            )
+        if self.revision_bytes_max < self.value_bytes_max:
+            raise ValueError(
+                f"revision_bytes_max ({self.revision_bytes_max}) has no room for one value of value_bytes_max "
+                f"({self.value_bytes_max}): keep it at least as high"
             )
         if self.inboxes_bytes_max < self.frame_bytes_max:
             raise ValueError(

@@ -146,6 +146,7 @@ class _Channel:
             raise
         self.sock = sock
         self.connection.store_id = self._client.store_id
+        self.connection.seen_revision = self._client.seen_revision()
         self.connection.connected(nonce=secrets.token_bytes(16))
         try:
             return self._shake_hands(deadline)
@@ -346,6 +347,7 @@ class Client(interface.BlockingStore):
         self.store_id: str | None = None
         self._free: list[_Channel] = []  # appending and popping are atomic, so threads need no lock
         self._all: list[_Channel] = []
+        self._seen_revision = 0  # by channels that are gone
         self._failed: StoreError | None = None
         self._pid = os.getpid()
 
@@ -384,6 +386,11 @@ class Client(interface.BlockingStore):
 
     # The channels and watches of this room call these.
 
+    def seen_revision(self) -> int:
+        """The latest revision that the store has shown on any channel: it must not go back behind it."""
+        channels = [channel.connection.seen_revision for channel in list(self._all)]
+        return max([self._seen_revision, *channels])
+
     def fail(self, error: StoreError) -> StoreError:
         """This client is of no more use; the first reason counts."""
         if self._failed is None:
@@ -414,6 +421,7 @@ class Client(interface.BlockingStore):
     def drop_channel(self, channel: _Channel) -> None:
         """A watch no longer needs its channel."""
         channel.close(farewell=True)
+        self._seen_revision = self.seen_revision()
         with contextlib.suppress(ValueError):
             self._all.remove(channel)
 

@@ -735,6 +735,7 @@ class Engine:
                     assert_never(operation)
             written[operation.key] = size
             room.append((operation.key, size))
+        self._check_revision(sum(written.values()))
         self._check_room(room)
         self._check_answer(answer)
 
@@ -834,6 +835,14 @@ class Engine:
         if size > self.limits.stored_bytes_max and size > self._stored_bytes:
             raise LimitExceeded(
                 f"the store would hold {size} bytes; stored_bytes_max is {self.limits.stored_bytes_max}: delete some"
+            )
+
+    def _check_revision(self, size: int) -> None:
+        """Refuse to change more at once than a disk takes in one piece, and than watchers take in one message."""
+        if size > self.limits.revision_bytes_max:
+            raise LimitExceeded(
+                f"the transaction would write values of {size} bytes; revision_bytes_max is "
+                f"{self.limits.revision_bytes_max}: write fewer keys at once (an append writes the whole value again)"
             )
 
     def _check_ttl(self, ttl: float, *, name: str = "ttl") -> None:

@@ -188,6 +188,7 @@ class ClientConnection:
         self.in_flight: dict[int, InFlight] = {}
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
+        self.seen_revision = 0  # the highest that this store has shown; it is durable, so the store never goes below it
         self._frame_bytes_max = 64 * 1024 * 1024  # until the first welcome tells
 
     # ------------------------------------------------------------------------------------------ connecting
@@ -217,7 +218,7 @@ class ClientConnection:
         Raises:
             ProtocolError: These bytes are not the protocol, and the connection is of no more use.
             AuthenticationError: The server refused our proof, or has none of its own.
-            StoreReplaced: Another store answers than the one this client knew.
+            StoreReplaced: Another store answers than the one this client knew, or the same one has gone back in time.
             LimitExceeded: The server has no room for this client, or none any more.
         """
         for body in self._reader.feed(data):
@@ -237,6 +238,9 @@ class ClientConnection:
                     raise _refusal(item, self._name)
                 if isinstance(item, Reply):
                     self._unanswered.pop(item.request_id, None)
+                    self._note_revision(item.response)
+                elif isinstance(item, Events):
+                    self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                 yield item
 
     def only_answer(self, data: memoryview, item: InFlight) -> Response | None:
@@ -254,7 +258,15 @@ class ClientConnection:
         if type(reply) is not Reply or reply.request_id != item.request_id:
             return None
         self._forget(item)
+        self._note_revision(reply.response)
         return reply.response
+
+    def _note_revision(self, response: Response) -> None:
+        """Remember the latest revision that any answer came from, in case the store goes back behind it."""
+        revision = getattr(response, "revision", 0)
+        if not revision and (entry := getattr(response, "entry", None)) is not None:
+            revision = entry.mod_revision
+        self.seen_revision = max(self.seen_revision, revision)
 
     def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
         if isinstance(greeting, Sorry):
@@ -289,6 +301,13 @@ class ClientConnection:
             raise AuthenticationError(
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
+        if welcome.revision < self.seen_revision:
+            raise StoreReplaced(
+                f"the store at {self._name} has gone back in time: {self._greeting.store_id} had come to revision "
+                f"{self.seen_revision} and is at {welcome.revision} now, as after an old copy was put in its place, "
+                f"so what was written since is gone"
+            )
+        self.seen_revision = welcome.revision
         welcome = welcome._replace(resumed=welcome.session == self._session)
         self._session = welcome.session
         self.store_id = self._greeting.store_id

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from store.engine.engine import Engine
 from store.errors import ConnectionLost, StoreReplaced
-from store.messages import Add, Get
+from store.messages import Add, Get, Ping, Request
 from store.protocol.connection import ClientConnection
 from tests.support.by_hand import Post, Town
 
@@ -53,6 +55,44 @@ def test_s10_a_store_whose_welcome_never_came_was_not_met() -> None:
     assert post.failure is None
     assert item.request_id in post.outcomes
     assert post.connection.store_id == "the second"
+
+
+def as_of(town: Town, revisions: int) -> Town:
+    """The same store as it was some revisions ago: a backup, or a disk that has lost its end."""
+    older = Engine(store_id=town.engine.store_id)
+    older.revision = town.engine.revision - revisions
+    return Town(older)
+
+
+@pytest.mark.parametrize("seen_by", [Add("n", 1), Get("n"), Ping()], ids=["a write", "a read", "a ping"])
+def test_s10_the_same_store_gone_back_in_time_is_another_one(seen_by: Request[Any]) -> None:
+    """ "nor if the same store has gone back in time (a revision below what the client has seen)"."""
+    town, post = Town(Engine(store_id="the first")), Post()
+    post.meet(town)
+    for _ in range(3):
+        town.ask(Add("n", 1), peer=9)
+    post.ask(seen_by)
+    post.settle()
+    post.cut()
+    seen = town.engine.revision
+    post.dial(as_of(town, 1))
+    post.settle()
+    assert isinstance(post.failure, StoreReplaced)
+    assert f"had come to revision {seen} and is at {seen - 1} now" in str(post.failure)
+
+
+def test_s10_what_a_watch_has_seen_counts_too() -> None:
+    """ "a revision below what the client has seen": not only what it was answered."""
+    town, post = Town(Engine(store_id="the first")), Post()
+    post.meet(town)
+    post.watch("")
+    post.settle()
+    town.ask(Add("n", 1), peer=9)
+    post.settle()
+    post.cut()
+    post.dial(as_of(town, 1))
+    post.settle()
+    assert isinstance(post.failure, StoreReplaced)
 
 
 def test_s10_a_client_can_be_told_which_store_to_expect() -> None:

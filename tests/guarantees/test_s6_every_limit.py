@@ -140,6 +140,15 @@ async def history(scene: Scene) -> str:
     return message
 
 
+@past({"revision_bytes_max": 2500, "value_bytes_max": 1000}, "values of 2501 bytes", "write fewer keys at once")
+async def a_revision(scene: Scene) -> str:
+    for key in "abc":
+        await scene.client.put(key, bytes(833))
+    message = await refusal(scene.client.transact(then=[Append("a", b"12"), *(Append(key, b"") for key in "bc")]))
+    await scene.client.transact(then=[Append(key, b"") for key in "abc"])
+    return message
+
+
 @past({"operations_max": 3}, "4 conditions", "split it")
 async def operations(scene: Scene) -> str:
     assert "operations_max is 3: split it" in await refusal(scene.client.get_many(["k"] * 5000))

@@ -58,3 +58,9 @@ def test_all_inboxes_together_have_room_for_one_frame() -> None:
     assert Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9).inboxes_bytes_max == 10**9
     with pytest.raises(ValueError, match=r"inboxes_bytes_max .* has no room for one frame"):
         Limits(frame_bytes_max=10**9, inboxes_bytes_max=10**9 - 1)
+
+
+def test_one_revision_has_room_for_one_value() -> None:
+    assert Limits(value_bytes_max=1000, revision_bytes_max=1000).revision_bytes_max == 1000
+    with pytest.raises(ValueError, match=r"revision_bytes_max .* has no room for one value"):
+        Limits(value_bytes_max=1000, revision_bytes_max=999)
