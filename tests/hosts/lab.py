@@ -1,0 +1,280 @@
+"""Several hosts on one machine: each a network, host-name and mount namespace of its own, on one bridge.
+
+    async with Lab(3) as lab:
+        head, *others = lab.hosts
+        async with head.python("-m", "rdzv", "serve", "--host", "0.0.0.0", "--insecure") as server:
+            lab.cut(others[0])          # its packets vanish, both ways: no FIN, no RST, nothing unreachable
+            lab.mend(others[0])
+
+A host has a name of its own, an `/etc/hosts` of its own, and no name server. How names and addresses are handed out is
+the lab's `style`:
+
+    cloud       every host knows itself and the others by address only: its own name stands for no address anywhere
+    named       every host resolves every name, as a well-kept cluster does
+    debian      as `named`, but a host's own name stands for 127.0.1.1, as Debian's installer writes it
+    ipv6        as `named`, with IPv6 addresses only
+    dual        as `named`, with both families; a host's own name stands for its IPv6 address first
+
+With `management=True` every host has a second interface on a second bridge; its own name stands for that address first.
+
+Everything ends with the processes that hold the namespaces, so nothing is left behind whatever happens to the test.
+It needs root, or a kernel that lets users make user namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import pytest
+
+from tests.support.processes import ROOT, Child, start
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Host", "Lab", "require_hosts"]
+
+Style = Literal["cloud", "named", "debian", "ipv6", "dual"]
+
+TOOLS = ("ip", "nft", "ss", "unshare", "nsenter", "mount")
+AS_ROOT_OF_ITS_OWN = ("--user", "--map-root-user")
+
+
+def require_hosts() -> None:
+    """Skip this module where no hosts can be made; fail instead where `RDZV_TEST_REQUIRE_ALL=1` forbids skipping."""
+    problem = _why_not()
+    if problem is None:
+        return
+    if os.environ.get("RDZV_TEST_REQUIRE_ALL") == "1":
+        pytest.fail(f"no hosts can be made: {problem}; RDZV_TEST_REQUIRE_ALL=1 forbids skipping", pytrace=False)
+    pytest.skip(f"skipped, no hosts can be made: {problem}", allow_module_level=True)
+
+
+@functools.cache
+def _why_not() -> str | None:
+    if sys.platform != "linux":
+        return "namespaces are Linux's"
+    if missing := [tool for tool in TOOLS if _tool(tool) is None]:
+        return f"not installed: {', '.join(missing)}"
+    rights = () if os.geteuid() == 0 else AS_ROOT_OF_ITS_OWN
+    tried = subprocess.run(
+        [
+            _found("unshare"),
+            *rights,
+            "--net",
+            "--uts",
+            "--mount",
+            _found("ip"),
+            "link",
+            "add",
+            "bridge0",
+            "type",
+            "bridge",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
+    return tried.stderr.strip() or f"unshare exits with {tried.returncode}" if tried.returncode else None
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _found(name: str) -> str:
+    path = _tool(name)
+    assert path is not None, f"{name} is not installed"
+    return path
+
+
+class Host:
+    """One host of a lab.
+
+    Attributes:
+        name: Its host name.
+        address: Where the others reach it; IPv6 in an `ipv6` lab.
+        port: The name of its port on the switch.
+    """
+
+    def __init__(self, number: int, style: Style) -> None:
+        self.name = f"node{number}"
+        self.port = f"port{number}"
+        self.ipv4 = f"10.77.0.{11 + number}"
+        self.ipv6 = f"fd77::{11 + number:x}"
+        self.address = self.ipv6 if style == "ipv6" else self.ipv4
+        self.management = f"10.78.0.{11 + number}"
+        self.enter: tuple[str, ...] = ()  # the command's first words that bring one into its namespaces
+
+    def python(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractAsyncContextManager[Child]:
+        """Run this Python on the host, with this repository's packages to import."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return start(
+            *self.enter, sys.executable, *arguments, env={"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(env or {})}
+        )
+
+    async def do(self, *command: str) -> str:
+        """Run a command on the host to its end, and return what it wrote."""
+        return await _run(*self.enter, *command)
+
+    async def flows(self) -> list[tuple[str, str, str, str]]:
+        """The TCP connections that stand: local address and port, remote address and port; loopback's left out."""
+        found = []
+        for line in (await self.do(_found("ss"), "-Htn", "state", "established")).splitlines():
+            local, remote = line.split()[2:4]
+            ends = (*_address_and_port(local), *_address_and_port(remote))
+            if not ends[0].startswith(("127.", "::1")):
+                found.append(ends)
+        return found
+
+
+class Lab:
+    """Hosts on a bridge, for as long as the block lasts.
+
+    Attributes:
+        hosts: All of them.
+    """
+
+    def __init__(self, hosts: int, *, style: Style = "named", management: bool = False) -> None:
+        self._style: Style = style
+        self._management = management
+        self.hosts = [Host(number, style) for number in range(hosts)]
+        self._stack = contextlib.AsyncExitStack()
+        self._switch: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-hosts-")))
+            rights = () if os.geteuid() == 0 else AS_ROOT_OF_ITS_OWN
+            pid = await self._hold(stack, *rights, "--net", "--mount")
+            self._switch = self._into(pid)
+            bridges = ("bridge", "bridge2") if self._management else ("bridge",)
+            await self._on_switch(*(f"link add {name} type bridge; link set {name} up" for name in bridges))
+            await _run(
+                *(*self._switch, _found("nft"), "add table bridge lab"),
+                *("; add chain bridge lab forward { type filter hook forward priority 0; }",),
+            )
+            await asyncio.gather(*(self._add(stack, host, folder) for host in self.hosts))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def cut(self, *hosts: Host) -> None:
+        """Let the hosts' packets vanish, both ways; connections stay as they are and nobody is told."""
+        for host in hosts:
+            await self._nft(f"add rule bridge lab forward iifname {host.port} drop")
+            await self._nft(f"add rule bridge lab forward oifname {host.port} drop")
+
+    async def cut_from(self, host: Host) -> None:
+        """Let what the host sends vanish; what is sent to it arrives."""
+        await self._nft(f"add rule bridge lab forward iifname {host.port} drop")
+
+    async def cut_between(self, one: Host, other: Host) -> None:
+        """Let what two hosts send each other vanish; all others still reach both."""
+        await self._nft(f"add rule bridge lab forward iifname {one.port} oifname {other.port} drop")
+        await self._nft(f"add rule bridge lab forward iifname {other.port} oifname {one.port} drop")
+
+    async def mend(self) -> None:
+        """Let everything pass again, forgotten flows included."""
+        await self._nft("flush chain bridge lab forward")
+
+    async def forget_flows(self, *hosts: Host) -> None:
+        """Let the packets of the connections that stand now vanish, as behind a firewall that was restarted."""
+        for host in hosts:
+            for local, port, remote, remote_port in await host.flows():
+                family = "ip6" if ":" in local else "ip"
+                ends = f"{family} saddr {{}} tcp sport {{}} {family} daddr {{}} tcp dport {{}} drop"
+                for rule in (
+                    ends.format(local, port, remote, remote_port),
+                    ends.format(remote, remote_port, local, port),
+                ):
+                    await self._nft(f"add rule bridge lab forward {rule}")
+
+    async def _add(self, stack: contextlib.AsyncExitStack, host: Host, folder: Path) -> None:
+        pid = await self._hold(stack, "--net", "--uts", "--mount", inside=self._switch)
+        host.enter = self._into(pid)
+        names, resolver = folder / f"{host.name}-hosts", folder / f"{host.name}-resolv"
+        names.write_text(self._names_on(host))
+        resolver.write_text("")
+        inside = [f"hostname {host.name} || echo {host.name} > /proc/sys/kernel/hostname"]
+        inside += [f"mount --bind {names} /etc/hosts", f"mount --bind {resolver} /etc/resolv.conf"]
+        await host.do("sh", "-ec", "; ".join(inside))
+        await self._connect(host, pid, host.port, "bridge", "net0", self._addresses_of(host))
+        if self._management:
+            await self._connect(host, pid, f"{host.port}m", "bridge2", "net1", [f"{host.management}/24"])
+        await host.do(_found("ip"), "link", "set", "lo", "up")
+
+    async def _connect(self, host: Host, pid: int, port: str, bridge: str, name: str, addresses: list[str]) -> None:
+        await self._on_switch(
+            f"link add {port} type veth peer name {name} netns {pid}", f"link set {port} master {bridge} up"
+        )
+        family = {True: ["-6"], False: []}
+        for address in addresses:
+            extra = ["nodad"] if ":" in address else []
+            await host.do(_found("ip"), *family[":" in address], "address", "add", address, "dev", name, *extra)
+        await host.do(_found("ip"), "link", "set", name, "up")
+
+    def _addresses_of(self, host: Host) -> list[str]:
+        ipv4, ipv6 = f"{host.ipv4}/24", f"{host.ipv6}/64"
+        return {"ipv6": [ipv6], "dual": [ipv4, ipv6]}.get(self._style, [ipv4])
+
+    def _names_on(self, host: Host) -> str:
+        lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+        for other in self.hosts if self._style != "cloud" else ():
+            own = other is host
+            addresses = {"ipv6": [other.ipv6], "dual": [other.ipv6, other.ipv4]}.get(self._style, [other.ipv4])
+            if own and self._style == "debian":
+                addresses = ["127.0.1.1"]
+            if own and self._management:
+                addresses = [other.management, *addresses]
+            lines += [f"{address} {other.name}" for address in addresses]
+        return "\n".join([*lines, ""])
+
+    async def _hold(self, stack: contextlib.AsyncExitStack, *namespaces: str, inside: tuple[str, ...] = ()) -> int:
+        """Hold new namespaces open for as long as the lab stands; returns the process that does."""
+        private = ("--propagation", "private")
+        holder = await stack.enter_async_context(
+            start(*inside, _found("unshare"), *namespaces, *private, "sh", "-c", "echo ready; exec sleep infinity")
+        )
+        await holder.line("ready")
+        return holder.pid
+
+    def _into(self, pid: int) -> tuple[str, ...]:
+        whose = () if os.geteuid() == 0 else ("--user", "--preserve-credentials")
+        return (_found("nsenter"), "--target", str(pid), *whose, "--net", "--uts", "--mount", "--")
+
+    async def _on_switch(self, *commands: str) -> None:
+        for command in "; ".join(commands).split("; "):
+            await _run(*self._switch, _found("ip"), *command.split())
+
+    async def _nft(self, command: str) -> None:
+        await _run(*self._switch, _found("nft"), command)
+
+
+def _address_and_port(end: str) -> tuple[str, str]:
+    address, _, port = end.rpartition(":")
+    return address.strip("[]").removeprefix("::ffff:"), port
+
+
+async def _run(*command: str) -> str:
+    """Run a command to its end; what went wrong is in the error."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, stdin=asyncio.subprocess.DEVNULL
+    )
+    written, _ = await process.communicate()
+    assert process.returncode == 0, f"{' '.join(command)} exits with {process.returncode}: {written.decode()}"
+    return written.decode()
