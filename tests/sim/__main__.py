@@ -1,6 +1,5 @@
-"""Replays one seed step by step, or runs many: of rounds alone, of the store, or of everything together.
+"""Replays one seed step by step, or runs many: of the store, or of everything together.
 
-    python -m tests.sim --seeds 0:10000           rounds: the deciding code on an engine, thousands a minute
     python -m tests.sim store --hours 8           the store: real server, journal and clients in trouble
     python -m tests.sim store --seed 17           one story, told
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING
 from tests.sim.checker import Violation
 from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import tell_full_story
-from tests.sim.simulation import simulate
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import tell_store_story
 
@@ -40,31 +38,20 @@ FRESH = 10**9
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; 1 if a promise was broken."""
+    """Run what was asked for; 1 if a promise was broken, 2 if nothing of this is what was asked for."""
     given = sys.argv[1:] if arguments is None else arguments
     runs: dict[str, Callable[[list[str]], None]] = {"store": _store, "full": _full, "bugs": _bugs}
-    run = runs.get(given[0], _rounds) if given else _rounds
+    if not given or given[0] not in runs:
+        print(__doc__, file=sys.stderr)
+        return 2
     try:
-        run(given[1:] if run is not _rounds else given)
+        runs[given[0]](given[1:])
     except AssertionError as problem:  # a `Violation`, or a defect that nobody has a name for
         if not isinstance(problem, Violation):
             raise
         print(problem, file=sys.stderr)
         return 1
     return 0
-
-
-def _rounds(arguments: list[str]) -> None:
-    chosen = _seeds(arguments, "python -m tests.sim")
-    if chosen.seed is not None:
-        print(simulate(chosen.seed, trace=print))
-        return
-    began, rounds, faults = time.perf_counter(), 0, 0
-    for seed in _range(chosen.seeds):
-        outcome = simulate(seed)
-        rounds += outcome.rounds
-        faults += outcome.faults
-    print(f"{rounds} rounds, {faults} faults in {time.perf_counter() - began:.1f} s; no promise was broken")
 
 
 def _store(arguments: list[str]) -> None:
@@ -114,7 +101,13 @@ def _stories_from(seed: int, *, jobs: int) -> Generator[StoreOutcome, None, None
 
 
 def _full(arguments: list[str]) -> None:
-    chosen = _seeds(arguments, "python -m tests.sim full")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim full", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="one history, told step by step")
+    which.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
+    chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
         print(tell_full_story(chosen.seed, trace=print))
         return
@@ -153,16 +146,6 @@ def hunt(seams: Seams, tell: Callable[..., object], seeds: range) -> str:
         except Violation as violation:
             return f"{violation}"
     raise Violation(f"not found within {len(seeds)} seeds")
-
-
-def _seeds(arguments: list[str], program: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog=program, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, help="one seed, told step by step")
-    which.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
-    return parser.parse_args(arguments)
 
 
 def _range(seeds: str) -> range:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checker", "Committed", "Violation"]
 
-PROMPTLY = 0.8  # seconds for the messages of an election, a take-over and a commit, each at most DELAY_MOST on its way
+PROMPTLY = 0.8  # seconds for an election, a take-over and a commit; what the messages take on their way is added
 
 
 class Scene(Protocol):

@@ -14,13 +14,44 @@ from store.messages import Guarded, Put, Transact, TransactionResult
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
 from tests.sim.store_bugs import HastyServer
-from tests.sim.test_mutations import ForgetfulView, RestartingView, StaleView
 from tests.sim.truth import HeardClient
 
 if TYPE_CHECKING:
+    from rdzv.core.state import NodeRecord
     from store.messages import Request
 
 __all__ = ["FULL_BUGS"]
+
+
+class RestartingView(View):
+    """Begins the last call anew at each arrival, as DLRover did (#903)."""
+
+    def _arrived(self, record: NodeRecord) -> None:
+        self.enough_since = None
+        super()._arrived(record)
+
+
+class StaleView(View):
+    """Keeps the records of nodes that have gone."""
+
+    def _gone(self, node_id: str, *, left: bool = False) -> None:
+        if node_id in self.members:
+            self._note(node_id, left=left)
+
+
+class ForgetfulView(View):
+    """Takes over without the members of the last round, and so sees none of them alive."""
+
+    def took_over(self, *_: object, **__: object) -> None:
+        return
+
+
+class CredulousView(View):
+    """Takes a live member for one that waits."""
+
+    def _place(self, record: NodeRecord) -> None:
+        self._records[record.node_id] = record
+        self.waiting[record.node_id] = record
 
 
 class SilentView(View):
@@ -101,6 +132,7 @@ FULL_BUGS = {
     "a last call that each join begins anew": _planted(coordinator, "View", RestartingView),
     "a stale record that is kept as alive": _planted(coordinator, "View", StaleView),
     "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
+    "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": _planted(SharedStore, "supersede", _not_superseded, client=UnfencedWrites),
     "an acknowledgement before the commit": Seams(server=HastyServer),

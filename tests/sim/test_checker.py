@@ -1,7 +1,4 @@
-"""Thousands of runs with every kind of trouble, each decided by its seed, and none of them breaks a promise.
-
-A failure names its seed: `python -m tests.sim --seed N` tells that run step by step.
-"""
+"""What the checker says to a store in which a promise is broken, one event at a time."""
 
 from __future__ import annotations
 
@@ -11,70 +8,20 @@ from rdzv.core.decision import Rules
 from rdzv.core.ranks import survivors_first
 from rdzv.core.state import Closed, Keys, Member, NodeRecord, Participant, Round, pack_members, pack_roster
 from store.messages import Event
-from tests.sim.__main__ import main
 from tests.sim.checker import Checker, Violation
-from tests.sim.simulation import simulate
-from tests.sim.world import World
-from tests.support.seeds import FRESH
-
-FIXED = 1_600
-COUNT_FRESH = 400
-CHUNK = 200
-
-
-@pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
-def test_no_promise_is_broken_in_fixed_runs(first: int) -> None:
-    rounds = sum(simulate(seed).rounds for seed in range(first, first + CHUNK))
-    assert rounds > CHUNK, "most runs complete more than one round, or they show little"
-
-
-def test_no_promise_is_broken_in_fresh_runs() -> None:
-    for seed in range(FRESH, FRESH + COUNT_FRESH):
-        simulate(seed)
-
-
-def test_a_seed_replays_the_same_run() -> None:
-    first: list[str] = []
-    second: list[str] = []
-    simulate(7, trace=first.append)
-    simulate(7, trace=second.append)
-    assert first == second != []
-
-
-def test_the_runs_are_full_of_trouble() -> None:
-    outcomes = [simulate(seed) for seed in range(200)]
-    assert sum(outcome.faults for outcome in outcomes) > 400
-    assert sum(outcome.fenced_writes for outcome in outcomes) > 400
-    assert 2 < sum(outcome.closed for outcome in outcomes) < 100
-
-
-def test_one_seed_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "7"]) == 0
-    told = capsys.readouterr().out
-    assert "seed 7" in told
-    assert "coordinates, term" in told
-    assert "round 0: [" in told
-
-
-def test_many_seeds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "3:6"]) == 0
-    assert "no promise was broken" in capsys.readouterr().out
-
-
-def test_a_broken_promise_is_said_with_its_seed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(seed: int, **_: object) -> None:
-        raise Violation(f"seed {seed}")
-
-    monkeypatch.setattr("tests.sim.__main__.simulate", broken)
-    assert main(["--seeds", "3:6"]) == 1
-    assert capsys.readouterr().err == "seed 3\n"
-
-
-# What the checker says to a store in which a promise is broken, one event at a time.
 
 KEYS = Keys(prefix="/p", run_id="r")
+
+
+class StillLife:
+    """A world in which no time passes and nothing goes wrong."""
+
+    disturbed_until = 0.0
+    replay = "nothing"
+    now = 1.0
+
+    def say(self, what: str) -> None:
+        """Nobody listens."""
 
 
 class Books:
@@ -82,7 +29,7 @@ class Books:
 
     def __init__(self, *, needed: int = 2, capacity: int = 2, unit: int = 1) -> None:
         rules = Rules(needed=needed, capacity=capacity, unit=unit, last_call=1.0, order=survivors_first)
-        self.checker = Checker(World(0), KEYS, rules)
+        self.checker = Checker(StillLife(), KEYS, rules)
         self.revision = 0
         self.arrivals: dict[str, int] = {}
 
