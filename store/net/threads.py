@@ -1,15 +1,24 @@
 """Shell: the event loops of our own threads, uvloop's where it is installed, and the threads that run them.
 
 `LoopThread` is for work that the end of the process may cut short, `PortalThread` for what is to be seen to its end.
+
+Both are daemon threads, so that a process whose main thread is done can end; but no event loop may still run while
+Python finalizes. A loop that then wants the interpreter lock finds no thread state, and the process dies of SIGSEGV
+(seen with uvloop). So whatever loops are left when the process ends are stopped and joined, for at most `END_WITHIN`
+seconds. This is done by `atexit`, which comes before finalization, and after the threads that Python itself waits for:
+a program whose main thread ends first may go on in others, and they may go on using us.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import importlib.util
 import os
 import threading
+import time
+import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["LoopThread", "PortalThread", "backend_options", "in_thread", "loop_factory"]
 
 T = TypeVar("T")
+
+END_WITHIN = 3.0  # seconds that the end of the process waits for its loops; longer than it takes to revoke a lease
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -67,6 +78,7 @@ class LoopThread:
             started.result()
         except Exception as error:
             raise RuntimeError(f"the thread {name!r} could not start: {error}") from error
+        _running[self._thread] = self.stop
 
     def _main(self, started: Future[None]) -> None:
         try:
@@ -160,11 +172,20 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
 
     def __enter__(self) -> BlockingPortal:
         started: Future[BlockingPortal] = Future()
+        loop: asyncio.AbstractEventLoop
+        serving: anyio.CancelScope
 
         async def serve() -> None:
-            async with BlockingPortal() as portal:
-                started.set_result(portal)
-                await portal.sleep_until_stopped()
+            nonlocal loop, serving
+            loop = asyncio.get_running_loop()
+            with anyio.CancelScope() as serving:
+                async with BlockingPortal() as portal:
+                    started.set_result(portal)
+                    await portal.sleep_until_stopped()
+
+        def end() -> None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                loop.call_soon_threadsafe(serving.cancel)
 
         def run() -> None:
             try:
@@ -177,6 +198,7 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
         self._portal = started.result()
+        _running[self._thread] = end
         return self._portal
 
     def __exit__(
@@ -187,3 +209,21 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
         with contextlib.suppress(RuntimeError):  # it has stopped already
             self._portal.call(self._portal.stop, kind is not None)
         self._thread.join()
+
+
+_running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
+"""The threads that run loops, each with what ends it; a thread that nobody holds any more has ended."""
+
+
+def _end_all() -> None:
+    """Stop every loop that still runs, all at once, and wait for them, but not for ever."""
+    deadline = time.monotonic() + END_WITHIN
+    # A forked child has inherited the table, and none of the threads.
+    running = [(thread, end) for thread, end in list(_running.items()) if thread.is_alive()]
+    for _, end in running:
+        end()
+    for thread, _ in running:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+
+
+atexit.register(_end_all)

@@ -89,3 +89,34 @@ async def test_a_child_forked_while_its_parent_serves_can_end(loop: str) -> None
         assert await parent.line("ended") == "child ended with 7"
         assert await parent.line("parent") == "parent is at revision 1"
         assert await parent.wait() == 0
+
+
+ENDING = """
+import atexit, sys, threading
+
+def look():
+    print("left at the end:", sorted(thread.name for thread in threading.enumerate()), flush=True)
+
+atexit.register(look)  # before ours, so that it runs after it: the last thing before Python finalizes
+from store.net.threads import LoopThread, PortalThread
+
+loop = LoopThread("a loop")
+portal = PortalThread("a portal").__enter__()
+portal.start_task_soon(__import__("anyio").sleep_forever)
+works_on = threading.Thread(target=lambda: print(portal.call(threading.current_thread).name, flush=True))
+if sys.argv[1] == "thread":
+    threading.Timer(0.3, lambda: works_on.start()).start()
+elif sys.argv[1] == "raise":
+    raise SystemExit("over")
+"""
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "thread"])
+async def test_no_loop_of_ours_runs_into_finalization(how: str) -> None:
+    """A daemon's loop that wanted the interpreter lock while Python finalized was a SIGSEGV; and a program whose main
+    thread has ended goes on in others, which may still use the loops."""
+    async with start_python("-c", ENDING, how) as child:
+        if how == "thread":
+            assert await child.line("portal") == "a portal"
+        assert await child.line("left at the end") == "left at the end: ['MainThread']"
+        assert await child.wait() == (1 if how == "raise" else 0)
