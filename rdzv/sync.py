@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
+from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.round_barrier import all_here
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
+    from rdzv import membership
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.node import membership
     from store import BlockingStore
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]

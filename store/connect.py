@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, cast
 
-from store.client.client import DEFAULT_TIMEOUT, Client
+from store.client.client import Client
 from store.errors import StoreUsageError
+from store.interface import DEFAULT_TIMEOUT
 from store.net.address import Address
 from store.net.dialing import dial
 

@@ -29,6 +29,7 @@ __all__ = [
     "StoreUsageError",
     "UsedAfterFork",
     "WatchCompacted",
+    "unsent",
 ]
 
 
@@ -97,3 +98,10 @@ class UsedAfterFork(StoreError):
 
 class StoreUsageError(StoreError, ValueError):
     """The arguments of a call contradict each other or are out of range."""
+
+
+def unsent(error: StoreError) -> StoreError:
+    """Return the same error for a request that was never sent, without the traceback of an earlier raise."""
+    if isinstance(error, ConnectionLost):
+        return type(error)(str(error), maybe_applied=False)
+    return type(error)(str(error))

@@ -63,7 +63,9 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, Event, Operation
 
-__all__ = ["BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
+__all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
+
+DEFAULT_TIMEOUT = 30.0  # seconds for a call of any client, unless it is made or called with another
 
 R = TypeVar("R", bound=Response)
 Keys: TypeAlias = "Iterable[str]"

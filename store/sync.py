@@ -6,9 +6,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, cast
 
-from store.client import client as async_client
 from store.client.blocking import Client, Watch
 from store.connect import check_credentials, is_etcd
+from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
 from store.net.threads import PortalThread
@@ -34,7 +34,7 @@ def connect(
     tls: ssl.SSLContext | None = None,
     user: str | None = None,
     password: str | None = None,
-    timeout: float = async_client.DEFAULT_TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
     check_credentials(url, token=token, user=user, password=password)

@@ -25,14 +25,16 @@ PURE_FOLDERS = ("store.protocol", "store.engine", "rdzv.core", "rdzv.config")
 
 PURE_ROOMS_ELSEWHERE = (
     "store.errors",
+    "store.fast_init",
     "store.limits",
     "store.messages",
+    "store.watch_cursor",
     "store.when",
     "store.net.address",
     "store.etcd.codec",
     "store.etcd.transactions",
     "rdzv.errors",
-    "rdzv.node.membership",
+    "rdzv.membership",
     "rdzv.shared_store.operations",
 )
 """Rooms that are as pure, in folders that are not."""

@@ -24,7 +24,7 @@ from rdzv.errors import RendezvousStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from store import Event
+    from store.messages import Event
 
 __all__ = ["View"]
 

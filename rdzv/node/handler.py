@@ -51,9 +51,9 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.interface import RendezvousHandler
+from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.admission import agree_on_settings, check_health, check_node_id, put_ban
 from rdzv.node.coordinator import Candidacy
-from rdzv.node.membership import Membership, RendezvousInfo
 from rdzv.node.ports import HeldPort
 from rdzv.node.status import find_member, read_history, read_status
 from rdzv.node.store_session import Link

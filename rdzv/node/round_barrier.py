@@ -20,7 +20,7 @@ from rdzv.errors import RendezvousError, RoundSupersededError, SharedStoreTimeou
 
 if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler
-    from rdzv.node.membership import RendezvousInfo
+    from rdzv.membership import RendezvousInfo
 
 __all__ = ["all_here"]
 

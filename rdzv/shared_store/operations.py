@@ -37,6 +37,7 @@ from rdzv.errors import (
 )
 from store import when
 from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError
+from store.fast_init import constructor
 from store.messages import (
     Add,
     Added,
@@ -60,7 +61,6 @@ from store.messages import (
     TransactionResult,
     Wait,
 )
-from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,13 +32,16 @@ from store.errors import (
     StoreUsageError,
     UsedAfterFork,
     WatchCompacted,
+    unsent,
 )
+from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.sockets import let_go_in_children, prepare
 from store.protocol import wire
-from store.protocol.connection import ClientConnection, InFlight, WatchCursor, error_of
+from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
+from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -335,7 +338,7 @@ class Client(interface.BlockingStore):
         *,
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = async_client.DEFAULT_TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT,
         rng: random.Random | None = None,
     ) -> None:
         self.address = address
@@ -402,7 +405,7 @@ class Client(interface.BlockingStore):
         if self._pid != os.getpid():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self._failed is not None:
-            raise async_client.fresh(self._failed)
+            raise unsent(self._failed)
 
     def take_channel(self) -> _Channel:
         """A free channel, or a new one."""

@@ -35,13 +35,16 @@ from store.errors import (
     StoreUsageError,
     UsedAfterFork,
     WatchCompacted,
+    unsent,
 )
+from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, HungUp, LeftWithoutAWord, backoff, describe
 from store.net.sockets import forget, let_go_in_children, prepare
 from store.protocol import wire
-from store.protocol.connection import ClientConnection, InFlight, WatchCursor, error_of
+from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
+from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -50,11 +53,10 @@ if TYPE_CHECKING:
 
     from store.net.dialing import Dial
 
-__all__ = ["DEFAULT_TIMEOUT", "Client"]
+__all__ = ["Client"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT = 30.0
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
@@ -448,7 +450,7 @@ class Client(interface.Store):
         if self._pid != os.getpid():
             raise UsedAfterFork(f"this client of {self._name} was made before fork(); make a new one in the child")
         if self._failed is not None:
-            raise fresh(self._failed)
+            raise unsent(self._failed)
 
     def _has_room(self) -> bool:
         asked = len(self._connection.in_flight) - len(self._parked)
@@ -712,14 +714,7 @@ def with_doubt(error: StoreError, item: InFlight) -> StoreError:
     """The error for one caller: whether its own request may have been applied."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=item.mutates and item.sent)
-    return fresh(error)
-
-
-def fresh(error: StoreError) -> StoreError:
-    """The same error, for a request that was never sent, without the traceback of an earlier raise."""
-    if isinstance(error, ConnectionLost):
-        return type(error)(str(error), maybe_applied=False)
-    return type(error)(str(error))
+    return unsent(error)
 
 
 def _size(events: list[Event]) -> int:

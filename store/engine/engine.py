@@ -27,6 +27,7 @@ from store.engine.sorted_keys import SortedKeys
 from store.engine.waits import Parked, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, event_bytes, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
+from store.fast_init import constructor
 from store.limits import Limits
 from store.messages import (
     Add,
@@ -75,7 +76,6 @@ from store.messages import (
     key_bytes,
     mutates,
 )
-from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from store import interface
-from store.client.client import DEFAULT_TIMEOUT, fresh
-from store.errors import ConnectionLost, StoreError, UsedAfterFork
+from store.errors import ConnectionLost, StoreError, UsedAfterFork, unsent
 from store.etcd import client as etcd
+from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping, Request, Response
 from store.net.threads import LoopThread
 
@@ -113,7 +113,7 @@ class Client(interface.BlockingStore):
         if self._pid != os.getpid():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self._failed is not None:
-            raise fresh(self._failed)
+            raise unsent(self._failed)
         if self._thread is None:
             with self._starting:
                 if self._thread is None:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import anyio
 
 from store import interface
-from store.client.client import DEFAULT_TIMEOUT, fresh
 from store.errors import (
     ConnectionLost,
     LeaseNotFound,
@@ -36,6 +35,7 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
+    unsent,
 )
 from store.etcd.codec import (
     OPERATIONS_MAX,
@@ -65,6 +65,7 @@ from store.etcd.transactions import (
     transaction,
 )
 from store.etcd.watch import Watch
+from store.interface import DEFAULT_TIMEOUT
 from store.messages import (
     Condition,
     Count,
@@ -93,7 +94,7 @@ from store.messages import (
     Wait,
     waits,
 )
-from store.protocol.connection import WatchCursor
+from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     import ssl
@@ -248,7 +249,7 @@ class Client(interface.Store):
         if self._pid != os.getpid():
             raise UsedAfterFork(f"this client of {self.name} was made before fork(); make a new one in the child")
         if self._failed is not None:
-            raise fresh(self._failed)
+            raise unsent(self._failed)
 
     async def while_usable(self, work: Awaitable[T], doubt: RetryState | None = None) -> T:
         """Await something for as long as this client is of use."""
@@ -261,7 +262,7 @@ class Client(interface.Store):
         assert self._failed is not None, "nobody else cancels the scope"
         if isinstance(self._failed, ConnectionLost) and doubt is not None:
             raise type(self._failed)(str(self._failed), maybe_applied=doubt.any)
-        raise fresh(self._failed)
+        raise unsent(self._failed)
 
     # ------------------------------------------------------------------------------------------ requests
 

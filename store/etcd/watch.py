@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from store.etcd.client import Client
     from store.etcd.gateway import Stream
-    from store.protocol.connection import WatchCursor
+    from store.watch_cursor import WatchCursor
 
 __all__ = ["Watch"]
 

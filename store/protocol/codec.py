@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from store.errors import ProtocolError, StoreUsageError
+from store.fast_init import constructor
 from store.messages import (
     Add,
     Added,
@@ -59,7 +60,6 @@ from store.messages import (
     Watching,
     Written,
 )
-from store.protocol.fast_init import constructor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

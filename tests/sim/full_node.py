@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rdzv.core.state import Change
-    from rdzv.node.membership import Membership, RendezvousInfo
+    from rdzv.membership import Membership, RendezvousInfo
     from store.client.keepalive import StoreFactory
     from store.messages import Request
     from tests.sim.full_story import FullStory

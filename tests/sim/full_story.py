@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.state import Participant
-    from rdzv.node.membership import RendezvousInfo
+    from rdzv.membership import RendezvousInfo
     from store.messages import Event
 
 __all__ = ["FullOutcome", "FullStory", "tell_full_story"]

@@ -50,7 +50,7 @@ from store.messages import (
     Wait,
     Written,
 )
-from store.protocol.connection import WatchCursor
+from store.watch_cursor import WatchCursor
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:

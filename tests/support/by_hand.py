@@ -24,8 +24,9 @@ from store.errors import (
 from store.limits import Limits
 from store.messages import Event, Failed, Request, Response, Watching
 from store.protocol import wire
-from store.protocol.connection import ClientConnection, InFlight, ServerConnection, WatchCursor, error_of
+from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
+from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

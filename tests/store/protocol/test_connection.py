@@ -38,11 +38,10 @@ from store.messages import (
     Pong,
     Put,
     Wait,
-    Watch,
     Written,
 )
 from store.protocol import wire
-from store.protocol.connection import ClientConnection, ServerConnection, WatchCursor, error_of
+from store.protocol.connection import ClientConnection, ServerConnection, error_of
 from store.protocol.wire import VERSION, Bye, FrameReader, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 from tests.support.by_hand import Post, Town
 
@@ -490,77 +489,6 @@ def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
         post.cut()
     post.meet(town)
     assert post.outcomes[item.request_id] == Added(value=1, revision=1)
-
-
-# ---------------------------------------------------------------------------------------------------- watch cursors
-
-
-def put(revision: int) -> tuple[Event, ...]:
-    return (Event(kind="put", revision=revision, key="a"),)
-
-
-def synced(revision: int) -> tuple[Event, ...]:
-    return (Event(kind="synced", revision=revision),)
-
-
-def resumable(cursor: WatchCursor) -> bool:
-    return cursor.resumable
-
-
-def test_a_watch_is_opened_as_it_was_asked_for() -> None:
-    assert WatchCursor("a", start_revision=None, snapshot=False).opening() == (Watch(prefix="a"), None)
-    assert WatchCursor("a", start_revision=5, snapshot=False).opening() == (Watch(prefix="a", start_revision=5), None)
-    assert WatchCursor("a", start_revision=None, snapshot=True).opening() == (Watch(prefix="a", snapshot=True), None)
-    with pytest.raises(StoreUsageError, match="not both"):
-        WatchCursor("a", start_revision=5, snapshot=True)
-
-
-def test_a_watch_resumes_after_the_last_revision_seen() -> None:
-    cursor = WatchCursor("a", start_revision=None, snapshot=False)
-    assert not resumable(cursor)
-    cursor.opened(7)
-    assert resumable(cursor)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=8), None)
-    cursor.delivered(put(9))
-    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
-
-
-def test_a_watch_with_a_start_has_not_seen_what_the_server_is_about_to_send() -> None:
-    cursor = WatchCursor("a", start_revision=3, snapshot=False)
-    cursor.opened(7)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=3), None)
-
-
-def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
-    cursor = WatchCursor("a", start_revision=None, snapshot=True)
-    cursor.opened(7)
-    assert not resumable(cursor)
-    cursor.delivered(put(3))
-    cursor.nothing_before(7)
-    reset = Event(kind="reset", revision=0)
-    assert cursor.opening() == (Watch(prefix="a", snapshot=True), reset)
-    assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been told
-    cursor.delivered(synced(9))
-    assert resumable(cursor)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
-
-
-def test_an_answer_from_a_later_revision_spares_asking_for_what_did_not_happen() -> None:
-    cursor = WatchCursor("a", start_revision=None, snapshot=False)
-    cursor.opened(7)
-    cursor.nothing_before(20)
-    cursor.nothing_before(15)
-    assert cursor.opening() == (Watch(prefix="a", start_revision=21), None)
-
-
-def test_a_watch_whose_past_is_gone_ends_unless_it_began_with_a_snapshot() -> None:
-    plain = WatchCursor("a", start_revision=None, snapshot=False)
-    plain.opened(7)
-    assert not plain.compacted()
-    resetting = WatchCursor("a", start_revision=None, snapshot=True)
-    resetting.delivered(synced(7))
-    assert resetting.compacted()
-    assert resetting.opening() == (Watch(prefix="a", snapshot=True), Event(kind="reset", revision=0))
 
 
 def test_another_store_is_not_taken_for_the_one_that_was_known() -> None:

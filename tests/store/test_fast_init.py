@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from store.fast_init import constructor
 from store.messages import Entry, Ping, Put, Request, Transact
-from store.protocol.fast_init import constructor
 
 
 @pytest.mark.parametrize("noun", [Entry, Put, Transact, Ping])
