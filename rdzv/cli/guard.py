@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["main"]
+__all__ = ["CANNOT_EXECUTE", "fork_guarded", "main"]
 
 POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
 CANNOT_EXECUTE = 126  # as shells say it
@@ -38,6 +38,24 @@ PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # for the launcher
 
 def main(control: int, files: int, command: list[str]) -> NoReturn:
     """Run a command until it ends, or until the launcher does."""
+    fork_guarded(control, files)
+    try:
+        os.execvp(command[0], command)  # noqa: S606  that is what it is for
+    except OSError as error:
+        os.write(2, f"rdzv run: {command[0]} cannot be executed: {error.strerror}\n".encode())
+    finally:
+        os._exit(CANNOT_EXECUTE)
+
+
+def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
+    """Fork, and stand guard over the child: this returns in the child only, without a trace of the guard.
+
+    Args:
+        control: Where the launcher sends the numbers of signals; its end means that the launcher is gone.
+        files: The child's soft limit of open files.
+        report: A file to write the child's wait status to, four bytes in the machine's order, if the launcher is not
+            the guard's parent and cannot wait for it.
+    """
     os.set_inheritable(control, False)
     as_inherited = {number: signal.getsignal(number) for number in PASSED_OVER}
     for number in PASSED_OVER:
@@ -49,38 +67,38 @@ def main(control: int, files: int, command: list[str]) -> NoReturn:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
-        _become(command, guard=guard, files=files, as_inherited=as_inherited, mask=mask)
+        try:
+            _become_ordinary(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
+        except BaseException:  # noqa: BLE001  nobody above may go on as if this were the guard
+            os._exit(CANNOT_EXECUTE)
+        os.close(control)
+        os.close(child_ended)
+        if report is not None:
+            os.close(report)
+        return
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError):  # the child does so, too; whoever is first
         os.setpgid(group, group)
-    _mirror(_watch(group, control, child_ended))
+    status = _watch(group, control, child_ended)
+    if report is not None:
+        os.write(report, status.to_bytes(4, sys.byteorder))
+    _mirror(status)
 
 
-def _become(
-    command: list[str],
-    *,
-    guard: int,
-    files: int,
-    as_inherited: Mapping[signal.Signals, object],
-    mask: Iterable[int],
-) -> NoReturn:
-    """In the child: leave no trace of the guard, and execute the command."""
-    try:
-        os.setpgid(0, 0)
-        _die_with(guard)
-        signal.set_wakeup_fd(-1)
-        for number, handler in as_inherited.items():
-            signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        os.execvp(command[0], command)  # noqa: S606  that is what it is for
-    except OSError as error:
-        os.write(2, f"rdzv run: {command[0]} cannot be executed: {error.strerror}\n".encode())
-    finally:
-        os._exit(CANNOT_EXECUTE)
+def _become_ordinary(
+    *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
+) -> None:
+    """In the child: undo what the guard has changed for itself."""
+    os.setpgid(0, 0)
+    _die_with(guard)
+    os.close(signal.set_wakeup_fd(-1))  # else a signal of the child's would read as one of the guard's
+    for number, handler in as_inherited.items():
+        signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def _die_with(guard: int) -> None:

@@ -1,0 +1,222 @@
+"""Shell: workers that start warm: forked from a process that has imported what they need.
+
+    async with await PreloadServer.start(command, ("torch", "numpy")) as server:
+        worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
+        await worker.wait()
+
+One server a launcher: it starts in the background, so that the imports and the first meeting of the nodes overlap. What
+runs in it and in the workers is `preload_server.py`. A command that cannot be started this way (another interpreter, a
+program that is not Python, an option that only a new interpreter can take) is started as ever, and `why_not` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from rdzv.cli import preload_server
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["PreloadServer", "PythonCommand", "WarmWorker", "python_command"]
+
+END_WITHIN: Final = 5.0  # seconds in which a server that was told to end has ended, before it is killed
+WITHOUT_VALUE: Final = frozenset(
+    "bBdEIOPqsSuv"
+)  # the interpreter's options that may precede the script, one letter each
+WITH_VALUE: Final = frozenset("WX")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCommand:
+    """A command that runs Python, taken apart.
+
+    Attributes:
+        options: The interpreter's own, which the server is started with.
+        argv: `sys.argv` of the worker; the first is a path, or the name of a module.
+        module: Whether it is the name of a module (`-m`).
+    """
+
+    options: tuple[str, ...]
+    argv: tuple[str, ...]
+    module: bool
+
+    @property
+    def unbuffered(self) -> bool:
+        """Whether the options have `-u`."""
+        return any("u" in option[1:] for option in self.options if option[:1] == "-" and option[1] not in WITH_VALUE)
+
+    @property
+    def folder(self) -> str:
+        """What the interpreter puts in front of `sys.path`."""
+        return "" if self.module else os.path.dirname(os.path.realpath(self.argv[0]))
+
+
+def python_command(command: Sequence[str]) -> PythonCommand | str:
+    """Take a command apart, or say in words why it cannot be started from a process that has imports done."""
+    program, rest = command[0], list(command[1:])
+    found = shutil.which(program)
+    if found is None or not _is_this_python(found):
+        return f"{program} is not the Python that runs rdzv ({sys.executable})"
+    options: list[str] = []
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        option = rest.pop(0)
+        if option == "-m" and rest:
+            return PythonCommand(options=tuple(options), argv=tuple(rest), module=True)
+        if option[1] in WITH_VALUE:
+            options += [option] if len(option) > 2 else [option, *rest[:1]]
+            rest = rest if len(option) > 2 else rest[1:]
+        elif set(option[1:]) <= WITHOUT_VALUE:
+            options.append(option)
+        else:
+            return f"Python's option {option} needs an interpreter of its own"
+    if not rest or not Path(rest[0]).is_file():
+        return f"{rest[0] if rest else 'standard input'} is not a file with Python code"
+    return PythonCommand(options=tuple(options), argv=tuple(rest), module=False)
+
+
+def _is_this_python(found: str) -> bool:
+    """Whether an executable starts this very interpreter with these very packages.
+
+    A virtual environment's `python` is a link to the interpreter it was made with, so the folder counts, not the file.
+    """
+    here = Path(sys.executable)
+    return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
+
+
+class WarmWorker:
+    """A worker behind its guard; the same two members as `asyncio.subprocess.Process`."""
+
+    def __init__(self, report: int) -> None:
+        self.returncode: int | None = None
+        self._report = report
+        self._ended = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(report, self._read)
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns the exit status, negative for the signal that ended it."""
+        await asyncio.shield(self._ended)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _read(self) -> None:
+        written = os.read(self._report, 4)
+        asyncio.get_running_loop().remove_reader(self._report)
+        os.close(self._report)
+        # A guard that ends without a word was killed, and its worker with it.
+        status = int.from_bytes(written, sys.byteorder) if len(written) == 4 else int(signal.SIGKILL)
+        self.returncode = os.waitstatus_to_exitcode(status)
+        self._ended.set_result(None)
+
+
+class PreloadServer:
+    """The process that workers are forked from."""
+
+    def __init__(self, process: asyncio.subprocess.Process, requests: socket.socket, command: PythonCommand) -> None:
+        self._process = process
+        self._requests = requests
+        self._command = command
+        self._ready: str | None = None
+
+    @classmethod
+    async def start(cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0) -> Self:
+        """Start it; it imports the modules while the caller goes on.
+
+        Args:
+            command: What the workers run.
+            modules: What to import, by full names.
+            standby: How many workers are forked ahead of their requests.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *command.options,
+                    *(preload_server.__file__, str(theirs.fileno()), command.folder, ",".join(modules), str(standby)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C in a terminal is the launcher's to pass on
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        return cls(process, ours, command)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the server and the workers that wait in it; those that run are the launcher's to end."""
+        self._requests.close()
+        try:
+            async with asyncio.timeout(END_WITHIN):
+                await self._process.wait()
+        except TimeoutError:  # it is still importing something
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def why_not(self) -> str | None:
+        """Wait until the imports are done; None if workers can be forked, else why they cannot, in words."""
+        if self._ready is None:
+            said = b""
+            while not said.endswith(b"\n"):
+                chunk = await asyncio.get_running_loop().sock_recv(self._requests, 1024)
+                if not chunk:
+                    said = b"the modules could not be imported; see above\n"
+                said += chunk
+            self._ready = said.decode(errors="replace").strip()
+        return None if self._ready.encode() + b"\n" == preload_server.READY else self._ready
+
+    async def start_worker(
+        self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
+    ) -> WarmWorker:
+        """Fork a worker.
+
+        Args:
+            environment: All of its environment.
+            control: What its guard reads signals from.
+            streams: Its standard input, output and error.
+            files: Its soft limit of open files.
+
+        Raises:
+            OSError: The server has gone.
+        """
+        wanted = {
+            "argv": self._command.argv,
+            "module": self._command.module,
+            "unbuffered": self._command.unbuffered or bool(environment.get("PYTHONUNBUFFERED")),
+            "cwd": os.getcwd(),
+            "env": dict(environment),
+            "files": files,
+        }
+        request = json.dumps(wanted).encode()
+        reading, writing = os.pipe()
+        try:
+            # The first byte carries the files, and a socket that has just been read out has room for it.
+            socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
+            await asyncio.get_running_loop().sock_sendall(self._requests, request)
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return WarmWorker(reading)

@@ -1,0 +1,217 @@
+"""Shell: a process that has imported what workers need, and forks each worker from itself.
+
+    python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES
+
+REQUESTS is a socket whose other end only the launcher has; its end ends this process. FOLDER is what `sys.path` begins
+with while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order, and
+that much JSON; the files control, report, stdin, stdout and stderr come with the first byte:
+
+    {"argv": [...], "module": bool, "unbuffered": bool, "cwd": "...", "env": {...}, "files": n}
+
+This process forks, and the child is the guard of a second child (`guard.fork_guarded`), which runs the script or module
+as the interpreter would: it is `__main__`, with its arguments, its environment, its folder, its streams and an ordinary
+disposition of every signal. It ends as any Python process does, by falling off the end of this file.
+
+Modules are imported once, so a worker shares what they did then: a hash seed, and whatever random state they drew
+(NumPy is seeded anew in each worker; the standard library sees to itself). Threads do not survive a fork and a CUDA
+context must not be shared, so this process refuses to serve once a module has started a Python thread or touched CUDA,
+and says so.
+
+This file runs by itself, beside `guard.py`, and imports nothing but the standard library before the modules it is
+given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["READY", "serve"]
+
+READY = b"ready\n"
+FILES = 5  # that come with a request
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux takes a quarter of its 8 MiB stack for both
+
+
+def serve(requests: socket.socket, folder: str, modules: list[str], standby: int) -> Callable[[], None]:
+    """Fork a worker for each request; returns in the workers only, with what each is to run."""
+    guard = _load_guard()
+    sys.path[0] = folder
+    for name in modules:
+        importlib.import_module(name)
+    problem = _why_no_fork()
+    if problem is not None:
+        requests.sendall(problem.encode() + b"\n")
+        sys.exit(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for the guards; each reports by itself
+    requests.sendall(READY)
+    waiting: list[socket.socket] = []
+    while True:
+        while len(waiting) < standby:
+            ours, theirs = socket.socketpair()
+            if os.fork() == 0:
+                for other in (requests, ours, *waiting):
+                    other.close()
+                return _worker(guard, *_receive(theirs))
+            theirs.close()
+            waiting.append(ours)
+        request, files = _receive(requests)
+        if waiting:
+            with waiting.pop(0) as first:
+                _send(first, request, files)
+        elif os.fork() == 0:
+            requests.close()
+            return _worker(guard, request, files)
+        for file in files:
+            os.close(file)
+
+
+def _worker(guard: types.ModuleType, request: bytes, files: list[int]) -> Callable[[], None]:
+    """Stand guard over a new process, and return in that one, ready to run what was asked for."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    wanted = json.loads(request)
+    control, report, *streams = files
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    guard.fork_guarded(control, wanted["files"], report=report)
+    # The guard leaves what any program finds; these three the interpreter changes for itself as it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(wanted["env"])
+    os.chdir(wanted["cwd"])
+    _open_streams(unbuffered=wanted["unbuffered"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # from the system's entropy, as at its import; else all workers draw alike
+    sys.argv[:] = wanted["argv"]
+    return _module if wanted["module"] else _script
+
+
+def _script() -> None:
+    """Run `sys.argv[0]` as `python FILE` does."""
+    path = sys.argv[0]
+    sys.path[0] = os.path.dirname(os.path.realpath(path))
+    source = Path(path).read_bytes()
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    main.__dict__["__cached__"] = None
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  the user's own command
+
+
+def _module() -> None:
+    """Run `sys.argv[0]` as `python -m MODULE` does."""
+    import runpy
+
+    sys.path[0] = os.getcwd()
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # what the interpreter itself calls for -m
+    run(sys.argv[0])
+
+
+def _open_streams(*, unbuffered: bool) -> None:
+    """Make `sys.stdin`, `sys.stdout` and `sys.stderr` anew, as the interpreter does when it starts."""
+    streams: Any = sys  # its `__stdout__` is final only for those who do not start an interpreter
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        raw: Any = io.FileIO(number, "w" if number else "r", closefd=False)
+        if number == 0:
+            raw = io.BufferedReader(raw)
+        elif not unbuffered:
+            raw = io.BufferedWriter(raw)
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=number == 2 or os.isatty(number),
+            write_through=unbuffered,
+        )
+        setattr(streams, name, stream)
+        setattr(streams, f"__{name}__", stream)
+
+
+def _why_no_fork() -> str | None:
+    """Why no worker can be forked from this process, if so."""
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        return f"a preloaded module has started a thread ({', '.join(threads)[:200]}), which no fork would have"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "a preloaded module has touched CUDA, which cannot be used in a fork"
+    return None
+
+
+def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
+    """The next request and its files; ends this process if there is none any more."""
+    first, files, _, _ = socket.recv_fds(requests, 4, FILES)
+    if not first:
+        os._exit(0)
+    first += _exactly(requests, 4 - len(first))
+    return _exactly(requests, min(int.from_bytes(first, sys.byteorder), REQUEST_BYTES_MAX)), files
+
+
+def _exactly(requests: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        chunk = requests.recv(count - len(received))
+        if not chunk:
+            os._exit(0)
+        received += chunk
+    return bytes(received)
+
+
+def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
+    """Send a request, as `_receive` reads it."""
+    socket.send_fds(to, [len(request).to_bytes(4, sys.byteorder)], files)
+    to.sendall(request)
+
+
+def _load_guard() -> types.ModuleType:
+    """The module `guard` beside this file, by its path: nothing of this project is to be found by its name here."""
+    spec = importlib.util.spec_from_file_location("guard", Path(__file__).with_name("guard.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _hide_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    """Print what the worker has raised as Python does, without the frames of this file and of `runpy`."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+def _main(requests: str, folder: str, modules: str, standby: str) -> Callable[[], None]:
+    with socket.socket(fileno=int(requests)) as channel:
+        work = serve(channel, folder, [name for name in modules.split(",") if name], int(standby))
+    sys.excepthook = _hide_frames
+    return work
+
+
+if __name__ == "__main__":
+    _work = _main(*sys.argv[1:])
+    _work()

@@ -1,0 +1,242 @@
+"""Warm workers: a script that is forked from a process with its imports done cannot tell it from a start of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.cli.preload import PreloadServer, PythonCommand, WarmWorker, python_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+PYTHON = sys.executable
+
+DESCRIBE = """
+import json, os, signal, sys, __main__
+class Thing: pass
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__, "file": __file__,
+    "main": vars(__main__) is globals(), "thing": Thing.__module__, "spec": __spec__ is None,
+    "env": {name: os.environ.get(name) for name in ("RANK", "HOME")}, "extra": sorted(set(os.environ) - {"RANK"}),
+    "signals": [signal.getsignal(number) is wanted for number, wanted in (
+        (signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGCHLD, signal.SIG_DFL), (signal.SIGPIPE, signal.SIG_IGN))],
+    "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "wakeup": signal.set_wakeup_fd(-1), "files": sorted(int(name) for name in os.listdir("/dev/fd")),
+    "buffered": not sys.stdout.write_through, "warm": "decimal" in sys.modules, "ours": "rdzv" in sys.modules,
+}))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    def write(code: str) -> str:
+        path = tmp_path / "worker.py"
+        path.write_text(code)
+        return str(path)
+
+    return write
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    *command: str, modules: tuple[str, ...] = ("decimal",), standby: int = 0
+) -> AsyncIterator[PreloadServer]:
+    taken_apart = python_command((PYTHON, *command))
+    assert isinstance(taken_apart, PythonCommand), taken_apart
+    async with await PreloadServer.start(taken_apart, modules, standby=standby) as server:
+        assert await server.why_not() is None
+        yield server
+
+
+class Run:
+    """One worker, what it writes, and the launcher's end of its control pipe."""
+
+    def __init__(self, worker: WarmWorker, output: int, control: int) -> None:
+        self.worker = worker
+        self._output = output
+        self.control = control
+
+    async def ends_with(self) -> tuple[int, str]:
+        status = await self.worker.wait()
+        os.close(self.control)
+        return status, self._rest()
+
+    def _rest(self) -> str:
+        with open(self._output, "rb") as stream:
+            return stream.read().decode()
+
+    def first_line(self) -> str:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += os.read(self._output, 1)
+        return line.decode()
+
+
+async def run(server: PreloadServer, **environment: str) -> Run:
+    control, told = os.pipe()
+    reading, writing = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    worker = await server.start_worker(environment, control=control, streams=(nothing, writing, writing), files=256)
+    for file in (control, writing, nothing):
+        os.close(file)
+    return Run(worker, reading, told)
+
+
+@pytest.mark.parametrize("standby", [0, 1])
+async def test_a_warm_script_sees_what_a_script_sees(script: Callable[[str], str], standby: int) -> None:
+    path = script(DESCRIBE)
+    async with serving(path, "--lr", "0.1", standby=standby) as server:
+        status, output = await (await run(server, RANK="3")).ends_with()
+    assert status == 0, output
+    seen: dict[str, Any] = json.loads(output)
+    assert seen.pop("files")[:3] == [0, 1, 2]
+    assert seen == {
+        "argv": [path, "--lr", "0.1"],
+        "path": os.path.dirname(path),
+        "cwd": os.getcwd(),
+        "name": "__main__",
+        "file": path,
+        "main": True,
+        "thing": "__main__",
+        "spec": True,
+        "env": {"RANK": "3", "HOME": None},
+        "extra": [],
+        "signals": [True, True, True, True],
+        "mask": [],
+        "wakeup": -1,
+        "buffered": True,
+        "warm": True,
+        "ours": False,
+    }
+
+
+async def test_a_module_is_run_as_by_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "training"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text("import sys; from . import steps; print(__name__, __spec__.name, sys.argv)")
+    (package / "steps.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    async with serving("-m", "training", "7") as server:
+        status, output = await (await run(server)).ends_with()
+    assert (status, output) == (0, f"__main__ training.__main__ ['{package}/__main__.py', '7']\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("import sys; sys.exit(7)", 7, ""),
+        ("import sys; sys.exit('no data')", 1, "no data\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+        ("import atexit; atexit.register(print, 'bye')", 0, "bye\n"),
+        ("import threading; threading.Timer(0.05, print, ['late']).start()", 0, "late\n"),
+        ("print(__import__('random').random() == 1)", 0, "False\n"),
+    ],
+)
+async def test_a_warm_script_ends_as_a_script_ends(
+    script: Callable[[str], str], code: str, status: int, said: str
+) -> None:
+    async with serving(script(code)) as server:
+        assert await (await run(server)).ends_with() == (status, said)
+
+
+async def test_a_traceback_begins_in_the_script(script: Callable[[str], str]) -> None:
+    path = script("def fail():\n    raise ValueError('no such step')\nfail()\n")
+    async with serving(path) as server:
+        status, output = await (await run(server)).ends_with()
+    assert status == 1
+    lines = output.splitlines()
+    assert lines[:2] == ["Traceback (most recent call last):", f'  File "{path}", line 3, in <module>']
+    assert lines[-1] == "ValueError: no such step"
+
+
+async def test_signals_reach_a_warm_worker_and_the_end_of_its_launcher_kills_it(script: Callable[[str], str]) -> None:
+    async with serving(script("import os, signal; os.write(1, b'here\\n'); signal.pause()")) as server:
+        asked = await run(server)
+        asked.first_line()
+        os.write(asked.control, bytes([signal.SIGTERM]))
+        assert (await asked.ends_with())[0] == -signal.SIGTERM
+        left = await run(server)
+        left.first_line()
+        os.close(left.control)
+        assert await left.worker.wait() == -signal.SIGKILL
+
+
+async def test_spawned_processes_find_the_script(script: Callable[[str], str]) -> None:
+    code = """
+import multiprocessing
+def work(number): return number * 2
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(work, [21]))
+"""
+    async with serving(script(code)) as server:
+        assert await (await run(server, PATH=os.environ["PATH"])).ends_with() == (0, "[42]\n")
+
+
+async def test_workers_do_not_draw_the_same_random_numbers(script: Callable[[str], str]) -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.random())"
+    async with serving(script(code), modules=("numpy", "random")) as server:
+        draws = {(await (await run(server)).ends_with())[1] for _ in range(2)}
+    numbers = [number for draw in draws for number in draw.split()]
+    assert len(set(numbers)) == 4
+
+
+async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, name='busy one', daemon=True).start()"
+    )
+    (tmp_path / "worker.py").write_text("")
+    command = python_command((PYTHON, str(tmp_path / "worker.py")))
+    assert isinstance(command, PythonCommand)
+    async with await PreloadServer.start(command, ("busy",)) as server:
+        why = await server.why_not()
+    assert why is not None and "busy one" in why
+
+
+async def test_a_module_that_is_not_there_is_said(
+    script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = python_command((PYTHON, script("")))
+    assert isinstance(command, PythonCommand)
+    async with await PreloadServer.start(command, ("no_such_module",)) as server:
+        assert await server.why_not() == "the modules could not be imported; see above"
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("sh", "-c", "true"), "sh is not the Python that runs rdzv"),
+        ((PYTHON, "-c", "pass"), "-c needs an interpreter of its own"),
+        ((PYTHON, "-i", "x.py"), "-i needs an interpreter of its own"),
+        ((PYTHON, "nowhere.py"), "nowhere.py is not a file with Python code"),
+        ((PYTHON,), "standard input is not a file"),
+    ],
+)
+def test_what_cannot_be_forked_is_said(command: tuple[str, ...], why: str) -> None:
+    said = python_command(command)
+    assert isinstance(said, str) and why in said
+
+
+def test_a_command_is_taken_apart_as_the_interpreter_does(script: Callable[[str], str]) -> None:
+    path = script("")
+    assert (
+        python_command((PYTHON, "-uW", "error", "-X", "dev", path, "-m", "x"))
+        == "Python's option -uW needs an interpreter of its own"
+    )
+    assert python_command((PYTHON, "-u", "-Werror", "-X", "dev", path, "-m", "x")) == PythonCommand(
+        options=("-u", "-Werror", "-X", "dev"), argv=(path, "-m", "x"), module=False
+    )
+    assert python_command((PYTHON, "-u", "-m", "training", "-u")) == PythonCommand(
+        options=("-u",), argv=("training", "-u"), module=True
+    )
