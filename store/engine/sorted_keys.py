@@ -6,7 +6,7 @@ which is the order of the UTF-8 bytes, and so etcd's.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,6 +72,21 @@ class SortedKeys:
                     return
                 yield key
             place = 0
+
+    def count(self, prefix: str) -> int:
+        """How many keys start with `prefix`: the sizes of the chunks between, not a look at each key."""
+        if not prefix or not self._chunks:
+            return self._length
+        size = len(prefix)
+
+        def start(key: str) -> str:
+            return key[:size]
+
+        first = self._chunk_of(prefix)
+        last = max(bisect_right(self._firsts, prefix, key=start) - 1, first)
+        before = bisect_left(self._chunks[first], prefix)
+        upto = bisect_right(self._chunks[last], prefix, key=start)
+        return sum(map(len, self._chunks[first:last])) + upto - before
 
     def _chunk_of(self, key: str) -> int:
         """Which chunk holds `key`, or would."""

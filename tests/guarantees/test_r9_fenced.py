@@ -173,12 +173,12 @@ async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_
             holds = await joining
             if not back.done():
                 back.cancel()
-        before = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        before = {key: run.engine._keys.entries[key] for key in run.keys_whole("rounds/")}
         with contextlib.suppress(ConditionFailed):
             response = await run.clients["b"].call(request)
             assert isinstance(response, TransactionResult)
             assert not response.succeeded
-        after = {key: run.engine._entries[key] for key in run.keys_whole("rounds/")}
+        after = {key: run.engine._keys.entries[key] for key in run.keys_whole("rounds/")}
         assert before == after
         assert holds.superseded() is None
 

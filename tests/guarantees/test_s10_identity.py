@@ -60,7 +60,7 @@ def test_s10_a_store_whose_welcome_never_came_was_not_met() -> None:
 def as_of(town: Town, revisions: int) -> Town:
     """The same store as it was some revisions ago: a backup, or a disk that has lost its end."""
     older = Engine(store_id=town.engine.store_id)
-    older.revision = town.engine.revision - revisions
+    older._keys.revision = town.engine.revision - revisions
     return Town(older)
 
 

@@ -39,7 +39,7 @@ class World:
             if past is not None:
                 (self.log[self.town.engine.revision],) = past
             self.states[self.town.engine.revision] = {
-                each.key: each.value for each in self.town.engine._entries.values()
+                each.key: each.value for each in self.town.engine._keys.entries.values()
             }
 
     def step(self, what: str, detail: int) -> None:
@@ -74,7 +74,7 @@ class World:
         return [events for events in found if events]
 
     def under(self, prefix: str) -> dict[str, bytes]:
-        entries = self.town.engine._entries.values()
+        entries = self.town.engine._keys.entries.values()
         return {each.key: each.value for each in entries if each.key.startswith(prefix)}
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import when
-from store.engine.engine import ENTRY_OVERHEAD
+from store.engine.keyspace import ENTRY_OVERHEAD
 from store.engine.waits import WAIT_OVERHEAD
 from store.engine.watches import EVENT_OVERHEAD, WATCH_OVERHEAD
 from store.errors import LimitExceeded, ProtocolError
@@ -352,8 +352,8 @@ def test_s6_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[A
         assert figures["history_bytes"] <= 2000
         assert figures["watches"] + figures["waits"] <= 4
         assert figures["leases"] <= 5
-        assert all(len(each.key.encode()) <= 32 for each in desk.engine._entries.values())
-        assert all(len(each.value) <= 300 for each in desk.engine._entries.values())
+        assert all(len(each.key.encode()) <= 32 for each in desk.engine._keys.entries.values())
+        assert all(len(each.value) <= 300 for each in desk.engine._keys.entries.values())
         assert desk.engine._waits.bytes_of(1) <= 1500
         assert all(session.replies <= 20 for session in desk.engine._sessions._sessions.values())
 

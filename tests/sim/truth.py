@@ -504,7 +504,8 @@ class HeardClient(Client):
 def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     """See when an engine lets leases lapse; and, if no disk tells, what it changes."""
     ticking = False
-    tick, end_lease, announce = engine.tick, engine._end_lease, engine._announce
+    changes = engine._changes
+    tick, end_lease, close = engine.tick, changes.end_lease, changes.close
 
     def observed_tick(*, now: float) -> Any:
         nonlocal ticking
@@ -521,13 +522,13 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         if not durable:
             books._ended.add(lease.id)
 
-    def observed_announce() -> None:
-        events = tuple(engine._events)
-        announce()
+    def observed_close() -> tuple[Event, ...]:
+        events = close()
         if events:
             books.changed(events)
+        return events
 
     engine.tick = observed_tick  # type: ignore[method-assign]  # of this one engine alone
-    engine._end_lease = observed_end  # type: ignore[method-assign]
+    changes.end_lease = observed_end  # type: ignore[method-assign]
     if not durable:
-        engine._announce = observed_announce  # type: ignore[method-assign]
+        changes.close = observed_close  # type: ignore[method-assign]

@@ -112,14 +112,14 @@ class Desk:
 
     def keys(self) -> list[str]:
         """What keys there are."""
-        return list(self.engine._entries)
+        return list(self.engine._keys.entries)
 
     def fingerprint(self) -> object:
         """All that a refused request must leave as it was."""
         figures = self.engine.figures()
         figures.pop("requests")
         figures.pop("replies_bytes")  # a refusal is kept as any reply is
-        return figures, dict(self.engine._entries), list(self.engine._index.with_prefix("")), self.told.copy()
+        return figures, dict(self.engine._keys.entries), list(self.engine._keys.index.with_prefix("")), self.told.copy()
 
 
 class Town(Desk):

@@ -218,7 +218,7 @@ class VirtualRun:
     def keys(self, under: str = "") -> list[str]:
         """What the store holds of this run, below its prefix."""
         root = f"/rdzv/{self._run_id}/{under}"
-        return [key.removeprefix(root) for key in sorted(self.engine._entries) if key.startswith(root)]
+        return [key.removeprefix(root) for key in sorted(self.engine._keys.entries) if key.startswith(root)]
 
     def keys_whole(self, under: str = "") -> list[str]:
         """The same, with the prefix."""

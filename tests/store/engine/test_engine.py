@@ -860,7 +860,7 @@ def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> No
     desk = Desk()
     for key in "abc":
         desk.ask(Put(key, bytes(100)))
-    desk.engine.limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
+    desk.engine._admission._limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
     assert desk.fails(Put("d", b"")).kind is LIMIT
     assert desk.fails(Put("a", bytes(101))).kind is LIMIT
     assert desk.ask(Put("a", bytes(99))) == Written(revision=4)
@@ -1107,8 +1107,8 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request
         else:
             assert response == answer
         assert desk.engine.revision == model.revision
-    assert list(desk.engine._index.with_prefix("")) == sorted(model.entries)
-    assert desk.engine._entries == model.entries
+    assert list(desk.engine._keys.index.with_prefix("")) == sorted(model.entries)
+    assert desk.engine._keys.entries == model.entries
     for watch_id, (revision, prefix) in opened.items():
         assert desk.told[1, watch_id] == expected[watch_id] + model.since(revision, prefix)
 
@@ -1125,7 +1125,7 @@ def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) 
         else:
             desk.ask(step)
     recount = Desk()
-    for each in desk.engine._entries.values():
+    for each in desk.engine._keys.entries.values():
         recount.ask(Put(each.key, each.value))
     now, then = desk.engine.figures(), recount.engine.figures()
     assert (now["keys"], now["stored_bytes"]) == (then["keys"], then["stored_bytes"])
@@ -1268,8 +1268,8 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
 
     before, after = desk.engine, Engine.restore(ledger.saved(), limits=limits, now=50_000.0)
     assert ledger.compacted == before._history.compacted
-    assert after._entries == before._entries
-    assert list(after._index.with_prefix("")) == list(before._index.with_prefix(""))
+    assert after._keys.entries == before._keys.entries
+    assert list(after._keys.index.with_prefix("")) == list(before._keys.index.with_prefix(""))
     counted = ("revision", "keys", "stored_bytes", "history_bytes", "compacted_revision", "leases", "sessions")
     figures = before.figures(), after.figures()
     assert [figures[1][name] for name in counted] == [figures[0][name] for name in counted]

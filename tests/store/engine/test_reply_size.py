@@ -34,7 +34,7 @@ def test_no_reply_costs_more_than_was_foretold(requests: list[Request[Any]]) -> 
     desk = Desk()
     for request in requests:
         assert mutates(request)
-        foretold = reply_cost_at_most(request, desk.engine._entries)
+        foretold = reply_cost_at_most(request, desk.engine._keys.entries)
         response = desk.ask(request)
         if type(response).__name__ != "Failed":
             assert reply_cost(response) <= foretold

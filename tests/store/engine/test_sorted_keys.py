@@ -77,4 +77,6 @@ def test_the_index_is_a_sorted_list(steps: list[tuple[bool, str]], chunk_max: in
                 model.remove(key)
             assert len(made) == len(model)
             assert list(made.with_prefix(key)) == [each for each in model if each.startswith(key)]
+            assert made.count(key) == sum(each.startswith(key) for each in model)
+            assert made.count(key[:1]) == sum(each.startswith(key[:1]) for each in model)
         assert list(made.with_prefix("")) == model

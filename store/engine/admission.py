@@ -1,0 +1,290 @@
+"""Pure: what the engine takes in, and what it says to who asks for too much (promise S6).
+
+Everything here looks and refuses; nothing here changes anything. A request is checked as a whole before the first of
+its changes is made, so that one that is refused has done nothing. Each error names what was too much, the limit, and
+what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_never
+
+from store.engine.keyspace import ENTRY_OVERHEAD, answer_bytes
+from store.engine.reply_size import reply_cost_at_most
+from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
+from store.messages import Add, Append, Delete, Failed, FailureKind, Get, Operation, Put, key_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.engine.keyspace import Keyspace
+    from store.engine.leases import LeaseRecord, Leases
+    from store.engine.sessions import Session, Sessions
+    from store.engine.waits import Waits
+    from store.engine.watches import Watches
+    from store.limits import Limits
+    from store.messages import Entry, Request
+
+__all__ = ["Admission", "shown", "sum_of"]
+
+ADD_MAX = 2**63 - 1  # what torch.distributed.Store counts in
+SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them together take too much
+
+
+class Admission:
+    """The limits of a store, and how far it is from each of them."""
+
+    def __init__(
+        self, limits: Limits, *, keys: Keyspace, leases: Leases, watches: Watches, waits: Waits, sessions: Sessions
+    ) -> None:
+        self._limits = limits
+        self._keys = keys
+        self._leases = leases
+        self._watches = watches
+        self._waits = waits
+        self._sessions = sessions
+
+    def check_operations(self, operations: tuple[Operation, ...]) -> None:
+        """Refuse a branch as a whole, before its first write."""
+        room = []
+        written: dict[str, int] = {}  # and the size that its value will have
+        answer = leases = 0
+        for operation in operations:
+            if isinstance(operation, Get):
+                entry = self._keys.get(operation.key)
+                answer += max(answer_bytes(entry), key_bytes(operation.key) + written.get(operation.key, 0))
+                continue
+            if operation.key in written:
+                raise StoreUsageError(f"a transaction writes {shown(operation.key)} twice; once is what it may")
+            written[operation.key] = 0
+            match operation:
+                case Put():
+                    leases += operation.ttl is not None
+                    self.check_put(
+                        operation.key, operation.value, ttl=operation.ttl, lease=operation.lease, leases=leases
+                    )
+                    size = len(operation.value)
+                case Add():
+                    self.check_rewrite(operation)
+                    size = len(sum_of(operation, self._keys.get(operation.key)))
+                case Append():
+                    self.check_rewrite(operation)
+                    size = self.check_append(operation)
+                case Delete():
+                    continue
+                case _:
+                    assert_never(operation)
+            written[operation.key] = size
+            room.append((operation.key, size))
+        self.check_revision(sum(written.values()))
+        self.check_room(room)
+        self.check_answer(answer)
+
+    def check_session(self, session: Session) -> Failed | None:
+        """What to answer a mutation of a session that keeps too many replies already."""
+        limits = self._limits
+        if session.replies >= limits.session_replies_max:
+            held, limit = f"{session.replies} replies", f"session_replies_max is {limits.session_replies_max}"
+        elif session.held_bytes >= limits.session_replies_bytes_max:
+            held = f"{session.held_bytes} bytes of replies"
+            limit = f"session_replies_bytes_max is {limits.session_replies_bytes_max}"
+        else:
+            return None
+        return _no_room(f"{held} of this client", limit, session)
+
+    def check_reply(self, session: Session, request: Request[Any]) -> Failed | None:
+        """What to answer a mutation whose reply cannot be kept, though sessions that are away have made room.
+
+        Who has acknowledged everything is let through, unless its reply may take much more: what others do not read is
+        not to keep it from working, and many who come for one large reply each are not to take all memory there is.
+        """
+        held, most = self._sessions.held_bytes, self._limits.replies_bytes_max
+        if held < most:
+            return None
+        if not session.replies and reply_cost_at_most(request, self._keys.entries) <= SMALL_REPLY_BYTES:
+            return None
+        what = f"{held} bytes of replies, {session.held_bytes} of them of this client,"
+        return _no_room(what, f"replies_bytes_max is {most}", session)
+
+    def check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
+        """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
+        self.check_key(key)
+        self.check_value(key, len(value))
+        if ttl is not None:
+            if lease is not None:
+                raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")
+            self.check_ttl(ttl)
+            self.check_lease_room(leases)
+        if lease is not None:
+            self.check_lease(lease, key)
+
+    def check_rewrite(self, request: Add | Append) -> None:
+        """Refuse an add or an append."""
+        self.check_key(request.key)
+        if request.lease is not None:
+            self.check_lease(request.lease, request.key)
+
+    def check_lease(self, lease: int, key: str) -> None:
+        """Refuse to put a key on a lease that is gone, or is another key's own."""
+        record = self.lease(lease)
+        if record.anonymous and key not in record.keys:
+            # It ends with its one key, which may be about to go in this very transaction.
+            raise StoreUsageError(
+                f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(key)} on"
+            )
+
+    def check_key(self, key: str) -> None:
+        """Refuse a key that is empty or too long."""
+        if not key:
+            raise StoreUsageError("a key has at least one character")
+        self.check_size(key, "key")
+
+    def check_size(self, key: str, what: str) -> None:
+        """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
+        most = self._limits.key_bytes_max
+        if len(key) * 4 > most and len(key.encode()) > most:
+            raise LimitExceeded(
+                f"the {what} {shown(key)} has {len(key.encode())} bytes; key_bytes_max is {most}: use a shorter one"
+            )
+
+    def check_value(self, key: str, size: int) -> None:
+        """Refuse a value that is too long."""
+        if size > self._limits.value_bytes_max:
+            raise LimitExceeded(
+                f"the value for {shown(key)} has {size} bytes; value_bytes_max is {self._limits.value_bytes_max}: "
+                f"store a reference to it instead, or start the server with a higher limit"
+            )
+
+    def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
+        """Refuse writes that the store has no room for; each is a key and the size its value will have."""
+        keys, size = len(self._keys), self._keys.bytes
+        for key, value_size in writes:
+            before = self._keys.get(key)
+            if before is None:
+                keys += 1
+                size += ENTRY_OVERHEAD + key_bytes(key) + value_size
+            else:
+                size += value_size - len(before.value)
+        if keys > self._limits.keys_max and keys > len(self._keys):
+            raise LimitExceeded(
+                f"the store holds {len(self._keys)} keys; keys_max is {self._limits.keys_max}: delete some"
+            )
+        if size > self._limits.stored_bytes_max and size > self._keys.bytes:
+            raise LimitExceeded(
+                f"the store would hold {size} bytes; stored_bytes_max is {self._limits.stored_bytes_max}: delete some"
+            )
+
+    def check_revision(self, size: int) -> None:
+        """Refuse to change more at once than a disk takes in one piece, and than watchers take in one message."""
+        if size > self._limits.revision_bytes_max:
+            raise LimitExceeded(
+                f"the transaction would write values of {size} bytes; revision_bytes_max is "
+                f"{self._limits.revision_bytes_max}: write fewer keys at once (an append writes the whole value again)"
+            )
+
+    def check_ttl(self, ttl: float, *, name: str = "ttl") -> None:
+        """Refuse a lease that is too long, or none."""
+        if not ttl > 0:
+            raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
+        if ttl > self._limits.lease_ttl_max:
+            raise LimitExceeded(
+                f"{name} is {ttl:g} s; lease_ttl_max is {self._limits.lease_ttl_max:g} s: ask for less, and renew it"
+            )
+
+    def check_lease_room(self, leases: int = 1) -> None:
+        """Refuse so many more leases."""
+        if len(self._leases) + leases > self._limits.leases_max:
+            raise LimitExceeded(
+                f"the store has {len(self._leases)} leases; leases_max is {self._limits.leases_max}: revoke some, or "
+                f"start the server with a higher limit"
+            )
+
+    def check_open(self, peer: int, cost: int) -> None:
+        """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
+        count = self._watches.of(peer) + self._waits.of(peer)
+        if count >= self._limits.watches_max:
+            raise LimitExceeded(
+                f"this connection has {count} watches and waits; watches_max is {self._limits.watches_max}: end some"
+            )
+        size = self._watches.bytes + self._waits.bytes + cost
+        if size > self._limits.parked_bytes_max:
+            raise LimitExceeded(
+                f"the watches and waits of all connections would take {size} bytes; parked_bytes_max is "
+                f"{self._limits.parked_bytes_max}: end some, or wait for fewer keys at once"
+            )
+
+    def check_waits(self, peer: int, cost: int) -> None:
+        """Refuse a wait for too many keys at once."""
+        size = self._waits.bytes_of(peer) + cost
+        if size > self._limits.waits_bytes_max:
+            raise LimitExceeded(
+                f"the waits of this connection would take {size} bytes; waits_bytes_max is "
+                f"{self._limits.waits_bytes_max}: wait for fewer keys at once"
+            )
+
+    def check_answer(self, size: int) -> None:
+        """Refuse to answer with more than a message may have: one key may be asked for thousands of times."""
+        if size > self._limits.frame_bytes_max:
+            raise LimitExceeded(
+                f"the answer would take {size} bytes; frame_bytes_max is {self._limits.frame_bytes_max}: ask for fewer "
+                f"keys at once"
+            )
+
+    def lease(self, id: int) -> LeaseRecord:
+        """The lease of this id.
+
+        Raises:
+            LeaseNotFound: It has lapsed, or was revoked.
+        """
+        lease = self._leases.get(id)
+        if lease is None:
+            raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
+        return lease
+
+    def check_append(self, request: Append) -> int:
+        """How long the value of an append will be; refused if that is too long."""
+        entry = self._keys.get(request.key)
+        size = len(request.value) + (len(entry.value) if entry else 0)
+        self.check_value(request.key, size)
+        return size
+
+    def check_count(self, count: int, what: str) -> None:
+        """Refuse a request that names too many things."""
+        if count > self._limits.operations_max:
+            raise LimitExceeded(
+                f"the request names {count} {what}; operations_max is {self._limits.operations_max}: split it"
+            )
+
+
+def shown(value: object) -> str:
+    """A key or a value as messages show it: they end up in logs, and a key that was refused may be megabytes long."""
+    if isinstance(value, str | bytes) and len(value) > 40:
+        return f"{value[:40]!r}..."
+    return repr(value)
+
+
+def sum_of(request: Add, entry: Entry | None) -> bytes:
+    """The value after an add to a key that holds `entry` now."""
+    try:
+        total = (_number(entry.value) if entry else 0) + request.amount
+    except ValueError:
+        raise StoreUsageError(
+            f"{request.key!r} holds {entry.value[:40]!r}, which is no decimal number to add to"  # type: ignore[union-attr]
+        ) from None
+    if abs(total) > ADD_MAX:
+        raise StoreUsageError(f"adding {request.amount} to {request.key!r} passes 64 bits")
+    return b"%d" % total
+
+
+def _number(value: bytes) -> int:
+    """A decimal number as `add` keeps it. Python's int() takes underscores and blanks; the store does not."""
+    digits = value[1:] if value[:1] == b"-" else value
+    if not digits.isdigit() or len(digits) > 20:
+        raise ValueError(value)
+    return int(value)
+
+
+def _no_room(held: str, limit: str, session: Session) -> Failed:
+    """The answer to a mutation that is not carried out since its reply could not be kept."""
+    remedy = "read replies before sending more" if session.replies else "come again, or ask for no large values"
+    return Failed(kind=FailureKind.LIMIT, message=f"{held} wait to be acknowledged; {limit}: {remedy}")

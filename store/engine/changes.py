@@ -1,0 +1,149 @@
+"""Pure: the change being made: keys written and deleted, leases made and ended, all at the next revision.
+
+What is asked has been checked by then (`admission`), so that nothing here can fail half way. `close` ends the revision
+and gives its events, which the engine announces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from store.engine.admission import sum_of
+from store.engine.changeset import SavedLease
+from store.engine.keyspace import put_event
+from store.fast_init import constructor
+from store.messages import Add, Append, CompareAndSet, Delete, Entry, Event, Get, Operation, Put
+
+if TYPE_CHECKING:
+    from store.engine.changeset import Facts
+    from store.engine.keyspace import Keyspace
+    from store.engine.leases import LeaseRecord, Leases
+
+__all__ = ["Changes"]
+
+_make_entry, _make_event = constructor(Entry), constructor(Event)
+
+
+class Changes:
+    """What changes keys and leases.
+
+    Attributes:
+        facts: What a journal must be told; None if nobody keeps it.
+    """
+
+    def __init__(self, keys: Keyspace, leases: Leases, *, facts: Facts | None) -> None:
+        self._keys = keys
+        self._leases = leases
+        self.facts = facts
+        self._events: list[Event] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has changed since the last revision."""
+        return bool(self._events)
+
+    @property
+    def revision(self) -> int:
+        """The revision that the store will be at when this change is closed."""
+        return self._keys.revision + bool(self._events)
+
+    def close(self) -> tuple[Event, ...]:
+        """End the revision being made; its events, of which there are none if nothing has changed."""
+        if not self._events:
+            return ()
+        events, self._events = tuple(self._events), []
+        self._keys.revision += 1
+        return events
+
+    def operate(self, operation: Operation) -> int | bool | Entry | None:
+        """Do one checked operation of a transaction; its result."""
+        match operation:
+            case Put():
+                return self.put(operation)
+            case Get():
+                return self._keys.get(operation.key)
+            case Delete():
+                return self.erase(operation.key)
+            case Add():
+                return self.add(operation)[0]
+            case Append():
+                return self.append(operation)[0]
+
+    def put(self, request: Put | CompareAndSet) -> int:
+        """Write a checked put, and move the key to the lease it asks for; the revision."""
+        lease = request.lease
+        if request.ttl is not None:
+            lease = self.grant(request.ttl, anonymous=True).id
+        return self._write(request.key, request.value, lease)
+
+    def add(self, request: Add) -> tuple[int, int]:
+        """Write a sum; the sum and the revision."""
+        value = sum_of(request, self._keys.get(request.key))
+        return int(value), self._rewrite(request, value)
+
+    def append(self, request: Append) -> tuple[int, int]:
+        """Write a longer value; its length and the revision."""
+        entry = self._keys.get(request.key)
+        value = (entry.value if entry else b"") + request.value
+        return len(value), self._rewrite(request, value)
+
+    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+        """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
+        entry = self._keys.get(request.key)
+        return self._write(request.key, value, entry.lease if entry else request.lease)
+
+    def _write(self, key: str, value: bytes, lease: int | None) -> int:
+        revision = self._keys.revision + 1
+        before = self._keys.get(key)
+        if before is not None and before.lease != lease:
+            self._detach(key, before.lease)
+        entry = _make_entry(key, value, before.create_revision if before else revision, revision, lease)
+        self._keys.put(entry, before)
+        if lease is not None:
+            record = self._leases.get(lease)
+            assert record is not None, "a put on a lease that is gone was refused"
+            record.keys.add(key)
+        self._events.append(put_event(entry))
+        return revision
+
+    def erase(self, key: str) -> bool:
+        """Delete a key, if it is there."""
+        entry = self._keys.pop(key)
+        if entry is None:
+            return False
+        if entry.lease is not None:
+            self._detach(key, entry.lease)
+        self._events.append(_make_event("delete", self._keys.revision + 1, key, b"", 0, None))
+        return True
+
+    def _detach(self, key: str, lease_id: int | None) -> None:
+        lease = None if lease_id is None else self._leases.get(lease_id)
+        if lease is not None:
+            lease.keys.discard(key)
+            if lease.anonymous and not lease.keys:
+                self._forget_lease(lease)
+
+    # -------------------------------------------------------------------------------------- leases
+
+    def grant(
+        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None = None, anonymous: bool = False
+    ) -> LeaseRecord:
+        """Make a lease."""
+        lease = self._leases.grant(ttl, disconnect_ttl=disconnect_ttl, peer=peer, anonymous=anonymous)
+        if self.facts is not None:
+            self.facts.granted.append(
+                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+            )
+        return lease
+
+    def end_lease(self, lease: LeaseRecord) -> None:
+        """End a lease, and delete its keys."""
+        for key in sorted(lease.keys):
+            self.erase(key)
+        if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
+            self._forget_lease(lease)
+
+    def _forget_lease(self, lease: LeaseRecord) -> None:
+        self._leases.end(lease)
+        if self.facts is not None:
+            self.facts.ended.append(lease.id)
