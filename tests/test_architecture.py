@@ -305,6 +305,62 @@ def test_only_the_core_dependencies_are_imported_with_the_module(room: str) -> N
     assert needed <= sys.stdlib_module_names | CORE_DEPENDENCIES | set(PACKAGES)
 
 
+@pytest.mark.parametrize("room", FILES)
+def test_a_room_looks_into_no_other_rooms_privates(room: str) -> None:
+    """As far as the source tells: a private name that the room itself has may be read of whatever it likes."""
+    assert foreign_privates(tree_of(FILES[room])) == []
+
+
+def foreign_privates(tree: ast.Module) -> list[str]:
+    """Private names that are imported, or read of something but `self`, and that this module does not define."""
+    own, modules = defined_in(tree), imported_modules(tree)
+    found: list[str] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=module, names=names):
+                # A private module may be used by its own package.
+                inside = [alias.name for alias in names if is_private(alias.name) and module not in PACKAGES]
+                found.extend(f"{module}.{name}" for name in inside)
+            case ast.Attribute(value=value, attr=attr) if is_private(attr) and attr not in own:
+                of_ours = ast.unparse(value) not in {"self", "cls", "super()"} | modules
+                if of_ours and attr not in NAMED_TUPLES:
+                    found.append(ast.unparse(node))
+    return found
+
+
+NAMED_TUPLES = frozenset({"_replace", "_asdict", "_fields"})
+"""What Python itself gives a named tuple: public, for all its underscore."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """Every name that a module gives to a function, a class, a variable or an attribute of its own objects."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """The names of others' modules: `os._exit` is documented, and in any case no room of ours."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.partition(".")[0] not in PACKAGES
+    }
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_front_door_exports_what_it_imports_and_says_so(package: str) -> None:
     tree = tree_of(FILES[package])
@@ -405,6 +461,23 @@ def test_imports_for_types_are_told_apart_from_their_else() -> None:
         Import("random", for_types=True),
         Import("time"),
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from store.engine.sessions import _Forgotten", ["store.engine.sessions._Forgotten"]),
+        ("from rdzv import _import_guard", []),
+        ("def f(peer): peer._queue.clear()", ["peer._queue"]),
+        ("def f(self): self.peer._queue = 1", ["self.peer._queue"]),
+        ("class A:\n  def f(self): self._queue = self._inherited\ndef g(a): a._queue", []),
+        ("import os\nos._exit(1)", []),
+        ("import store\nstore._private()", ["store._private"]),
+        ("tuple._replace(a=1).__class__", []),
+    ],
+)
+def test_looking_into_privates_is_told_from_what_is_allowed(source: str, found: list[str]) -> None:
+    assert foreign_privates(ast.parse(source)) == found
 
 
 def test_rooms_are_recognised_however_they_are_imported() -> None:

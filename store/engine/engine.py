@@ -26,7 +26,7 @@ from store.engine.changeset import Facts, KeptReply
 from store.engine.keyspace import Keyspace, answer_bytes, put_event
 from store.engine.leases import Leases
 from store.engine.reply_size import reply_cost
-from store.engine.sessions import Session, Sessions, _Forgotten
+from store.engine.sessions import Forgotten, Session, Sessions
 from store.engine.waits import Parked, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, event_bytes, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
@@ -234,7 +234,7 @@ class Engine:
         changes = mutates(request)
         if changes:
             replayed = session.replay(request_id)
-            if isinstance(replayed, _Forgotten):
+            if isinstance(replayed, Forgotten):
                 return Applied(response=_forgotten(request_id))
             if replayed is not None:
                 self._keep_again(replayed, peer)

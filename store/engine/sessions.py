@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["FORGOTTEN", "Session", "Sessions"]
 
 
-class _Forgotten:
+class Forgotten:
     """The request was applied once, but what it answered is no longer known."""
 
 
-FORGOTTEN = _Forgotten()
+FORGOTTEN = Forgotten()
 
 
 class Tally:
@@ -68,7 +68,7 @@ class Session:
             self._bytes -= cost
             self._tally.bytes -= cost
 
-    def replay(self, request_id: int) -> Response | _Forgotten | None:
+    def replay(self, request_id: int) -> Response | Forgotten | None:
         """What was answered to this mutation; None if it was never applied."""
         kept = self._replies.get(request_id)
         if kept is not None:
