@@ -16,7 +16,7 @@ from tests.support.runs import VirtualRun, assert_one_round, listen
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_node_that_fails_its_health_check_stays_out_and_everybody_can_read_why() -> None:
+async def test_r17_a_node_that_fails_its_health_check_stays_out_and_everybody_can_read_why() -> None:
     """R17: "a health-check hook runs before a node joins; one that fails stays out, with its reason visible"."""
 
     def check() -> str:
@@ -33,7 +33,7 @@ async def test_a_node_that_fails_its_health_check_stays_out_and_everybody_can_re
         assert run.keys("nodes/") == ["well"]
 
 
-async def test_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may_pass() -> None:
+async def test_r17_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may_pass() -> None:
     """R17: "a health-check hook runs before a node joins"."""
     healthy = False
 
@@ -50,7 +50,7 @@ async def test_a_health_check_that_raises_has_failed_and_one_that_is_awaited_may
         assert (await handler.status()).refused == {}
 
 
-async def test_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> None:
+async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> None:
     """The command would say that it was banned, and nobody be kept out."""
     async with VirtualRun() as run:
         handler = run.handler("a")
@@ -60,7 +60,7 @@ async def test_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> No
         assert (await handler.status()).refused == {}
 
 
-async def test_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:
+async def test_r17_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:
     """R17: "a node can be banned and unbanned"."""
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -81,7 +81,7 @@ async def test_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_unti
         assert (await again).world_size == 2
 
 
-async def test_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
+async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
     """R17: "a node can be banned", and R2: a member leaves a round also "by a ban"."""
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -95,7 +95,7 @@ async def test_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> None:
         assert (await a.next_rendezvous()).world_size == 1
 
 
-async def test_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
+async def test_r17_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
     """R17: "a node can be banned"."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -107,7 +107,7 @@ async def test_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
         assert "c" not in run.keys("nodes/")
 
 
-async def test_a_ban_with_now_of_the_coordinator_takes_the_role_from_it_as_well() -> None:
+async def test_r17_a_ban_with_now_of_the_coordinator_takes_the_role_from_it_as_well() -> None:
     """R17, R7: it went on deciding for those who had put it out."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b, c = (run.handler(name) for name in "abc")
@@ -130,7 +130,7 @@ async def test_a_ban_with_now_of_the_coordinator_takes_the_role_from_it_as_well(
         assert_one_round([*(await run.meet(b, c)), await back])
 
 
-async def test_a_ban_of_the_coordinator_takes_it_out_at_the_next_round_and_the_others_go_on() -> None:
+async def test_r17_a_ban_of_the_coordinator_takes_it_out_at_the_next_round_and_the_others_go_on() -> None:
     """R17: "a node can be banned": it finishes its round, and coordinates as long as it is in it."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:
         a, b, c = (run.handler(name) for name in "abc")
@@ -151,7 +151,7 @@ async def test_a_ban_of_the_coordinator_takes_it_out_at_the_next_round_and_the_o
         assert all(change.node_ids == ("a",) for change in at_c.changes if isinstance(change, NodesLeft))
 
 
-async def test_a_ban_of_a_coordinator_that_waits_lets_the_last_call_go_on_without_it() -> None:
+async def test_r17_a_ban_of_a_coordinator_that_waits_lets_the_last_call_go_on_without_it() -> None:
     """R17, R7: "a running last call is continued, not begun again", also if it is a ban that ends the coordinator."""
     async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=20) as run:
         a, b, c = (run.handler(name) for name in "abc")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual_time
 DAY = 600.0  # a short one: the run is told so
 
 
-async def test_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_left() -> None:
+async def test_r19_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_left() -> None:
     """R19: "A closed run stays closed for `closed_ttl` (one day), then its keys are removed"."""
     async with VirtualRun(min_nodes=2, closed_ttl=DAY) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -37,7 +37,7 @@ async def test_a_closed_run_stays_closed_for_a_day_and_then_nothing_of_it_is_lef
         assert run.keys() == []
 
 
-async def test_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile() -> None:
+async def test_r19_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile() -> None:
     """R19, S5: no sooner than it would have, and at the latest `closed_ttl` after the restart."""
     async with VirtualRun(durable=True, min_nodes=2, closed_ttl=DAY) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -57,7 +57,7 @@ async def test_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile() -> 
         assert run.keys() == []
 
 
-async def test_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -> None:
+async def test_r19_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -> None:
     """R19: "a server does not grow with the runs it has seen"."""
     async with VirtualRun(min_nodes=2, closed_ttl=600) as run:
         a, b = run.handler("a"), run.handler("b")
@@ -68,7 +68,7 @@ async def test_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -
         assert run.keys() == []
 
 
-async def test_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl() -> None:
+async def test_r19_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl() -> None:
     """R19 is of closed runs: what a living one has shared stays, also when its coordinator changes."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1, closed_ttl=60) as run:
         a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
@@ -84,7 +84,7 @@ async def test_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl() ->
         assert run.keys("settings") == [""]
 
 
-async def test_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
+async def test_r19_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
     """R10: a round's store is removed when a later round completes; and with it all else of that round."""
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")

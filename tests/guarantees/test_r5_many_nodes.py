@@ -86,7 +86,7 @@ async def test_r5_each_of_sixty_three_survivors_is_told_in_time_and_has_the_next
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_r2_twenty_killed_at_once_with_the_coordinator_among_them_make_one_new_round_of_forty_four(
+async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one_new_round_of_forty_four(
     seed: int,
 ) -> None:
     """Their connections end within a tenth of a second, and their leases lapse as far apart."""

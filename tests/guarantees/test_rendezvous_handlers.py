@@ -8,11 +8,7 @@ import logging
 import pytest
 
 from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
-from rdzv.errors import (
-    RendezvousClosedError,
-    RendezvousGracefulExitError,
-    RendezvousTimeoutError,
-)
+from rdzv.errors import RendezvousTimeoutError
 from store import Limits
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
@@ -182,7 +178,7 @@ async def test_r4_a_crash_before_completion_drops_that_node_alone(victim: str) -
         assert infos[0].world_size == 2
 
 
-# ------------------------------------------------------------------------------------------------- R5, R6
+# ----------------------------------------------------------------------------------------------------- R5
 
 
 async def test_r5_losses_departures_arrivals_and_closing_reach_every_survivor() -> None:
@@ -235,48 +231,6 @@ async def test_r5_a_coordinator_that_leaves_right_behind_another_is_no_loss() ->
         await heard.until(NodesLeft(2, (first.node_id, coordinator)))
         await asyncio.sleep(5)
         assert not any(isinstance(change, NodesLost) for change in heard.changes)
-
-
-async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        spare = await run.join(run.handler("spare"))
-        await asyncio.sleep(1200)
-        assert not spare.done(), "a spare's join timeout stands still"
-        await a.leave()
-        joiner = await run.join(a)
-        assert not joiner.done()
-        await b.set_closed("first")
-        await a.set_closed("second")
-        with pytest.raises(RendezvousClosedError, match="run job is closed by b: first"):
-            await joiner
-        with pytest.raises(RendezvousGracefulExitError, match="first"):
-            await spare
-
-
-async def test_r6_a_spare_of_a_full_round_leaves_gracefully() -> None:
-    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        spare = await run.join(run.handler("spare"))
-        await a.set_closed("trained")
-        with pytest.raises(RendezvousGracefulExitError, match="trained; node spare was a spare"):
-            await spare
-
-
-@pytest.mark.parametrize("way", ["leave", "aclose", "crash"])
-async def test_r6_leaving_does_not_close_the_run(way: str) -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=0.5) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await run.meet(a, b)
-        await (a.leave() if way == "leave" else a.aclose() if way == "aclose" else asyncio.sleep(0))
-        if way == "crash":
-            run.crash("a")
-        await asyncio.sleep(5)
-        assert not await b.is_closed()
-        (info,) = await run.meet(b)
-        assert (info.round, info.world_size) == (1, 1)
 
 
 # ------------------------------------------------------------------------------------------ R9, R10, R16

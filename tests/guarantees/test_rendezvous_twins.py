@@ -216,7 +216,7 @@ async def test_r17_r18_unfit_banned_and_differing_nodes_are_kept_out_saying_why(
         assert_one_round([await a.next_rendezvous(), await back])
 
 
-async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str, backing: Backing) -> None:
+async def test_r2_several_callers_at_once_do_not_get_into_each_others_way(twin: str, backing: Backing) -> None:
     """From several threads, or from several tasks: also while one of them is parked, and only one may be."""
     async with Meeting(twin, backing, min_nodes=2) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
@@ -233,7 +233,7 @@ async def test_several_callers_at_once_do_not_get_into_each_others_way(twin: str
         assert sorted(sums) == list(range(1, 41))
 
 
-async def test_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls_stays_a_member(
+async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls_stays_a_member(
     twin: str, backing: Backing
 ) -> None:
     """A training step that blocks the loop, or the script, does not look like a death."""

@@ -53,7 +53,7 @@ async def outcome_of(call: Awaitable[Any]) -> Any:
         return error
 
 
-async def test_calls_watches_and_leases_end_when_the_store_was_replaced(restartable: Restartable) -> None:
+async def test_s10_calls_watches_and_leases_end_when_the_store_was_replaced(restartable: Restartable) -> None:
     async with store.connect(restartable.server.url) as client:
         before = client.store_id
         lapsed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -84,7 +84,7 @@ async def test_calls_watches_and_leases_end_when_the_store_was_replaced(restarta
         assert await newcomer.count("") == 0, "nothing was done to the new one"
 
 
-async def test_a_write_under_way_when_the_store_was_replaced_is_in_doubt(restartable: Restartable) -> None:
+async def test_s10_a_write_under_way_when_the_store_was_replaced_is_in_doubt(restartable: Restartable) -> None:
     async with store.connect(restartable.server.url) as client:
         restartable.server._peers[1].abort()  # the answer will not come
         call = asyncio.create_task(client.put("a", b""))
@@ -96,7 +96,7 @@ async def test_a_write_under_way_when_the_store_was_replaced_is_in_doubt(restart
 
 
 @pytest.mark.parametrize("kind", ["get", "put", "wait", "keep_alive"])
-async def test_blocking_calls_end_when_the_store_was_replaced(restartable: Restartable, kind: str) -> None:
+async def test_s10_blocking_calls_end_when_the_store_was_replaced(restartable: Restartable, kind: str) -> None:
     client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
     lease = await asyncio.to_thread(client.grant, 60.0)
     calls: dict[str, Callable[[], Any]] = {
@@ -116,7 +116,7 @@ async def test_blocking_calls_end_when_the_store_was_replaced(restartable: Resta
     assert all(channel.sock is None for channel in client._all)
 
 
-async def test_a_blocking_watch_ends_when_the_store_was_replaced(restartable: Restartable) -> None:
+async def test_s10_a_blocking_watch_ends_when_the_store_was_replaced(restartable: Restartable) -> None:
     client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
     watch = await asyncio.to_thread(client.watch("", snapshot=True).__enter__)
     reading = asyncio.create_task(asyncio.to_thread(lambda: list(watch)))
@@ -126,7 +126,7 @@ async def test_a_blocking_watch_ends_when_the_store_was_replaced(restartable: Re
     await asyncio.to_thread(client.close)
 
 
-async def test_a_channel_that_met_the_store_first_speaks_for_all_of_its_client(restartable: Restartable) -> None:
+async def test_s10_a_channel_that_met_the_store_first_speaks_for_all_of_its_client(restartable: Restartable) -> None:
     """A thread that connects only after the replacement would otherwise take the new store for the old one."""
     client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
     await asyncio.to_thread(client.ping)

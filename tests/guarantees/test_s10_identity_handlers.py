@@ -28,7 +28,7 @@ async def replace(run: VirtualRun) -> None:
     run.found_store()
 
 
-async def test_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_the_highest_round_they_know() -> None:
+async def test_s10_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_the_highest_round_they_know() -> None:
     async with VirtualRun(min_nodes=3, max_nodes=5, last_call_timeout=1) as run:
         old = [run.handler(name) for name in "abc"]
         for _ in range(3):
@@ -49,7 +49,7 @@ async def test_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_th
         assert again[0].round == 4
 
 
-async def test_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_from_the_old_one() -> None:
+async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_from_the_old_one() -> None:
     """Who knew no round got number 0; those who know of round 3 do not make a second group, but wait for it."""
     async with VirtualRun(min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
         old = [run.handler(name) for name in "ab"]
@@ -73,7 +73,7 @@ async def test_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_
         assert together[0].round == 4
 
 
-async def test_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropped_by_its_own_clock() -> None:
+async def test_s10_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropped_by_its_own_clock() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1, ttl=6) as run:
         a, b, c = (run.handler(name) for name in "abc")
         infos = await run.meet(a, b, c)
@@ -99,7 +99,7 @@ async def test_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropped_b
         assert infos[0].round == 2
 
 
-async def test_a_node_that_waits_while_the_store_is_replaced_waits_on_in_the_new_one_for_as_long_as_it_would_have(
+async def test_s10_a_node_that_waits_while_the_store_is_replaced_waits_on_in_the_new_one_for_as_long_as_it_would_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The call failed, and whoever did not call again was missing in the new store."""

@@ -117,7 +117,7 @@ async def break_things(proxy: Proxy, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, FRESH])
-async def test_histories_of_clients_behind_a_failing_network_are_linearizable(seed: int) -> None:
+async def test_s1_histories_of_clients_behind_a_failing_network_are_linearizable(seed: int) -> None:
     history: list[Operation] = []
     async with store.serve() as server, contextlib.AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy("127.0.0.1", server.port, delay=0.001)) for _ in range(2)]
@@ -159,7 +159,7 @@ async def kill_again_and_again(
                 await asyncio.Event().wait()
 
 
-async def test_histories_across_kills_of_a_durable_server_are_linearizable(tmp_path: Path) -> None:
+async def test_s1_histories_across_kills_of_a_durable_server_are_linearizable(tmp_path: Path) -> None:
     """Real processes, real sockets: through proxies that delay, reset and swallow, to a server that is killed at work
     and comes back with what is on its disk.
     """

@@ -30,7 +30,7 @@ async def keep_cutting(proxy: Proxy, rng: random.Random, bytes_most: int) -> Non
 
 
 @pytest.mark.parametrize("seed", [2, FRESH])
-async def test_additions_through_cut_connections_count_exactly(seed: int) -> None:
+async def test_s2_additions_through_cut_connections_count_exactly(seed: int) -> None:
     additions = 800
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         async with store.connect(f"tcp://127.0.0.1:{proxy.port}") as client:
@@ -48,7 +48,7 @@ async def test_additions_through_cut_connections_count_exactly(seed: int) -> Non
         assert sorted(sums) == list(range(1, additions + 1)), "each was applied once, and its own answer came back"
 
 
-async def test_a_hundred_thousand_additions_of_eight_clients_end_at_exactly_that() -> None:
+async def test_s2_a_hundred_thousand_additions_of_eight_clients_end_at_exactly_that() -> None:
     clients, at_once = 8, 250
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         cutting = asyncio.create_task(keep_cutting(proxy, random.Random(5), 200_000))
@@ -71,7 +71,7 @@ async def test_a_hundred_thousand_additions_of_eight_clients_end_at_exactly_that
             assert await client.add("count", 0) == ADDITIONS
 
 
-async def test_additions_of_blocking_threads_through_cut_connections_count_exactly() -> None:
+async def test_s2_additions_of_blocking_threads_through_cut_connections_count_exactly() -> None:
     additions, threads = 100, 4
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port))
@@ -88,7 +88,7 @@ async def test_additions_of_blocking_threads_through_cut_connections_count_exact
         assert sorted(itertools.chain.from_iterable(sums)) == list(range(1, additions * threads + 1))
 
 
-async def test_where_nobody_can_know_the_caller_is_told_that_it_may_have_been_applied() -> None:
+async def test_s2_where_nobody_can_know_the_caller_is_told_that_it_may_have_been_applied() -> None:
     """ "Where nobody can know (a server without a data directory died), the caller gets `ConnectionLost` ..." """
     async with (
         store.serve() as server,

@@ -58,7 +58,7 @@ def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
 @virtual_time
 @pytest.mark.parametrize("seed", [4, FRESH])
 @pytest.mark.parametrize("snapshot", [True, False])
-async def test_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
+async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
     rng = random.Random(seed)
     network = MemoryNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
     async with (
@@ -89,7 +89,7 @@ async def test_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: i
 
 
 @virtual_time
-async def test_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
+async def test_s4_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
     network = MemoryNetwork(shred=True, rng=random.Random(1))
     async with (
         serve_in_memory(network),
@@ -111,7 +111,7 @@ async def test_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut(
 
 
 @virtual_time
-async def test_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
     async with (
         serve_in_memory(network, limits=Limits(outbox_bytes_max=300_000)) as server,
@@ -132,7 +132,7 @@ async def test_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.Lo
 
 
 @virtual_time
-async def test_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
+async def test_s4_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_room, "WATCH_BUFFER_BYTES", 20_000)
@@ -171,7 +171,7 @@ async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: st
 
 
 @virtual_time
-async def test_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
+async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
     network = MemoryNetwork()
     async with (
         serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
@@ -196,7 +196,7 @@ async def test_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> N
 
 
 @virtual_time
-async def test_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
+async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
     network = MemoryNetwork()
     async with (
         serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
@@ -216,7 +216,7 @@ async def test_without_a_snapshot_lost_history_ends_the_watch_with_an_error() ->
 
 
 @virtual_time
-async def test_a_snapshot_that_is_cut_in_the_middle_begins_again_with_a_reset() -> None:
+async def test_s4_a_snapshot_that_is_cut_in_the_middle_begins_again_with_a_reset() -> None:
     network = MemoryNetwork(latency=0.01)
     async with (
         serve_in_memory(network),
@@ -259,7 +259,7 @@ async def blocking_client(proxy: Proxy) -> AsyncIterator[store.sync.Client]:
         await asyncio.to_thread(client.close)
 
 
-async def test_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:
+async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:
     async with (
         store.serve() as server,
         Proxy("127.0.0.1", server.port) as proxy,
@@ -280,7 +280,7 @@ async def test_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_orde
         watch.__exit__(None, None, None)
 
 
-async def test_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
 
     def read_late(watch: BlockingWatch) -> list[Event]:
@@ -301,7 +301,7 @@ async def test_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: 
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-async def test_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> None:
+async def test_s4_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> None:
     async with (
         store.serve(limits=Limits(history_bytes_max=5000)) as server,
         Proxy("127.0.0.1", server.port) as proxy,

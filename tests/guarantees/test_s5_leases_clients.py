@@ -47,7 +47,7 @@ async def deletion(watch: Watch) -> float:
 
 @virtual_time
 @pytest.mark.parametrize("ttl", [0.05, 0.5, 1.0, 9.99, 600.0])
-async def test_a_key_goes_between_its_ttl_and_a_tenth_of_a_second_later(ttl: float) -> None:
+async def test_s5_a_key_goes_between_its_ttl_and_a_tenth_of_a_second_later(ttl: float) -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
         await asyncio.sleep(0.033)
@@ -61,7 +61,7 @@ async def test_a_key_goes_between_its_ttl_and_a_tenth_of_a_second_later(ttl: flo
 
 
 @virtual_time
-async def test_each_keep_alive_gives_the_full_ttl_again() -> None:
+async def test_s5_each_keep_alive_gives_the_full_ttl_again() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client, client.watch("") as watch:
         lease = await client.grant(5.0)
@@ -77,7 +77,7 @@ async def test_each_keep_alive_gives_the_full_ttl_again() -> None:
 
 
 @virtual_time
-async def test_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut_network_only_after_the_ttl() -> None:
+async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut_network_after_the_ttl() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:
         for fault, least in ((network.reset, 1.0), (network.partition, 10.0)):
@@ -94,7 +94,7 @@ async def test_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut
 
 
 @virtual_time
-async def test_a_client_that_comes_back_in_time_keeps_its_lease_and_one_that_does_not_renew_it_does_not() -> None:
+async def test_s5_a_client_that_comes_back_in_time_keeps_its_lease_and_one_that_does_not_renew_it_does_not() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network, source="node") as client:
         lease = await client.grant(10.0, disconnect_ttl=1.0)
@@ -111,7 +111,7 @@ async def test_a_client_that_comes_back_in_time_keeps_its_lease_and_one_that_doe
 
 
 @virtual_time
-async def test_time_in_which_the_server_stood_still_is_not_counted() -> None:
+async def test_s5_time_in_which_the_server_stood_still_is_not_counted() -> None:
     network = MemoryNetwork()
     loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
     async with serve_in_memory(network), connect_in_memory(network) as client:
@@ -123,7 +123,7 @@ async def test_time_in_which_the_server_stood_still_is_not_counted() -> None:
 
 
 @virtual_time
-async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -> None:
+async def test_s5_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -> None:
     network = MemoryNetwork()
     loop = cast("VirtualTimeLoop", asyncio.get_running_loop())
     saved = 0
@@ -145,7 +145,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 
 
 @virtual_time
-async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
+async def test_s5_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp_path: Path) -> None:
     """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
     journal = OnTheLoopsClock(tmp_path, new_id="id")
     engine = Engine.restore(journal.load(), limits=Limits(journal_bytes_max=1000), now=now())
@@ -177,7 +177,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts(tmp
     journal.kill()
 
 
-async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
+async def test_s5_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
     async with store.serve() as server:
         client = store.sync.Client(Address(host="127.0.0.1", port=server.port))
         lease = await asyncio.to_thread(client.grant, 0.25)
@@ -189,7 +189,7 @@ async def test_a_keep_alive_sent_to_a_server_that_stands_still_counts() -> None:
         await asyncio.to_thread(client.close)
 
 
-async def test_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
+async def test_s5_a_server_that_was_stopped_for_longer_than_the_ttl_lets_nothing_lapse_for_that() -> None:
     """Really stopped: SIGSTOP. What was sent to it meanwhile is in its sockets, and is read before anything lapses."""
     ttl = 0.8
     async with start_python("-m", "rdzv", "serve", "--port", "0") as server:
@@ -232,7 +232,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_killed_by_sigkill_is_noticed_within_its_disconnect_ttl() -> None:
+async def test_s5_a_process_killed_by_sigkill_is_noticed_within_its_disconnect_ttl() -> None:
     async with (
         store.serve() as server,
         store.connect(server.url) as client,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-async def test_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its_watch_resumes(
+async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its_watch_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limits = Limits(outbox_bytes_max=4 * MIB, history_bytes_max=64 * MIB)
@@ -49,7 +49,7 @@ async def test_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its_wa
         assert revisions == list(range(1, 241))
 
 
-async def test_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
+async def test_s6_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("large", bytes(8 * MIB))
         assert client._wire is not None
@@ -70,7 +70,7 @@ async def test_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> Non
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_more_connections_than_allowed_are_refused_with_a_reason_and_harm_nobody() -> None:
+async def test_s6_more_connections_than_allowed_are_refused_with_a_reason_and_harm_nobody() -> None:
     async with store.serve(limits=Limits(connections_max=3)) as server:
         async with store.connect(server.url) as one, store.connect(server.url) as two, store.connect(server.url):
             with pytest.raises(ConnectionLost, match="connections_max"):
@@ -82,7 +82,7 @@ async def test_more_connections_than_allowed_are_refused_with_a_reason_and_harm_
             assert await late.get("a") is not None
 
 
-async def test_limits_are_clear_errors_and_change_nothing() -> None:
+async def test_s6_limits_are_clear_errors_and_change_nothing() -> None:
     limits = Limits(value_bytes_max=1000, key_bytes_max=100, keys_max=3, watches_max=2, leases_max=2)
     async with store.serve(limits=limits) as server, store.connect(server.url) as client:
         with pytest.raises(LimitExceeded, match="value_bytes_max is 1000"):
@@ -104,7 +104,7 @@ async def test_limits_are_clear_errors_and_change_nothing() -> None:
         assert await client.count("") == 3
 
 
-async def test_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_answers_may_pile_up(
+async def test_s6_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_answers_may_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests came one in a packet: what stopped a peer then was only looked at after packets of several."""

@@ -99,7 +99,7 @@ def framed(body: bytes) -> bytes:
         pytest.param(hello() + b"\x7f\xff\xff\xff", "is announced", id="an enormous frame"),
     ],
 )
-async def test_bad_input_costs_the_connection_and_one_log_line(
+async def test_s7_bad_input_costs_the_connection_and_one_log_line(
     said: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with store.serve() as server, bystander(server):
@@ -118,7 +118,7 @@ async def test_bad_input_costs_the_connection_and_one_log_line(
         pytest.param(hello() + b"\x00\x00\x01\x00half", "half a frame", id="half a frame"),
     ],
 )
-async def test_silence_in_the_middle_costs_the_connection_and_one_log_line(
+async def test_s7_silence_in_the_middle_costs_the_connection_and_one_log_line(
     said: bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with store.serve(limits=Limits(handshake_timeout=0.2, frame_timeout=0.2)) as server, bystander(server):
@@ -127,7 +127,7 @@ async def test_silence_in_the_middle_costs_the_connection_and_one_log_line(
         assert len(caplog.records) == 1
 
 
-async def test_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s7_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with store.serve() as server, bystander(server):
         room = asyncio.Semaphore(200)
 
@@ -148,7 +148,7 @@ async def test_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: 
 
 
 @pytest.mark.parametrize("seed", [7, FRESH])
-async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(seed)
     async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
         offences = [
@@ -161,7 +161,7 @@ async def test_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: py
         assert {record.name for record in caplog.records} == {"store.server.server"}
 
 
-async def test_what_an_offender_had_asked_properly_before_was_done() -> None:
+async def test_s7_what_an_offender_had_asked_properly_before_was_done() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         put = wire.encode_request(1, 0, store.Put("a", b"done"))
         await answer_to(server.port, hello() + put + os.urandom(4) * 10)

@@ -37,7 +37,7 @@ IMPOSTORS_TOKEN = b"something else"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1", "example.com"])
-async def test_listening_beyond_loopback_is_refused_naming_both_remedies(host: str) -> None:
+async def test_s8_listening_beyond_loopback_is_refused_naming_both_remedies(host: str) -> None:
     with pytest.raises(StoreUsageError) as caught:
         async with store.serve(host):
             raise AssertionError("it served")
@@ -46,7 +46,7 @@ async def test_listening_beyond_loopback_is_refused_naming_both_remedies(host: s
     assert "insecure" in str(caught.value)
 
 
-async def test_tls_that_asks_for_no_certificate_is_no_remedy() -> None:
+async def test_s8_tls_that_asks_for_no_certificate_is_no_remedy() -> None:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with pytest.raises(StoreUsageError, match="mutual TLS"):
         async with store.serve("0.0.0.0", tls=anybody):
@@ -54,18 +54,18 @@ async def test_tls_that_asks_for_no_certificate_is_no_remedy() -> None:
 
 
 @pytest.mark.parametrize("options", [{"token": TOKEN}, {"insecure": True}], ids=["token", "insecure"])
-async def test_with_a_token_or_the_word_insecure_it_listens_beyond_loopback(options: dict[str, Any]) -> None:
+async def test_s8_with_a_token_or_the_word_insecure_it_listens_beyond_loopback(options: dict[str, Any]) -> None:
     async with store.serve("0.0.0.0", **options) as server:
         assert server.port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
-async def test_loopback_needs_nothing(host: str) -> None:
+async def test_s8_loopback_needs_nothing(host: str) -> None:
     async with store.serve(host) as server, store.connect(server.url) as client:
         await client.ping()
 
 
-async def test_an_empty_token_is_a_mistake_not_a_token() -> None:
+async def test_s8_an_empty_token_is_a_mistake_not_a_token() -> None:
     with pytest.raises(StoreUsageError, match="the token is empty"):
         async with store.serve(token=""):
             raise AssertionError("it served")
@@ -79,7 +79,7 @@ def connect_blocking(url: str, token: str | None = None, **options: Any) -> int:
         return client.put("a", b"")
 
 
-async def test_who_knows_the_token_is_let_in() -> None:
+async def test_s8_who_knows_the_token_is_let_in() -> None:
     async with store.serve(token=TOKEN) as server:
         async with store.connect(server.url, token=TOKEN) as client:
             assert await client.put("a", b"") == 1
@@ -91,7 +91,7 @@ async def test_who_knows_the_token_is_let_in() -> None:
 @pytest.mark.parametrize(
     ("token", "reason"), [("another", "not the server's"), (None, "wants a token, and none was given")]
 )
-async def test_who_does_not_know_the_token_is_not_and_learns_why_at_once(
+async def test_s8_who_does_not_know_the_token_is_not_and_learns_why_at_once(
     token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with store.serve(token=TOKEN) as server:
@@ -104,7 +104,7 @@ async def test_who_does_not_know_the_token_is_not_and_learns_why_at_once(
     assert TOKEN not in caplog.text
 
 
-async def test_a_client_with_a_token_refuses_a_server_that_asks_for_none() -> None:
+async def test_s8_a_client_with_a_token_refuses_a_server_that_asks_for_none() -> None:
     async with store.serve() as server:
         with pytest.raises(AuthenticationError, match="cannot prove that it knows"):
             async with store.connect(server.url, token=TOKEN):
@@ -136,7 +136,7 @@ async def impostor(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
             yield server
 
 
-async def test_a_client_refuses_a_server_that_cannot_prove_the_token_and_tells_it_nothing(impostor: Server) -> None:
+async def test_s8_a_client_refuses_a_server_that_cannot_prove_the_token_and_tells_it_nothing(impostor: Server) -> None:
     with pytest.raises(AuthenticationError, match="could not prove that it knows the token"):
         async with store.connect(impostor.url, token=TOKEN):
             raise AssertionError("it trusted the server")
@@ -148,7 +148,7 @@ async def test_a_client_refuses_a_server_that_cannot_prove_the_token_and_tells_i
     assert impostor.figures()["requests"] == 0
 
 
-async def test_a_recorded_hello_is_worth_nothing_in_another_conversation(impostor: Server) -> None:
+async def test_s8_a_recorded_hello_is_worth_nothing_in_another_conversation(impostor: Server) -> None:
     with pytest.raises(AuthenticationError):
         async with store.connect(impostor.url, token=TOKEN):
             raise AssertionError("it trusted the server")
@@ -167,7 +167,7 @@ def listed(*processes: Child) -> str:
     return "\n".join(line.read_text() for line in lines if line.exists())
 
 
-async def test_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> None:
+async def test_s8_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> None:
     """ "the token never crosses the wire or appears in a process list or log": neither the server's nor a client's."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("wrong horse")
@@ -238,7 +238,9 @@ def certificates() -> Certificates:
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_who_has_a_certificate_is_let_in(certificates: Certificates, newest: ssl.TLSVersion, host: str) -> None:
+async def test_s8_who_has_a_certificate_is_let_in(
+    certificates: Certificates, newest: ssl.TLSVersion, host: str
+) -> None:
     async with store.serve(host, tls=certificates.server(newest=newest)) as server:
         url = f"tcps://127.0.0.1:{server.port}"
         async with store.connect(url, tls=certificates.client(), timeout=5.0) as client, client.watch("") as watch:
@@ -248,7 +250,7 @@ async def test_who_has_a_certificate_is_let_in(certificates: Certificates, newes
         assert server.url.startswith("tcps://")
 
 
-async def test_tls_and_a_token_go_together(certificates: Certificates) -> None:
+async def test_s8_tls_and_a_token_go_together(certificates: Certificates) -> None:
     async with store.serve(tls=certificates.server(mutual=False), token=TOKEN) as server:
         bare = certificates.client(certificate=False)
         async with store.connect(server.url, tls=bare, token=TOKEN) as client:
@@ -325,7 +327,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("kind", ["async", "blocking"])
 @pytest.mark.parametrize("who", STRANGERS)
-async def test_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
+async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
     certificates: Certificates, who: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = STRANGERS[who]
@@ -378,7 +380,7 @@ async def test_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
 @pytest.mark.parametrize(
     ("hangs_up", "told"), [(False, "takes connections and says nothing"), (True, "without a word")]
 )
-async def test_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
+async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
     kind: str, hangs_up: bool, told: str
 ) -> None:
     """As at a server with TLS before its own time is up, which is longer than that of most who only look."""
@@ -401,7 +403,7 @@ async def test_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
         writer.close()
 
 
-async def test_uvloop_tells_the_same(certificates: Certificates, tmp_path: Path) -> None:
+async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Path) -> None:
     """Handshakes are another's code there."""
     require("uvloop")
     certificates.authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))

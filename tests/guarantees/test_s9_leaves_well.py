@@ -33,7 +33,7 @@ def client_of(server: Server, *, timeout: float) -> Client:
     return Client(dial(Address.parse(server.url), None), name=server.url, timeout=timeout)
 
 
-async def test_clients_are_told_that_the_server_leaves_and_say_so() -> None:
+async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
     async with store.serve() as server:
         client = await client_of(server, timeout=0.3).__aenter__()
         watch = await client.watch("").__aenter__()
@@ -47,7 +47,7 @@ async def test_clients_are_told_that_the_server_leaves_and_say_so() -> None:
     await client.aclose()
 
 
-async def test_what_was_done_before_it_left_was_answered() -> None:
+async def test_s9_what_was_done_before_it_left_was_answered() -> None:
     for seed in range(5):
         lost = asyncio.Event()
         async with store.serve() as server:
@@ -67,7 +67,7 @@ async def test_what_was_done_before_it_left_was_answered() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() -> None:
+async def test_s9_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() -> None:
     network = MemoryNetwork()
     loop = asyncio.get_running_loop()
     async with serve_in_memory(network) as server, connect_in_memory(network) as other:
@@ -91,7 +91,7 @@ async def test_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() -> 
         network.heal()
 
 
-async def test_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s9_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -101,7 +101,7 @@ async def test_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytest.L
     assert caplog.records == []
 
 
-async def test_ending_it_a_second_time_ends_it_at_once() -> None:
+async def test_s9_ending_it_a_second_time_ends_it_at_once() -> None:
     """S9: "a second one: at once"."""
     loop = asyncio.get_running_loop()
     started: asyncio.Future[Server] = loop.create_future()
@@ -151,7 +151,7 @@ class Hanging(Journal):
         return super()._probe(database)
 
 
-async def test_a_disk_that_hangs_keeps_no_server_from_leaving(
+async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("store.server.server.Journal", Hanging)
