@@ -9,6 +9,7 @@ not import a package with so common a name as `store`.
 
 from rdzv import _import_guard as _import_guard  # isort: skip  # comes first: another `store` may shadow ours
 from rdzv import sync
+from rdzv._version import __version__ as __version__
 from rdzv.backends.builtin import connect
 from rdzv.backends.registry import (
     RendezvousHandlerCreator,

@@ -3,12 +3,14 @@
     python -I -S guard.py CONTROL FILES COMMAND ...
 
 The launcher starts a guard, and the guard starts the command, in a process group of the command's own. CONTROL is the
-reading end of a pipe whose other end only the launcher has. Each byte in it is the number of a signal for the group.
+reading end of a pipe whose other end only the launcher has. Each byte in it is the number of a signal for the group,
+with `IN_PASSING` added if the signal is not meant to end it.
 The end of it means that the launcher is gone, by SIGKILL perhaps, and then the group is killed: however far it had
 come, whatever it has started, and on any system (Linux's PR_SET_PDEATHSIG alone would reach the first process only).
 
 The guard ends as the command's first process has ended, with its exit status or by its signal. What that leaves behind
-in its group is killed at once; only after a signal was passed on is it given the time that the launcher gives it.
+in its group is killed at once; only after a signal that is meant to end it is it given the time that the launcher
+gives it.
 Whoever leaves the group on purpose (a daemon with a session of its own) is not followed.
 
 FILES is the soft limit of open files that the command gets: a launcher that hosts a store has raised its own.
@@ -33,7 +35,15 @@ __all__ = ["CANNOT_EXECUTE", "fork_guarded", "main"]
 
 POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
 CANNOT_EXECUTE = 126  # as shells say it
-PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # for the launcher to hear, and to pass on
+IN_PASSING = 0x80  # beyond the numbers of signals, which end at 64
+PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to every process of a job
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def main(control: int, files: int, command: list[str]) -> NoReturn:
@@ -137,10 +147,10 @@ def _watch(group: int, control: int, child_ended: int) -> int:
                 os.read(child_ended, 4096)
             else:
                 numbers = os.read(control, 4096) or bytes([signal.SIGKILL])
-                was_told = signal.SIGKILL not in numbers
                 for number in numbers:
-                    _signal(group, number)
-                if not was_told:
+                    _signal(group, number & ~IN_PASSING)
+                    was_told = was_told or not number & IN_PASSING
+                if signal.SIGKILL in numbers:
                     return status if status is not None else os.waitpid(group, 0)[1]
         if status is None:
             pid, ended_as = os.waitpid(group, os.WNOHANG)

@@ -24,9 +24,10 @@ import sys
 import anyio
 
 import store
+from rdzv.cli.command import DONE, Command
 from store.net.address import DEFAULT_PORT, host_and_port
 
-__all__ = ["add_arguments", "serve"]
+__all__ = ["COMMANDS", "add_arguments", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -197,3 +198,18 @@ def _write_whole(path: str, text: str) -> None:
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(partial, path)
+
+
+async def _run(options: argparse.Namespace) -> int:
+    await serve(options)
+    return DONE
+
+
+COMMANDS = (
+    Command(
+        name="serve",
+        help="serve a store that outlives the nodes of its runs",
+        run=_run,
+        add_arguments=add_arguments,
+    ),
+)

@@ -99,18 +99,30 @@ def whole_number(at_least: int) -> Kind:
     return Kind(f"a whole number from {at_least} to {NODES_MAX}", convert)
 
 
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WITH_UNITS: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+", re.ASCII)
+_WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
+
+
+def _seconds(raw: Any) -> float:
+    """Return seconds: of a number, of text with a number, or of text with units such as 5m, 1h30m or 500ms."""
+    if isinstance(raw, bool):
+        raise TypeError
+    if isinstance(raw, str) and _WITH_UNITS.fullmatch(raw):
+        return sum(float(number) * _UNITS[unit] for number, unit in _WITH_UNIT.findall(raw))
+    return float(raw)
+
+
 def duration(at_least: float = 0.0, *, because: str = "") -> Kind:
     """Seconds; `because` says why not fewer."""
 
     def convert(raw: Any) -> float:
-        if isinstance(raw, bool):
-            raise TypeError
-        seconds = float(raw)
+        seconds = _seconds(raw)
         if not at_least <= seconds <= DURATION_MAX:  # false for NaN, too
             raise ValueError
         return seconds
 
-    return Kind(f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because}", convert)
+    return Kind(f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)", convert)
 
 
 def _flag(raw: Any) -> bool:

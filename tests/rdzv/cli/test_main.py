@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -160,7 +161,7 @@ async def test_wrong_usage_is_2_and_one_line(arguments: tuple[str, ...]) -> None
     assert "=secret" not in line
 
 
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--port", "70000"), ("serve", "--port", "x")])
+@pytest.mark.parametrize("arguments", [("nonsense",), ("-v",), ("serve", "--port", "70000"), ("serve", "--port", "x")])
 async def test_what_argparse_refuses_is_2_and_one_line_as_well(arguments: tuple[str, ...]) -> None:
     status, line = await fails(*arguments)
     assert status == 2
@@ -224,7 +225,7 @@ def test_each_kind_of_error_has_its_status(
     async def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "_ping", fail)
+    monkeypatch.setitem(cli.COMMANDS, "ping", dataclasses.replace(cli.COMMANDS["ping"], run=fail))
     assert cli.main(["ping", "tcp://127.0.0.1"]) == status
     assert capsys.readouterr().err == "rdzv ping: x\n"
     assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
@@ -241,3 +242,68 @@ async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
         assert status == 5
         assert "token" in line
         assert "hunter2" not in line
+
+
+# ---------------------------------------------------------------------------------------------- ways to ask
+
+
+async def test_flags_may_stand_before_the_subcommand_as_well_as_after_it() -> None:
+    port = free_port()
+    for arguments in (("--debug", "ping"), ("ping", "--debug")):
+        status, output = await run(*arguments, f"tcp://127.0.0.1:{port}", "--timeout", "0.2")
+        assert status == 5
+        assert any("Traceback" in line for line in output)
+        assert output[-1].startswith("rdzv ping: no store at")
+    status, output = await run("-v", "run", f"tcp://127.0.0.1:{port}/job?min_nodes=2", "--", "no-such-command", "-v")
+    assert (status, len(output)) == (121, 1)
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)])
+def test_without_a_subcommand_the_help_is_shown(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*arguments) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: rdzv")
+    assert all(name in shown for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [("help", "run"), ("run", "--help"), ("--debug", "help", "run")])
+def test_help_tells_of_a_subcommand(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*arguments) == 0
+    assert capsys.readouterr().out.startswith("usage: rdzv run [options] URL -- COMMAND ...")
+
+
+def status_of(*arguments: str) -> object:
+    try:
+        return cli.main(arguments)
+    except SystemExit as leaving:
+        return leaving.code
+
+
+def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("--version") == 0
+    assert capsys.readouterr().out == f"rdzv {rdzv.__version__}\n"
+
+
+async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() -> None:
+    async with store.serve() as server:
+        environment = {"RDZV_URL": f"{server.url}/job"}
+        for arguments, says in (
+            (("status", "--json"), '"run_id": "job"'),
+            (("status", f"{server.url}/other"), "run other: gathering"),
+            (("ban", "--now", "gpu-1", "--reason", "slow"), "node gpu-1 is banned from run job"),
+            (("ping", "--count", "1"), "answers in"),
+        ):
+            async with start_python("-m", "rdzv", *arguments, env=environment) as child:
+                assert await child.wait() == 0, child.written()
+                assert says in child.output[0]
+        environment["RDZV_URL"] += "?min_nodes=1"
+        async with start_python("-m", "rdzv", "run", "--", "echo", "done", env=environment) as child:
+            assert await child.wait() == 0, child.written()
+            assert child.output == ["[0] done"]
+
+
+async def test_without_a_url_anywhere_its_absence_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RDZV_URL", raising=False)
+    status, line = await fails("status")
+    assert status == 2
+    assert "required: URL" in line

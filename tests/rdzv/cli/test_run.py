@@ -13,8 +13,10 @@ import pytest
 
 import rdzv
 import store
+from rdzv.cli.job import Job, Place, environment_of, place_of
+from rdzv.cli.launcher import SUCCEEDED, _meet
 from rdzv.cli.main import main
-from rdzv.cli.run import LINE_BYTES_MAX, SUCCEEDED, Job, Place, _meet, environment_of, label_lines, place_of
+from rdzv.cli.processes import LINE_BYTES_MAX, label_lines
 from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
 from rdzv.core.state import Participant
 from rdzv.errors import RendezvousStateError
@@ -304,8 +306,14 @@ async def test_the_exit_status_is_the_commands_own_or_says_what_went_wrong_in_on
             ("tcp://127.0.0.1:1/job?min_nodes=1", "--", "no-such-command"),
             "'no-such-command' is not an executable file, nor in PATH",
         ),
-        (("tcp://127.0.0.1:1/job?min_nodes=1", "--nproc", "0", "--", "true"), "'0' is not a whole number from 1 on"),
-        (("tcp://127.0.0.1:1/job?min_nodes=1", "--grace", "nan", "--", "true"), "'nan' is not from 0 to"),
+        (
+            ("tcp://127.0.0.1:1/job?min_nodes=1", "--nproc", "0", "--", "true"),
+            "'0' is not a whole number from 1 to 1000000",
+        ),
+        (
+            ("tcp://127.0.0.1:1/job?min_nodes=1", "--grace", "nan", "--", "true"),
+            "'nan' is not a number of seconds from 0 to",
+        ),
         (("tcp://127.0.0.1:1/job?min_nodes=1&attributes=nproc:3", "--", "true"), "nproc:3 contradicts --nproc 1"),
         (("tcp://127.0.0.1:1/job", "--", "true"), "min_nodes is missing"),
     ],
@@ -339,6 +347,103 @@ async def test_who_waits_for_others_reads_for_what_and_who_does_not_reads_nothin
         await a.set_closed("done")
         with pytest.raises(rdzv.RendezvousGracefulExitError):
             await joining
+
+
+# ------------------------------------------------------------------------------------------ signals for the command
+
+LISTENER = """
+import os, signal, sys
+told = {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, told)
+print("round", os.environ["RDZV_ROUND"], "of", os.environ["WORLD_SIZE"], flush=True)
+while True:
+    number = signal.sigwait(told)
+    print("told", signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM or "save" in sys.argv and number == signal.SIGUSR1:
+        sys.exit(9)
+    if "checkpoint" in sys.argv and number == signal.SIGUSR2:
+        open(os.environ["RDZV_CHECKPOINT_FILE"], "w").close()
+"""
+DIES = "import signal; print('here', flush=True); signal.pause()"
+
+
+def listener(*does: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", LISTENER, *does)
+
+
+async def test_what_is_for_the_command_is_passed_on_and_ends_nothing(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=1", "a", command=listener()) as a:
+        await a.line("round 0")
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT):
+            os.kill(a.pid, number)
+            await a.line(f"told {number.name}")
+        a.terminate()
+        await a.line("told SIGTERM")
+        assert await a.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
+async def test_a_command_that_ends_by_a_signal_passed_on_is_not_started_again(
+    server: str, number: signal.Signals
+) -> None:
+    command = (sys.executable, "-c", DIES)
+    async with node(f"{server}/job?min_nodes=1", "a", "--max-restarts", "3", command=command) as a:
+        await a.line("here")
+        os.kill(a.pid, number)
+        assert await a.wait() == 128 + number
+        assert a.output == ["[0] here"]
+
+
+async def test_a_signal_with_nobody_to_pass_it_on_to_is_said_and_a_hangup_ends_the_wait(server: str) -> None:
+    async with node(f"{server}/job?min_nodes=2", "a") as a, rdzv.connect(f"{server}/job") as observer:
+        while not (await observer.status()).waiting:
+            async with observer.changes():
+                pass
+        os.kill(a.pid, signal.SIGUSR1)
+        await a.says("SIGUSR1 came while no process was running to pass it on to")
+        os.kill(a.pid, signal.SIGHUP)
+        assert await a.wait() == 128 + signal.SIGHUP
+
+
+ONE_OR_TWO = "min_nodes=1&max_nodes=2&last_call_timeout=0&rank_order=survivors"
+
+
+async def test_a_newcomer_waits_until_the_job_says_that_it_is_at_a_checkpoint(server: str) -> None:
+    url = f"{server}/job?{ONE_OR_TWO}"
+    options = ("--on-change", "checkpoint", "--grace", "60", "-v")
+    async with node(url, "a", *options, command=listener("checkpoint")) as a:
+        await a.line("round 0 of 1")
+        os.kill(a.pid, signal.SIGUSR2)  # a checkpoint that nobody waits for; the next one counts
+        await a.line("told SIGUSR2")
+        async with node(url, "b", *options, command=listener()) as b:
+            await a.says("for a checkpoint of the job")
+            assert "[0] told SIGTERM" not in a.output
+            os.kill(a.pid, signal.SIGUSR2)
+            await a.line("told SIGTERM")
+            await a.line("round 1 of 2")
+            await b.line("round 1 of 2")
+
+
+async def test_a_newcomer_waits_for_a_checkpoint_no_longer_than_the_grace(server: str) -> None:
+    url = f"{server}/job?{ONE_OR_TWO}"
+    options = ("--on-change", "checkpoint", "--grace", "0.2")
+    async with node(url, "a", *options, command=listener()) as a:
+        await a.line("round 0 of 1")
+        async with node(url, "b", *options, command=listener()):
+            await a.line("told SIGTERM")
+            await a.line("round 1 of 2")
+
+
+async def test_a_job_told_of_a_newcomer_by_usr1_saves_and_is_neither_failed_nor_done(server: str) -> None:
+    url = f"{server}/job?{ONE_OR_TWO}"
+    options = ("--on-change", "usr1", "--grace", "60")
+    async with node(url, "a", *options, command=listener("save")) as a:
+        await a.line("round 0 of 1")
+        async with node(url, "b", *options, command=listener("save")) as b:
+            await a.line("told SIGUSR1")
+            await a.line("round 1 of 2")  # its status of 9 was no failure: no restart is allowed
+            await b.line("round 1 of 2")
+        assert "[0] told SIGTERM" not in a.output
 
 
 # ------------------------------------------------------------------------------------------ output
@@ -420,7 +525,9 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
     async with rdzv.connect(f"{server}/job?min_nodes=1") as handler:
         info = await handler.next_rendezvous()
         job = Job(url=server, command=("true",))
-        told = environment_of(job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0)
+        told = environment_of(
+            job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0, checkpoint_file="/tmp/x"
+        )
     parameters = {
         Source.ENVIRONMENT.spell(name)
         for parameter in (*TABLE, *KEEP_ALIVE.values())

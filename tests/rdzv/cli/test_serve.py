@@ -16,6 +16,7 @@ import pytest
 
 import store
 from rdzv.cli import main as cli
+from rdzv.cli.command import WRONG_USAGE
 from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError
 from store.messages import Get, Put, Watch
 from store.protocol.wire import Bye
@@ -142,7 +143,7 @@ async def test_a_server_whose_store_turns_out_damaged_does_not_stay(tmp_path: Pa
             resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             with pytest.raises(ConnectionLost):
                 await client.put("large", bytes(MIB))
-        assert await child.wait() == cli.WRONG_USAGE
+        assert await child.wait() == WRONG_USAGE
         await child.says("restore it from a backup")
 
 
@@ -185,7 +186,7 @@ def test_every_limit_has_a_flag_with_its_default_and_says_what_it_bounds(capsys:
 def test_what_makes_no_sense_is_said_in_one_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["serve", "--port", "0", *arguments]) == cli.WRONG_USAGE
+    assert cli.main(["serve", "--port", "0", *arguments]) == WRONG_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rdzv serve: ")
     assert complaint in line
@@ -204,7 +205,7 @@ def test_a_token_in_the_environment_that_makes_no_sense_is_said_in_one_line(
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["serve", "--port", "0"]) == cli.WRONG_USAGE
+    assert cli.main(["serve", "--port", "0"]) == WRONG_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
 

@@ -18,6 +18,11 @@ ACCEPTED: list[tuple[Kind, Any, Any]] = [
     (whole_number(0), 0, 0),
     (duration(), "0.5", 0.5),
     (duration(0.5), 1, 1.0),
+    (duration(), "5m", 300.0),
+    (duration(), "1h30m", 5400.0),
+    (duration(), "1.5s", 1.5),
+    (duration(), "500ms", 0.5),
+    (duration(), "2d", 172_800.0),
     *((value_types.FLAG, word, True) for word in ("1", "true", "yes", "on", "TRUE", 1, True)),
     *((value_types.FLAG, word, False) for word in ("0", "false", "no", "off", 0, False)),
     (value_types.FLAG_OR_AUTO, "auto", None),
@@ -48,7 +53,7 @@ def test_a_value_is_read_and_reading_it_again_changes_nothing(kind: Kind, raw: A
 
 REFUSED: list[tuple[Kind, Any]] = [
     *((whole_number(1), raw) for raw in (0, "two", 2.5, True, 1_000_001)),
-    *((duration(0.5), raw) for raw in (0.4, "nan", float("inf"), 10**400, "soon", True, [0])),
+    *((duration(0.5), raw) for raw in (0.4, "nan", float("inf"), 10**400, "soon", True, [0], "m", "5 m", "100ms", "5x", "1m2")),
     (value_types.FLAG, "auto"),
     (value_types.FLAG_OR_AUTO, 2),
     *((value_types.NAME, raw) for raw in ("", "a/b", "x" * 256, "a\x07", "\ud800", 7)),

@@ -1,0 +1,5 @@
+"""The release, said once: `rdzv.__version__`, `rdzv --version`, and what the package is built with."""
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

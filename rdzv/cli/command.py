@@ -1,0 +1,100 @@
+"""What `rdzv.cli.main` needs to know of a subcommand, and the arguments that several subcommands take.
+
+A room of this folder describes its subcommands in `COMMANDS`, a tuple of `Command`; the table of rooms is in `main`.
+The exit status of a subcommand is one of
+
+    0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.config import value_types
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+__all__ = [
+    "CLOSED",
+    "DONE",
+    "FAILED",
+    "NO_CONNECTION",
+    "TIMED_OUT",
+    "WRONG_USAGE",
+    "Command",
+    "add_run",
+    "add_timeout",
+    "argument_type",
+    "duration",
+    "whole_number",
+]
+
+DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
+
+ANSWER_WITHIN: Final = 10.0
+"""Seconds in which a store must answer somebody who only looks."""
+
+
+def _add_nothing(_: argparse.ArgumentParser) -> None:
+    """Describe no arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+        name: Its name.
+        help: What it does, in one line that begins with a small letter and has no full stop.
+        run: Carries it out, and returns the exit status.
+        add_arguments: Describes its arguments to a parser.
+        takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
+        takes_command: Whether another command follows after "--"; its words are then in `options.words`.
+    """
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_nothing
+    takes_url: bool = False
+    takes_command: bool = False
+
+
+def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
+    """Return what argparse calls to read an argument of this kind."""
+
+    def read(text: str) -> Any:
+        try:
+            return kind.convert(text)
+        except (ValueError, TypeError, OverflowError):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind.limit}") from None
+
+    return read
+
+
+duration: Final = argument_type(value_types.duration())
+
+
+def whole_number(at_least: int) -> Callable[[str], Any]:
+    """Return what argparse calls to read a count."""
+    return argument_type(value_types.whole_number(at_least))
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Let a subcommand take the URL of a run, and how long its store may take to answer."""
+    parser.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
+    add_timeout(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Let a subcommand take how long a store may take to answer."""
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=ANSWER_WITHIN,
+        metavar="SECONDS",
+        help="how long the store may take to answer (default: %(default)g)",
+    )

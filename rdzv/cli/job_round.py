@@ -1,0 +1,304 @@
+"""Shell: one round of `rdzv run`: starts the processes, waits for what ends the round, and stops them.
+
+**Who is to blame.** When one node goes, the commands of the others fail, too, because their peer has hung up, and
+mostly sooner than anybody is told that the node has gone. So whoever is about to end a round (its process has failed,
+it has been told of a change, it was asked to stop) first writes its name into the round's shared store, and the first
+one wins. A failure counts where that name is one's own. As a node that was killed writes nothing, a failing node that
+shares its round with others also waits `disconnect_ttl` and a second for news of a loss; if there is any, nothing
+counts.
+
+**Who succeeds last.** The processes of a node may be done before those of others. Each node then counts itself in the
+round's shared store. The last one closes the run, and the others are told. Until then a change means meeting again,
+also for those that were done: whatever the command computes together, it was not finished. Only if all were counted
+already (and the last one died before it could close) does whoever is told of a change close the run instead.
+
+**Who waits to come in** may have to wait for a checkpoint (`OnChange`): until the job says that it is at one, by
+writing a file, but no longer than the grace. A loss ends the round at once all the same, as nothing can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rdzv.cli.job import OnChange, environment_of, place_of
+from rdzv.cli.processes import Process
+from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.errors import RoundSupersededError
+from store import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from rdzv.cli.job import Job, Place
+    from rdzv.node.handler import Handler
+    from rdzv.node.membership import RendezvousInfo
+
+__all__ = ["Changed", "End", "Failed", "JobRound", "Succeeded"]
+
+log = logging.getLogger(__name__)
+
+BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's shared store
+
+NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl: a lease goes within 0.1, a coordinator is replaced in less
+ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
+KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
+
+LOOK_AGAIN: Final = 0.05
+"""Seconds between looks at the checkpoint file, and only while a newcomer waits: nothing that works on every system
+announces that a file was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succeeded:
+    """All processes of all nodes have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A process has; `counts` if nobody else is to blame for that."""
+
+    rank: int
+    status: int
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """The members have."""
+
+    why: str
+
+
+End = Succeeded | Failed | Changed | Closed
+
+
+class JobRound:
+    """The processes of one node in one round."""
+
+    def __init__(self, job: Job, handler: Handler, info: RendezvousInfo, *, checkpoint_file: str) -> None:
+        self._job = job
+        self._handler = handler
+        self._info = info
+        self._checkpoint_file = checkpoint_file
+        self._processes: list[Process] = []
+        self._running = 0
+        self._heard: asyncio.Queue[Change | Process] = asyncio.Queue()
+        self._passed_on: set[int] = set()
+
+    def pass_on(self, number: int) -> bool:
+        """Send a signal to the processes; False if there are none to send it to."""
+        running = [process for process in self._processes if process.status is None]
+        for process in running:
+            process.pass_on(number)
+        if running:
+            self._passed_on.add(number)
+        return bool(running)
+
+    async def run(self, *, restarts: int, files: int) -> End | signal.Signals:
+        """Run the command until the round is over.
+
+        Args:
+            restarts: How often this node has started again after a failure of its own.
+            files: The soft limit of open files for the processes.
+
+        Returns:
+            What has ended the round; or the signal, if the command has ended by one that was passed on to it.
+        """
+        info, job = self._info, self._job
+        try:
+            place = place_of(info.rank, await info.participants(), job.nproc)
+        except RoundSupersededError:
+            return Changed(why="the round is over before it began")
+        log.info(
+            "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
+            info.run_id,
+            info.round,
+            place.first_rank,
+            place.first_rank + job.nproc - 1,
+            place.world_size,
+            *info.bootstrap_address,
+        )
+        await self._start(place, restarts=restarts, files=files)
+        async with self._handler.changes() as changes, anyio.create_task_group() as listening:
+            listening.start_soon(self._hear_changes, changes)
+            for process in self._processes:
+                listening.start_soon(self._hear_of_end, process)
+            end: End | signal.Signals
+            try:
+                end = await self._end()
+            except (RoundSupersededError, StoreError) as error:
+                end = Changed(why=f"who has succeeded is not known: {error}")
+            listening.cancel_scope.cancel()
+        return end
+
+    async def _start(self, place: Place, *, restarts: int, files: int) -> None:
+        for local_rank in range(self._job.nproc):
+            environment = environment_of(
+                self._job,
+                self._info,
+                place,
+                local_rank=local_rank,
+                restarts=restarts,
+                checkpoint_file=self._checkpoint_file,
+            )
+            with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us
+                self._processes.append(await Process.start(self._job, environment, files=files))
+        self._running = self._job.nproc
+
+    async def _hear_changes(self, changes: AsyncIterator[Change]) -> None:
+        async for change in changes:
+            self._heard.put_nowait(change)
+
+    async def _hear_of_end(self, process: Process) -> None:
+        await process.wait()
+        self._heard.put_nowait(process)
+
+    # -------------------------------------------------------------------------------------- what ends a round
+
+    async def _end(self) -> End | signal.Signals:
+        """Wait for what ends the round; whoever else will feel it has been told who began."""
+        while True:
+            match await self._heard.get():
+                case NodesWaiting(count=count) as waiting if count and self._running and self._lets_wait:
+                    end = await self._let_wait(waiting)
+                case heard:
+                    end = await self._judge(heard)
+            if end is not None:
+                return end
+
+    @property
+    def _lets_wait(self) -> bool:
+        return self._job.on_change is not OnChange.TERM
+
+    async def _judge(self, heard: Change | Process) -> End | signal.Signals | None:
+        """Say what a change, or the end of a process, means for the round; None if it goes on."""
+        match heard:
+            case Process() as process if process.failed:
+                number = self._ended_by_signal(process)
+                return number if number is not None else await self._end_of_failure(process)
+            case Process():
+                self._running -= 1
+                return Succeeded() if self._running == 0 and await self._count(1) else None
+            case Closed() as closed:
+                return closed
+            case change:
+                why = _ends_round(change)
+                if why is None:
+                    return None
+                if self._running == 0 and await self._count(0):
+                    return Succeeded()
+                await is_to_blame(self._info)
+                return Changed(why=why)
+
+    async def _count(self, more: int) -> bool:
+        """Count this node among those that have succeeded, or not; whether all have."""
+        return await self._info.store.add(COUNT, more) == self._info.world_size
+
+    def _ended_by_signal(self, process: Process) -> signal.Signals | None:
+        """The signal that a process has ended by, if it was passed on to it; a shell says so by 128 and its number."""
+        for number in self._passed_on:
+            if process.status in (-number, 128 + number):
+                return signal.Signals(number)
+        return None
+
+    async def _end_of_failure(self, failed: Process) -> End:
+        """Find out whether a failure counts: it does unless somebody else began, or died."""
+        counts = await is_to_blame(self._info)
+        if counts and self._info.world_size > 1:
+            for process in self._processes:
+                process.ask_to_end(signal.SIGTERM)
+            with anyio.move_on_after(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS):
+                while counts:
+                    match await self._heard.get():
+                        case Closed() as closed:
+                            return closed
+                        case NodesLost() | NodesLeft() | Dropped():
+                            counts = False
+        assert failed.status is not None
+        return Failed(rank=failed.rank, status=failed.status, counts=counts)
+
+    async def _let_wait(self, waiting: NodesWaiting) -> End | signal.Signals | None:
+        """Let newcomers wait until the job is at a checkpoint, or the grace is over; None if they do not any more."""
+        why = _ends_round(waiting)
+        assert why is not None, "somebody waits"
+        log.info("%s, for a checkpoint of the job, at most %g s", why, self._job.grace)
+        tells = self._job.on_change is OnChange.USR1
+        before = self._checkpoint()
+        if tells:
+            await is_to_blame(self._info)  # others may fail as soon as processes here have ended
+            for process in self._processes:
+                process.tell(signal.SIGUSR1)
+        until = anyio.current_time() + self._job.grace
+        while self._running and anyio.current_time() < until and self._checkpoint() == before:
+            heard: Change | Process | None = None
+            with anyio.move_on_after(LOOK_AGAIN):  # if the time is up, what is in the queue stays there
+                heard = await self._heard.get()
+            match heard:
+                case NodesWaiting(count=0) if not tells:
+                    return None
+                case None | NodesWaiting():
+                    pass
+                case Process() if tells:  # it ended because it was told to, with whatever status
+                    self._running -= 1
+                case _:
+                    end = await self._judge(heard)
+                    if end is not None:
+                        return end
+        return Changed(why=why) if tells else await self._judge(waiting)
+
+    def _checkpoint(self) -> int:
+        """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""
+        try:
+            return os.stat(self._checkpoint_file).st_mtime_ns
+        except OSError:
+            return -1
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    async def stop(self, number: int) -> None:
+        """Ask the processes to end, by this signal, then make them; and pass on what they have written."""
+        for process in self._processes:
+            process.ask_to_end(number)
+        with anyio.move_on_after(self._job.grace):
+            for process in self._processes:
+                await process.wait()
+        for process in self._processes:
+            process.kill()
+        with anyio.move_on_after(KILL_WITHIN) as scope:
+            for process in self._processes:
+                await process.wait()
+        if scope.cancelled_caught:
+            log.error("a process does not end although it was killed; a driver or a file system may hang")
+        for process in self._processes:
+            await process.release()
+
+
+def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Dropped) -> str | None:
+    """Say why a change means meeting again; None if it does not."""
+    match change:
+        case NodesLost(count=count, node_ids=ids):
+            return f"{count} lost: {', '.join(ids)}"
+        case NodesLeft(count=count, node_ids=ids):
+            return f"{count} left: {', '.join(ids)}"
+        case NodesWaiting(count=count):
+            return f"{count} waiting to come in" if count else None
+        case Dropped(reason=reason):
+            return f"this node was dropped: {reason}"
+
+
+async def is_to_blame(info: RendezvousInfo) -> bool:
+    """Say that this node ends the round; whether it is the first that does.
+
+    A node that cannot say so is cut off, or is in the round no more: it has that against it, not its command.
+    """
+    with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RoundSupersededError, StoreError):
+        return await info.store.compare_set(BLAME, "", info.node_id) == info.node_id.encode()
+    return False

@@ -1,0 +1,258 @@
+"""Shell: `rdzv run`, a command under rendezvous, for whatever needs a rank, a world size and an address.
+
+    join  ->  start the processes  ->  until something ends the round  ->  stop them  ->  join again, or leave
+
+What ends a round, and what follows:
+
+    nodes were lost, or left, or this one was dropped        meet again; this never counts as a restart
+    nodes wait to come in                                    the same, at once or at a checkpoint (`OnChange`)
+    a process fails                                          meet again, as a restart; or leave, with its exit status
+    all processes of all nodes have succeeded                close the run, and end with 0
+    the run is closed                                        end: with 0 if it has succeeded, else as "closed"
+    SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
+
+SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the processes, and end the round only if a process ends by them:
+then, and if SIGHUP or SIGQUIT comes while no process runs, the node leaves as after SIGTERM.
+
+Who is to blame for a failure, and who succeeds last, is found out in `job_round`; the ranks are worked out in `job`.
+
+**Nothing is left running.** Each process has a guard (`rdzv.cli.guard`), which kills its process group should this
+process die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, assert_never
+
+import anyio
+
+from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
+from rdzv.cli.job import NPROC
+from rdzv.cli.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
+from rdzv.core.state import Closed
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousSettingsError,
+)
+from rdzv.node.handler import Handler
+
+if TYPE_CHECKING:
+    from rdzv.cli.job import Job
+    from rdzv.cli.job_round import End
+    from rdzv.node.membership import RendezvousInfo
+
+__all__ = ["SUCCEEDED", "run"]
+
+log = logging.getLogger(__name__)
+
+SUCCEEDED: Final = "the command has succeeded on every node"
+"""Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
+
+A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+async def run(job: Job) -> int:
+    """Run a command under rendezvous, and return the exit status: 0, its own, or 128 and the signal that ended us.
+
+    Raises:
+        RendezvousError: Joining failed, or the run was closed; or the store is out of reach.
+        OSError: A process cannot be started.
+    """
+    if shutil.which(job.command[0]) is None:
+        raise RendezvousSettingsError(
+            f"the command {job.command[0]!r} is not an executable file, nor in PATH; write its path, or install it here"
+        )
+    with tempfile.TemporaryDirectory(prefix="rdzv-run-") as folder:
+        return await _Launcher(job, Path(folder)).run()
+
+
+class _Launcher:
+    """One node's `rdzv run`."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job = job
+        self._checkpoint_file = str(folder / "checkpoint")
+        self._restarts = 0
+        self._signal: int | None = None
+        self._scope = anyio.CancelScope()  # what a signal ends
+        self._round: JobRound | None = None
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # before a store hosted here raises it
+
+    async def run(self) -> int:
+        """Take part in the run until it is over for this node."""
+        loop = asyncio.get_running_loop()
+        for number in ENDING:
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        for number in PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup asks for
+                loop.add_signal_handler(number, self._pass_on, number)
+        status: int | None = None
+        with anyio.CancelScope() as everything:
+            self._scope = everything
+            async with self._handler() as handler:
+                with anyio.CancelScope() as taking_part:
+                    self._scope = taking_part
+                    status = await self._take_part(handler)
+                self._scope = everything  # while a store hosted here waits for the others to go
+        if status is None:
+            assert self._signal is not None
+            return 128 + self._signal
+        return status
+
+    def _asked_to_stop(self, number: int) -> None:
+        """Leave in good order; asked again, at once: the guards then kill what is running."""
+        if self._signal is not None:
+            os._exit(128 + number)
+        self._signal = number
+        self._scope.cancel()
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send the processes a signal that is for them, if there are any."""
+        if self._round is not None and self._round.pass_on(number):
+            log.info("%s was passed on", number.name)
+        elif number in (signal.SIGHUP, signal.SIGQUIT):  # the terminal is gone, or somebody at it wants an end
+            self._asked_to_stop(number)
+        else:
+            log.warning("%s came while no process was running to pass it on to", number.name)
+
+    def _handler(self) -> Handler:
+        """Make the handler of this node, with its number of processes beside what the user wants it to bring."""
+        chosen = _handler_for(RendezvousParameters.from_url(self._job.url, {})).settings
+        _ = chosen.needed  # raises if this is an observer's URL, before anything is started
+        mine = str(self._job.nproc)
+        if chosen.attributes.get(NPROC, mine) != mine:
+            raise RendezvousSettingsError(
+                f"the attribute {NPROC}:{chosen.attributes[NPROC]} contradicts --nproc {mine}, which is told the other "
+                f"nodes by that name; rename the attribute"
+            )
+        attributes = {**chosen.attributes, NPROC: mine}
+        return _handler_for(RendezvousParameters.from_url(self._job.url, {"attributes": attributes}))
+
+    async def _take_part(self, handler: Handler) -> int:
+        was_open = not await handler.is_closed()
+        while True:
+            try:
+                info = await _meet(handler)
+            except RendezvousGracefulExitError as error:
+                log.info("%s", error)
+                return 0
+            except RendezvousClosedError as error:
+                if was_open and error.reason == SUCCEEDED:
+                    return 0
+                raise
+            status = await self._follow(handler, info, await self._play(handler, info))
+            if status is not None:
+                return status
+
+    async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
+        """Run the command in a round until that is over; no process is left then."""
+        self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file)
+        end: End | signal.Signals | None = None
+        try:
+            end = await self._round.run(restarts=self._restarts, files=self._files)
+            if isinstance(end, signal.Signals):  # our command has ended by it, and we do as it does
+                if self._signal is None:
+                    self._asked_to_stop(end)
+                await anyio.sleep_forever()  # which the line before has cancelled
+        finally:
+            with anyio.CancelScope(shield=True):
+                if end is None or isinstance(end, signal.Signals):
+                    # A signal; or a defect, and then, too, others had better not be blamed.
+                    await is_to_blame(info)
+                await self._round.stop(self._signal or signal.SIGTERM)
+                self._round = None
+        assert not isinstance(end, signal.Signals)
+        return end
+
+    async def _follow(self, handler: Handler, info: RendezvousInfo, end: End) -> int | None:
+        """Draw the consequence of a round's end: the exit status, or None to meet again."""
+        where = f"run {info.run_id}, round {info.round}"
+        match end:
+            case Succeeded():
+                try:
+                    await handler.set_closed(SUCCEEDED)
+                except RendezvousConnectionError as error:
+                    log.warning("%s: %s, but the run cannot be closed: %s", where, SUCCEEDED, error)
+                return 0
+            case Closed(reason=reason, by=by):
+                if reason == SUCCEEDED:
+                    return 0
+                raise RendezvousClosedError(
+                    f"run {info.run_id} is closed{f' by {by}' if by else ''}{f': {reason}' if reason else ''}; "
+                    f"the command was stopped",
+                    reason=reason,
+                )
+            case Failed(rank=rank, status=status, counts=counts):
+                ended = _describe(status)
+                if not counts:
+                    log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
+                elif self._restarts < self._job.max_restarts:
+                    self._restarts += 1
+                    of = f"restart {self._restarts} of {self._job.max_restarts}"
+                    log.warning("%s: rank %d %s; %s", where, rank, ended, of)
+                else:
+                    sys.stderr.write(
+                        f"rdzv run: {where}: rank {rank} {ended}, and --max-restarts {self._job.max_restarts} "
+                        f"allows no restart; see what it wrote, or allow more\n"
+                    )
+                    return status if status >= 0 else 128 - status
+            case Changed(why=why):
+                log.warning("%s: %s; meeting again", where, why)
+            case _:
+                assert_never(end)
+        return None
+
+
+async def _meet(handler: Handler) -> RendezvousInfo:
+    """Meet the others; who sits before a terminal for longer than a moment reads there what is waited for."""
+    met: RendezvousInfo | RendezvousError
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_tell_what_is_waited_for, handler)
+        try:
+            met = await handler.next_rendezvous()
+        except RendezvousError as error:  # raised once the group has ended, which would wrap it
+            met = error
+        tasks.cancel_scope.cancel()
+    if isinstance(met, RendezvousError):
+        raise met
+    return met
+
+
+async def _tell_what_is_waited_for(handler: Handler) -> None:
+    told = ""
+    while True:
+        await anyio.sleep(A_MOMENT)
+        if told != (told := handler.reason):
+            sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {told}\n")
+            sys.stderr.flush()
+
+
+def _handler_for(parameters: RendezvousParameters) -> Handler:
+    handler = rendezvous_handler_registry.create_handler(parameters)
+    if not isinstance(handler, Handler):
+        raise RendezvousSettingsError(
+            f"the backend {parameters.backend!r} cannot run commands: its handlers tell no changes and share no store; "
+            f"use one of rdzv's own schemes"
+        )
+    return handler
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

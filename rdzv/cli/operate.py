@@ -1,0 +1,122 @@
+"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, ping.
+
+They need no `min_nodes`, and never host a store.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import store
+from rdzv.backends.builtin import Credentials, connect
+from rdzv.cli.command import DONE, Command, add_run, add_timeout, whole_number
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import parse
+from rdzv.node.handler import Handler
+
+if TYPE_CHECKING:
+    import argparse
+
+__all__ = ["COMMANDS"]
+
+
+def _add_close_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--reason", default="", help="why; every node is told")
+
+
+async def _close(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        await handler.set_closed(options.reason)
+        shown = (await handler.status()).closed if isinstance(handler, Handler) else options.reason
+        before = "" if shown == options.reason else f", and was before: {shown or 'no reason was given'}"
+        print(f"run {handler.run_id} is closed{before}")
+    return DONE
+
+
+def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("node", metavar="NODE", help="the node's id")
+
+
+def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_unban_arguments(parser)
+    parser.add_argument("--reason", default="", help="why; the node is told")
+    parser.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
+
+
+async def _ban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        await handler.ban(options.node, options.reason, now=options.now)
+        print(f"node {options.node} is banned from run {handler.run_id}")
+    return DONE
+
+
+async def _unban(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        await handler.unban(options.node)
+        print(f"node {options.node} may come again to run {handler.run_id}")
+    return DONE
+
+
+def _add_ping_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
+    parser.add_argument(
+        "--count", type=whole_number(1), metavar="N", default=5, help="how often (default: %(default)s)"
+    )
+    add_timeout(parser)
+
+
+async def _ping(options: argparse.Namespace) -> int:
+    url = options.url
+    if not split_url(url).run_id:  # a store answers without one
+        where, question_mark, parameters = url.partition("?")
+        url = f"{where.rstrip('/')}/ping{question_mark}{parameters}"
+    settings = parse(url, {}, os.environ)
+    credentials = Credentials.of(settings)
+    connecting = store.connect(
+        settings.endpoint.url,
+        token=credentials.token,
+        tls=credentials.client_tls(),
+        user=settings.user,
+        password=credentials.password,
+        timeout=options.timeout,
+    )
+    async with connecting as client:
+        for _ in range(options.count):
+            seconds = await client.ping()
+            print(f"{settings.endpoint.url} answers in {seconds * 1000:.3f} ms", flush=True)
+    return DONE
+
+
+COMMANDS = (
+    Command(
+        name="close",
+        help="close a run for all its nodes",
+        run=_close,
+        add_arguments=_add_close_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="ban",
+        help="keep a node out of a run",
+        run=_ban,
+        add_arguments=_add_ban_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="unban",
+        help="let a banned node come again",
+        run=_unban,
+        add_arguments=_add_unban_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="ping",
+        help="measure how quickly a store answers",
+        run=_ping,
+        add_arguments=_add_ping_arguments,
+        takes_url=True,
+    ),
+)

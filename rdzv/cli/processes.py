@@ -1,0 +1,216 @@
+"""Shell: the processes that `rdzv run` starts: one of the command each, behind its guard, and what they write.
+
+Each process leads a process group. It is told signals through its guard (`rdzv.cli.guard`), which also kills the group
+should this process die. Output is passed on with the rank before each line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from rdzv.cli import guard
+
+if TYPE_CHECKING:
+    from rdzv.cli.job import Job
+
+__all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
+
+DRAIN_WITHIN: Final = 5.0  # seconds in which output is passed on before the next round begins beside it
+LINE_BYTES_MAX: Final = 65_536  # of a line that does not end; it is then broken
+
+
+class Process:
+    """One process of the command, behind its guard, and its output.
+
+    Attributes:
+        rank: Its rank among all processes.
+        status: Its exit status, negative for the signal that killed it; None while it runs.
+    """
+
+    def __init__(self, rank: int, guarded: asyncio.subprocess.Process, control: int, output: list[_Output]) -> None:
+        self.rank = rank
+        self._guarded = guarded
+        self._control: int | None = control
+        self._asked = False
+        self._output = output
+
+    @classmethod
+    async def start(cls, job: Job, environment: dict[str, str], *, files: int) -> Process:
+        """Start one.
+
+        Args:
+            job: With the command.
+            environment: What it is told beyond our own environment.
+            files: Its soft limit of open files.
+        """
+        rank = int(environment["RANK"])
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, told = _pipe(theirs, ours)
+            output: list[tuple[int, int]] = []  # where to read, where to write
+            streams: dict[int, int] = {}
+            if job.prefix:
+                for target in (1, 2):
+                    source, streams[target] = _pipe(ours, theirs)
+                    output.append((source, target))
+                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, and at a SIGKILL never
+            guarded = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", str(Path(guard.__file__))),
+                *(str(control), str(files)),
+                *job.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                pass_fds=(control,),
+                start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+                stdout=streams.get(1),
+                stderr=streams.get(2),
+            )
+            ours.pop_all()
+            label = f"[{rank}] ".encode()
+            return cls(rank, guarded, told, [_Output(source, target, label) for source, target in output])
+
+    @property
+    def status(self) -> int | None:
+        """See the class."""
+        return self._guarded.returncode
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and not with 0."""
+        return bool(self.status)
+
+    async def wait(self) -> None:
+        """Wait until it has ended."""
+        await self._guarded.wait()
+
+    def ask_to_end(self, number: int) -> None:
+        """Send its process group a signal that it may handle; but only one, for some take a second one ill."""
+        if not self._asked:
+            self._asked = True
+            self._send(number)
+
+    def tell(self, number: int) -> None:
+        """Send its process group a signal, after which it may end when it is ready, and may be asked to end yet."""
+        self._send(number)
+
+    def pass_on(self, number: int) -> None:
+        """Send its process group a signal that is not meant to end it."""
+        self._send(number | guard.IN_PASSING)
+
+    def kill(self) -> None:
+        """Kill its process group."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._control is not None and self.status is None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._control, bytes([number]))
+
+    async def release(self) -> None:
+        """Pass on what it has written, and close what is held open for it."""
+        control, self._control = self._control, None
+        if control is None:
+            return
+        os.close(control)
+        for output in self._output:
+            output.finish()
+        with anyio.move_on_after(DRAIN_WITHIN):  # whoever reads ours may be slow, and must not hold up the round
+            for output in self._output:
+                await anyio.to_thread.run_sync(output.join, abandon_on_cancel=True)
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    reading, writing = os.pipe()
+    reader.callback(os.close, reading)
+    writer.callback(os.close, writing)
+    return reading, writing
+
+
+class _Output(threading.Thread):
+    """Passes one stream of one process on, with a label before each line; in a thread, as a terminal may block.
+
+    Not a daemon: whatever was written is passed on before this process ends, however slow its reader.
+    """
+
+    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of several processes must not mix
+
+    def __init__(self, source: int, target: int, label: bytes) -> None:
+        super().__init__(name=f"output {label.decode()}")
+        self._from = source
+        self._to = target
+        self._label = label
+        self._finish_reading, self._finish_writing = os.pipe()
+        self.start()
+
+    def finish(self) -> None:
+        """Stop once nothing is left to read, even if somebody who has escaped might still write."""
+        os.close(self._finish_writing)
+
+    def run(self) -> None:
+        """Until the end of the stream; or of its reader, and then its writer is told by the pipe's being closed."""
+        try:
+            with contextlib.suppress(OSError):
+                self._pass_on()
+        finally:
+            os.close(self._from)
+            os.close(self._finish_reading)
+
+    def _pass_on(self) -> None:
+        poll = select.poll()
+        poll.register(self._from, select.POLLIN)
+        poll.register(self._finish_reading, select.POLLIN)
+        rest = b""
+        while True:
+            ready = {file for file, _ in poll.poll()}
+            if self._from not in ready:
+                break  # told to finish, and nothing is left
+            chunk = os.read(self._from, LINE_BYTES_MAX)
+            if not chunk:
+                break
+            labelled, rest = label_lines(rest + chunk, self._label)
+            self._write(labelled)
+        if rest:
+            self._write(self._label + rest + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        with self._locks[self._to]:
+            while data:
+                try:
+                    data = data[os.write(self._to, data) :]
+                except BlockingIOError:  # somebody else has made it so
+                    waiting = select.poll()
+                    waiting.register(self._to, select.POLLOUT)
+                    waiting.poll()
+
+
+_LINE_ENDS = re.compile(rb"\r\n|\n|\r(?=[^\n])")
+
+
+def label_lines(text: bytes, label: bytes) -> tuple[bytes, bytes]:
+    """Put a label before each line that is complete; also what is left of one that is not.
+
+    A lone carriage return ends a line, too, as progress bars write them.
+    """
+    labelled: list[bytes] = []
+    begin = 0
+    for line_end in _LINE_ENDS.finditer(text):
+        labelled += label, text[begin : line_end.end()]
+        begin = line_end.end()
+    rest = text[begin:]
+    if len(rest) >= LINE_BYTES_MAX:
+        labelled += label, rest, b"\n"
+        rest = b""
+    return b"".join(labelled), rest
