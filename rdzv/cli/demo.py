@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncIterator, Callable
 
-    from rdzv.node.membership import RendezvousInfo
+    from rdzv.membership import RendezvousInfo
 
 __all__ = ["COMMANDS", "run"]
 

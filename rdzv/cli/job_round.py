@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rdzv.cli.job import Job, Place
+    from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
-    from rdzv.node.membership import RendezvousInfo
 
 __all__ = ["Changed", "End", "Failed", "JobRound", "Succeeded"]
 

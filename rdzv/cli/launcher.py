@@ -51,7 +51,7 @@ from rdzv.node.handler import Handler
 if TYPE_CHECKING:
     from rdzv.cli.job import Job
     from rdzv.cli.job_round import End
-    from rdzv.node.membership import RendezvousInfo
+    from rdzv.membership import RendezvousInfo
 
 __all__ = ["SUCCEEDED", "run"]
 

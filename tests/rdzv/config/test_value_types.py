@@ -53,7 +53,10 @@ def test_a_value_is_read_and_reading_it_again_changes_nothing(kind: Kind, raw: A
 
 REFUSED: list[tuple[Kind, Any]] = [
     *((whole_number(1), raw) for raw in (0, "two", 2.5, True, 1_000_001)),
-    *((duration(0.5), raw) for raw in (0.4, "nan", float("inf"), 10**400, "soon", True, [0], "m", "5 m", "100ms", "5x", "1m2")),
+    *(
+        (duration(0.5), raw)
+        for raw in (0.4, "nan", float("inf"), 10**400, "soon", True, [0], "m", "5 m", "100ms", "5x", "1m2")
+    ),
     (value_types.FLAG, "auto"),
     (value_types.FLAG_OR_AUTO, 2),
     *((value_types.NAME, raw) for raw in ("", "a/b", "x" * 256, "a\x07", "\ud800", 7)),
