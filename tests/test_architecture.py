@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store.sync": NOUNS | {"store.connect", "store.server", "store.client", "store.etcd", "store.net"},
     "store": STORE - {"store"},
     "rdzv._import_guard": set(),
+    "rdzv._version": set(),
     "rdzv.errors": NOUNS,
     "rdzv.core": NOUNS | {"rdzv.errors"},
     "rdzv.config": NOUNS | {"rdzv.errors"},
@@ -94,8 +95,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.node": STORE - {"store.engine", "store.server", "store.etcd"} | BELOW_NODE,
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
-    "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard"},
-    "rdzv.cli": EVERYTHING_PUBLIC,
+    "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard", "rdzv._version"},
+    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version"},
     "rdzv.torch": EVERYTHING_PUBLIC,
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli"},
@@ -118,7 +119,6 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
-    "rdzv.cli.run": "being split",
     "rdzv.core.state": "being split",
     "rdzv.node.handler": "being split",
     "store.client.client": "being split",
@@ -425,7 +425,7 @@ EVALUATES = frozenset("pickle cPickle dill cloudpickle marshal shelve code codeo
 """What makes code, or objects of any class, out of bytes."""
 
 
-RUNS_THE_USERS_COMMAND = "rdzv.cli.preload_server"
+RUNS_THE_USERS_COMMAND = "rdzv.cli.launcher.preload_server"
 """It has no other input than the command line that the user typed, and imports no store."""
 
 

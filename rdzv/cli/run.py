@@ -1,12 +1,12 @@
-"""The subcommand `rdzv run`: its arguments. What it does is in `launcher`."""
+"""The subcommand `rdzv run`: its arguments. What it does is in `launcher.launch`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdzv.cli import launcher
 from rdzv.cli.command import Command, duration, whole_number
-from rdzv.cli.job import CHECKPOINT_FILE, Job, OnChange
+from rdzv.cli.launcher import launch
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, Job, OnChange
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def _run(options: argparse.Namespace) -> int:
         grace=options.grace,
         prefix=options.prefix,
     )
-    return await launcher.run(job)
+    return await launch.run(job)
 
 
 COMMANDS = (

@@ -13,10 +13,10 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.job import Job, Place, environment_of, place_of
-from rdzv.cli.launcher import SUCCEEDED, _meet
+from rdzv.cli.launcher.job import Job, Place, environment_of, place_of
+from rdzv.cli.launcher.launch import SUCCEEDED, _meet
+from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
-from rdzv.cli.processes import LINE_BYTES_MAX, label_lines
 from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
 from rdzv.core.state import Participant
 from rdzv.errors import RendezvousStateError

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.job import OnChange, environment_of, place_of
-from rdzv.cli.processes import Process
+from rdzv.cli.launcher.job import OnChange, environment_of, place_of
+from rdzv.cli.launcher.processes import Process
 from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
 from store import StoreError
@@ -37,7 +37,7 @@ from store import StoreError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from rdzv.cli.job import Job, Place
+    from rdzv.cli.launcher.job import Job, Place
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 

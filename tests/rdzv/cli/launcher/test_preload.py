@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.cli.preload import PreloadServer, PythonCommand, WarmWorker, python_command
+from rdzv.cli.launcher.preload import PreloadServer, PythonCommand, WarmWorker, python_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -16,7 +16,7 @@ then, and if SIGHUP or SIGQUIT comes while no process runs, the node leaves as a
 
 Who is to blame for a failure, and who succeeds last, is found out in `job_round`; the ranks are worked out in `job`.
 
-**Nothing is left running.** Each process has a guard (`rdzv.cli.guard`), which kills its process group should this
+**Nothing is left running.** Each process has a `guard`, which kills its process group should this
 process die.
 """
 
@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Final, assert_never
 import anyio
 
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
-from rdzv.cli.job import NPROC
-from rdzv.cli.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
+from rdzv.cli.launcher.job import NPROC
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
 from rdzv.core.state import Closed
 from rdzv.errors import (
     RendezvousClosedError,
@@ -49,8 +49,8 @@ from rdzv.errors import (
 from rdzv.node.handler import Handler
 
 if TYPE_CHECKING:
-    from rdzv.cli.job import Job
-    from rdzv.cli.job_round import End
+    from rdzv.cli.launcher.job import Job
+    from rdzv.cli.launcher.job_round import End
     from rdzv.membership import RendezvousInfo
 
 __all__ = ["SUCCEEDED", "run"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.cli import guard
+from rdzv.cli.launcher import guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

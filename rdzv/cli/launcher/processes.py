@@ -1,6 +1,6 @@
 """Shell: the processes that `rdzv run` starts: one of the command each, behind its guard, and what they write.
 
-Each process leads a process group. It is told signals through its guard (`rdzv.cli.guard`), which also kills the group
+Each process leads a process group. It is told signals through its `guard`, which also kills the group
 should this process die. Output is passed on with the rank before each line.
 """
 
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from rdzv.cli import guard
+from rdzv.cli.launcher import guard
 
 if TYPE_CHECKING:
-    from rdzv.cli.job import Job
+    from rdzv.cli.launcher.job import Job
 
 __all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
 

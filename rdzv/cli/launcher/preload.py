@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from rdzv.cli import preload_server
+from rdzv.cli.launcher import preload_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

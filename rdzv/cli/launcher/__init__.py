@@ -1,0 +1,1 @@
+"""Shell: what `rdzv run` does: a command under rendezvous, its processes and their guards."""
