@@ -34,15 +34,17 @@ __all__ = [
 
 
 class StoreError(Exception):
-    """Base of everything a store raises."""
+    """Base of everything a store raises.
+
+    Attributes:
+        maybe_applied: True if the request may have taken effect all the same; False if it certainly did not.
+    """
+
+    maybe_applied: bool = False
 
 
 class ConnectionLost(StoreError):
-    """The connection broke and the answer did not come.
-
-    Attributes:
-        maybe_applied: True if the request may have taken effect; False if it certainly did not.
-    """
+    """The connection broke and the answer did not come."""
 
     def __init__(self, message: str, *, maybe_applied: bool) -> None:
         super().__init__(message)
@@ -57,11 +59,7 @@ class StoreReplaced(ConnectionLost):
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """The answer did not come in time.
-
-    Attributes:
-        maybe_applied: True if the request may have taken effect all the same.
-    """
+    """The answer did not come in time."""
 
     def __init__(self, message: str, *, maybe_applied: bool = False) -> None:
         super().__init__(message)

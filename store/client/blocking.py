@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from store import interface
 from store.client import client as async_client
+from store.client import patience
+from store.client.outcomes import with_doubt
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -95,7 +97,7 @@ class _Channel:
             raise late from None
         except StoreError as error:
             self._abandon(item)
-            raise async_client.with_doubt(error, item) from None
+            raise with_doubt(error, item) from None
         except (TypeError, ValueError, OverflowError) as error:
             self._abandon(item)
             self.close()
@@ -121,7 +123,7 @@ class _Channel:
     def _pause(self, deadline: float | None) -> None:
         """Before another attempt: up to twice as long as before the last, with full jitter."""
         if self._attempt:
-            pause = self._client.rng.uniform(0, dialing.backoff(self._attempt))
+            pause = self._client.rng.uniform(0, patience.backoff(self._attempt))
             if deadline is not None and time.monotonic() + pause >= deadline:
                 time.sleep(max(deadline - time.monotonic(), 0))
                 raise _Expired

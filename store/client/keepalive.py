@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from store.errors import LeaseNotFound, StoreError, UsedAfterFork
+from store.net.tasks import cancel_and_wait
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -91,10 +93,14 @@ class _Keeping:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tasks: dict[int, tuple[Lease, asyncio.Task[None]]] = {}
+        self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._news = asyncio.Event()  # of the connection
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
             on_connection(self._connection_changed)
+        bound_pauses = getattr(store, "bound_pauses", None)
+        if bound_pauses is not None:
+            bound_pauses(self._remaining)
 
     def _connection_changed(self, connected: bool) -> None:
         if connected or self._failure is not None:
@@ -107,16 +113,23 @@ class _Keeping:
         failure: StoreError | None = getattr(self._store, "failure", None)
         return failure
 
+    def _remaining(self) -> float:
+        """Seconds until the first lease may lapse; infinity if there is none."""
+        return min(self._ours_until.values(), default=math.inf) - self._store.time()
+
     async def hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> Lease:
         sent_at = self._store.time()
         lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl)
-        task = asyncio.create_task(self._keep(lease, sent_at + lease.ttl, on_lapse), name=f"keep lease {lease.id}")
+        self._ours_until[lease.id] = sent_at + lease.ttl
+        task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
+        task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
         self._tasks[lease.id] = lease, task
         return lease
 
-    async def _keep(self, lease: Lease, ours_until: float, on_lapse: Callable[[str], None]) -> None:
-        """Renew until it is lost. `ours_until` is when we may no longer believe in it."""
+    async def _keep(self, lease: Lease, on_lapse: Callable[[str], None]) -> None:
+        """Renew until it is lost."""
         reason = ""
+        ours_until = self._ours_until[lease.id]
         pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
         while not reason:
             with anyio.CancelScope(deadline=ours_until):
@@ -126,7 +139,7 @@ class _Keeping:
                 if sent_at < ours_until:
                     try:
                         await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
-                        ours_until = sent_at + lease.ttl
+                        self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
                         # Of what is left: that may be little, if the answer was long under way.
                         pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
                     except LeaseNotFound:
@@ -144,9 +157,8 @@ class _Keeping:
         lease, task = self._tasks.pop(lease_id, (None, None))
         if lease is None or task is None:
             return
-        task.cancel()
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
-            await asyncio.wait([task])
+            await cancel_and_wait(task)
             await lease.revoke(timeout=RELEASE_WITHIN)
 
     async def release_all(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import math
 import os
 import socket
 import ssl
@@ -18,21 +17,15 @@ if TYPE_CHECKING:
     from store.net.address import Address
 
 __all__ = [
-    "BACKOFF_MOST",
     "NEVER_ANSWERED",
     "SAYS_NOTHING",
     "Dial",
     "HungUp",
     "LeftWithoutAWord",
-    "backoff",
     "describe",
     "dial",
 ]
 
-BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
-BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
-SOON = 1.0  # seconds after a loss in which coming back matters most: leases may lapse sooner while we are away (S5) ...
-BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
 
 
@@ -149,16 +142,6 @@ class LeftWithoutAWord(HungUp):
 NEVER_ANSWERED = "it has never answered"
 SAYS_NOTHING = "it takes connections and says nothing, as one does that speaks TLS: for that, write tcps://"
 """Of a server without TLS that has not sent its greeting, which is the first thing that ours do."""
-
-
-def backoff(attempt: int, *, away: float = math.inf) -> float:
-    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them.
-
-    Args:
-        attempt: How many have failed.
-        away: Seconds since the connection was lost.
-    """
-    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
 
 
 _TLS_IN_WORDS = {

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import socket
+import struct
+import termios
 import weakref
 from typing import Any
 
-__all__ = ["bound_sockets", "forget", "free_port", "let_go_in_children", "prepare", "raise_file_limit"]
+__all__ = [
+    "bound_sockets",
+    "forget",
+    "free_port",
+    "let_go_in_children",
+    "prepare",
+    "queued_bytes",
+    "raise_file_limit",
+]
 
+SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
 
@@ -38,6 +50,21 @@ def prepare(sock: Any) -> None:
             option = getattr(socket, name, None)  # macOS has other names and its own defaults
             if option is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def queued_bytes(sock: Any) -> tuple[int, int]:
+    """What the system holds of what was sent: bytes under way, not acknowledged yet, and bytes not sent yet.
+
+    The latter alone means that the other side takes no more for now. Where the system does not tell, both are 0.
+    """
+    try:
+        held, unsent = (
+            struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
+            for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
+        )
+    except (OSError, ValueError):  # it is closed, or the system is not Linux
+        return 0, 0
+    return held - unsent, unsent
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:

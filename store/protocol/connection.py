@@ -274,11 +274,6 @@ class ClientConnection:
         if not greeting.version_min <= VERSION <= greeting.version_max:
             said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
             raise ProtocolError(f"{self._name} is not for us: {said}")
-        if self.store_id is not None and greeting.store_id != self.store_id:
-            raise StoreReplaced(
-                f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
-                f"{greeting.store_id}, so what was in it is gone"
-            )
         if self._token is not None and not greeting.token_wanted:
             raise AuthenticationError(
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "
@@ -300,6 +295,12 @@ class ClientConnection:
         ):
             raise AuthenticationError(
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
+            )
+        if self.store_id is not None and self._greeting.store_id != self.store_id:
+            # Not before the welcome, which holds the proof, if there is a token: anybody can send a greeting.
+            raise StoreReplaced(
+                f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
+                f"{self._greeting.store_id}, so what was in it is gone"
             )
         if welcome.revision < self.seen_revision:
             raise StoreReplaced(

@@ -100,6 +100,11 @@ def test_s10_a_client_can_be_told_which_store_to_expect() -> None:
     connection = ClientConnection(session_id=b"s" * 16, token=None, name="there")
     connection.store_id = "the first"
     connection.connected(nonce=b"n" * 16)
-    link = Town(Engine(store_id="the second")).accept()
+    town = Town(Engine(store_id="the second"))
+    link = town.accept()
+    (hello,) = connection.receive(bytes(link.to_client))
+    assert isinstance(hello, bytes), "anybody can send a greeting: it is answered, and not believed yet"
+    link.to_client.clear()
+    town.received(link, hello)
     with pytest.raises(StoreReplaced):
         list(connection.receive(bytes(link.to_client)))

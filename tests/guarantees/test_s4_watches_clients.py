@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from store.client import client as client_room
+from store.client import watch as watch_room
 from store.errors import WatchCompacted
 from store.limits import Limits
 from store.net.address import Address
@@ -135,7 +135,7 @@ async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest
 async def test_s4_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_room, "WATCH_BUFFER_BYTES", 20_000)
+    monkeypatch.setattr(watch_room, "WATCH_BUFFER_BYTES", 20_000)
     network = MemoryNetwork()
     async with (
         serve_in_memory(network) as server,

@@ -32,16 +32,16 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its
     ):
         batches = watch.batches()
         assert [event.kind for event in await anext(batches)] == ["synced"]
-        assert reader._wire is not None
-        assert reader._wire.transport is not None
-        reader._wire.transport.pause_reading()
+        assert reader._link is not None
+        assert reader._link.transport is not None
+        reader._link.transport.pause_reading()
         worst = 0
         for _ in range(240):
             await writer.put("a", bytes(256 * 1024))  # 60 MB
             worst = max(worst, server.figures()["outbox_bytes"])
         assert 1 * MIB < worst <= 4 * MIB + 1000
         assert "reads too slowly" in caplog.text
-        reader._wire.transport.resume_reading()
+        reader._link.transport.resume_reading()
         revisions: list[int] = []
         async with asyncio.timeout(10):
             while len(revisions) < 240:
@@ -52,9 +52,9 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its
 async def test_s6_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("large", bytes(8 * MIB))
-        assert client._wire is not None
-        assert client._wire.transport is not None
-        client._wire.transport.pause_reading()
+        assert client._link is not None
+        assert client._link.transport is not None
+        client._link.transport.pause_reading()
         tracemalloc.start()
         try:
             asking = [asyncio.create_task(client.get("large", timeout=60.0)) for _ in range(500)]  # 4 GB of answers

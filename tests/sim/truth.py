@@ -15,7 +15,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from store.client import client as client_room
+from store.client import watch as watch_room
 from store.client.client import Client
 from store.errors import StoreError
 from store.messages import (
@@ -394,7 +394,7 @@ class _Audit:
     replica: dict[str, Event] = field(default_factory=dict)
 
 
-class HeardWatch(client_room.Watch):
+class HeardWatch(watch_room.Watch):
     """A watch whose every batch is compared with the truth, in the order in which its reader gets them."""
 
     def __init__(self, client: HeardClient, cursor: WatchCursor) -> None:

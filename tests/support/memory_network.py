@@ -203,6 +203,15 @@ class MemoryNetwork:
             if not waiter.done():
                 waiter.set_result(None)
 
+    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
+        """Hold for ever what is sent on the links that there are, as a firewall does that was restarted.
+
+        New dials pass. It is also how an old connection looks for seconds after a cut, until TCP sends again.
+        """
+        for link in self.links(which):
+            link.forgotten = True
+            self._hold(link)
+
     def refuse(self, name: str) -> None:
         """Refuse dials to this listener, or from this source, from now on; links that exist stay."""
         self._refused.add(name)
@@ -229,6 +238,9 @@ class MemoryNetwork:
             self._hold(link)
 
     def _hold(self, link: Link) -> None:
+        if link.forgotten:
+            link.hold(upward=True, downward=True)
+            return
         ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
         link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
 
@@ -287,6 +299,7 @@ class Link:
         server_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name = _link_name(dialer, target)
+        self.forgotten = False  # by what is between the two ends, for good
         self.names = _names(dialer, target)
         self.target = target
         self._upward = _Pipe(network)

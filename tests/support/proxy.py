@@ -47,6 +47,7 @@ class Proxy:
         self.bytes_from_target = 0
         self._server: asyncio.Server | None = None
         self._left = False
+        self._swallowing = False
         self._open: dict[asyncio.Task[None], _Connection] = {}
         self._cut_after: int | None = None
         self._passing = asyncio.Event()
@@ -117,8 +118,23 @@ class Proxy:
         """Forward again, beginning with what was held."""
         self._passing.set()
 
+    def swallow(self) -> None:
+        """Drop what is sent on the connections that there are, and on new ones, for good, and tell nobody.
+
+        It is a cut as packet filters make it: afterwards an old connection stays silent (TCP would send again seconds
+        later), and only new ones pass.
+        """
+        self._swallowing = True
+        for connection in self._open.values():
+            connection.is_swallowed = True
+
+    def pass_new(self) -> None:
+        """End a `swallow`: connections pass that are made from now on."""
+        self._swallowing = False
+
     def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = _Connection()
+        connection.is_swallowed = self._swallowing
         connection.add(writer)
         if self._left:  # it was being accepted when the listener was closed
             connection.reset()
@@ -198,9 +214,10 @@ class Proxy:
             await asyncio.sleep(max(0.0, due - loop.time()))
             await self._passing.wait()
             if not data:
-                connection.end_one_way(writer)
+                if not connection.is_swallowed:
+                    connection.end_one_way(writer)
                 return
-            if connection.is_ended:
+            if connection.is_ended or connection.is_swallowed:
                 continue
             if to_target and self._cut_after is not None:
                 data = data[: self._cut_after]
@@ -233,6 +250,7 @@ class _Connection:
     def __init__(self) -> None:
         self._writers: list[asyncio.StreamWriter] = []
         self.is_ended = False
+        self.is_swallowed = False  # what is sent on it goes nowhere, and nobody is told
 
     def add(self, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)

@@ -13,6 +13,7 @@ import pytest
 import store
 from store.client import client as client_room
 from store.client.client import HEARTBEAT, Client
+from store.client.patience import BACKOFF_MOST
 from store.errors import (
     ConnectionLost,
     LimitExceeded,
@@ -22,7 +23,6 @@ from store.errors import (
     UsedAfterFork,
 )
 from store.limits import Limits
-from store.net.dialing import BACKOFF_MOST
 from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -238,15 +238,15 @@ async def test_a_large_value_that_takes_its_time_is_no_silence() -> None:
         changes = changes_of(client)
         (link,) = network.links("client")
         link.server.pause_reading()
-        putting = asyncio.create_task(client.put("large", bytes(4 * 1024 * 1024), timeout=600.0))
+        putting = asyncio.create_task(client.put("large", bytes(16 * 1024 * 1024), timeout=600.0))
         started = now()
         while not putting.done():
             link.server.resume_reading()
             await asyncio.sleep(0)
             await asyncio.sleep(0)  # one delivery
             link.server.pause_reading()
-            await asyncio.sleep(4.0)  # 64 kB/s
-        assert now() - started > 60.0
+            await asyncio.sleep(0.95)  # what the server reads at a time
+        assert now() - started > 55.0
         assert changes == []
         assert await putting == 1
 

@@ -1,4 +1,4 @@
-"""How long a client pauses before it tries again, and how it is told of what fails. `test_client.py` dials."""
+"""How a client is told of what fails. `test_client.py` dials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import ssl
 
 import pytest
 
-from store.net.dialing import HungUp, LeftWithoutAWord, backoff, describe
-
-
-def test_pauses_grow_to_a_limit_however_many_there_are() -> None:
-    assert backoff(0) == 0.1
-    assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
-    assert backoff(10**6) == 2.0
-    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+from store.net.dialing import HungUp, LeftWithoutAWord, describe
 
 
 @pytest.mark.parametrize(

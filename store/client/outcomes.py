@@ -1,0 +1,32 @@
+"""Pure: what becomes of a caller's request: its response or an error, and whether it may have been applied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, unsent
+
+if TYPE_CHECKING:
+    from store.messages import Response
+    from store.protocol.connection import InFlight
+
+__all__ = ["settle", "with_doubt"]
+
+
+def settle(item: InFlight, outcome: Response | StoreError) -> None:
+    """Give a waiting caller its response or its error, if it still waits."""
+    future = item.waiter
+    if future is None or future.done():
+        return
+    if isinstance(outcome, StoreError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def with_doubt(error: StoreError, item: InFlight) -> StoreError:
+    """The error for one caller, of a connection that ended: whether its own request may have been applied."""
+    mine = unsent(error)
+    if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
+        mine.maybe_applied = item.mutates and item.sent
+    return mine

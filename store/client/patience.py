@@ -1,0 +1,109 @@
+"""Pure: how long a client waits: for an answer, for an attempt to connect, and between two attempts.
+
+TCP repeats what was lost after 0.2, 0.4, ... 3.3, 6.5 s. So after a cut of 4 s an old connection may stay silent for
+3 s more, and a firewall that has forgotten it keeps it silent for ever, while a new connection passes at once. Silence
+of a second is therefore a reason to try a fresh connection (promise R8). A slow server is silent, too, so the old
+connection is kept meanwhile, and after each change of connection that brought no answer the client waits twice as long.
+
+Leases shorten all of it: who has one second left to renew a lease does not sleep for two.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+__all__ = ["FIRST_ATTEMPT", "SILENCE", "Patience", "backoff"]
+
+BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
+BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
+SOON = 1.0  # seconds after a loss in which coming back matters most: leases may lapse sooner while we are away (S5) ...
+BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
+BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away
+
+SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
+SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
+ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
+FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is
+ATTEMPT_MOST = 5.0  # seconds between attempts that were taken and heard nothing: more of them would not help the server
+ROUND_TRIPS = 3  # times what connecting took at best, that an answer, and an attempt and its greeting, have at least
+SHARE_OF_LEASE = 4  # so many attempts are to fit into what is left of a lease
+LEAST = 0.05  # seconds; a lease that has run out makes nobody spin
+
+
+def backoff(attempt: int, *, away: float = math.inf) -> float:
+    """The longest pause before another attempt, after so many that failed. An outage may last for thousands of them.
+
+    Args:
+        attempt: How many have failed.
+        away: Seconds since the connection was lost.
+    """
+    return min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), BACKOFF_SOON if away < SOON else BACKOFF_MOST)
+
+
+class Patience:
+    """How patient one client is, given what it has seen so far.
+
+    Args:
+        rng: For the jitter of pauses.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._leases: list[Callable[[], float]] = []
+        self._round_trip: float | None = None
+        self._unanswered_changes = 0  # of connection, since the last answer
+
+    def bound_by(self, remaining: Callable[[], float]) -> None:
+        """Consider leases, too: `remaining` tells the seconds until the first of them may lapse, or infinity."""
+        self._leases.append(remaining)
+
+    def connected(self, took: float) -> None:
+        """A connection was made, in so many seconds."""
+        self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
+
+    def answered(self) -> None:
+        """The server has answered a request."""
+        self._unanswered_changes = 0
+
+    def changed_connection(self) -> None:
+        """A fresh connection has taken the place of a silent one."""
+        self._unanswered_changes += 1
+
+    def silence(self) -> float:
+        """Seconds without an answer after which a fresh connection is tried."""
+        longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
+        return max(min(longest, self._share_of_lease()), self._least_attempt())
+
+    def attempt(self, unheard: int) -> float:
+        """Seconds that an attempt has for itself before the next one begins.
+
+        Args:
+            unheard: How many attempts were taken by the other side and have heard nothing.
+        """
+        if self._round_trip is None:
+            return FIRST_ATTEMPT
+        longest = min(ATTEMPT * 2.0 ** min(unheard, 8), ATTEMPT_MOST)
+        return max(min(longest, self._share_of_lease()), self._least_attempt())
+
+    def pause(self, attempt: int, *, away: float = math.inf) -> float:
+        """Seconds to sleep before another attempt; the arguments are those of `backoff`."""
+        longest = backoff(attempt, away=away)
+        left = self._remaining()
+        if left < math.inf:
+            longest = min(longest, BACKOFF_LEASED, max(left / SHARE_OF_LEASE, LEAST))
+        return self._rng.uniform(0, longest)
+
+    def _remaining(self) -> float:
+        return min((remaining() for remaining in self._leases), default=math.inf)
+
+    def _share_of_lease(self) -> float:
+        return max(self._remaining() / SHARE_OF_LEASE, LEAST)
+
+    def _least_attempt(self) -> float:
+        """Seconds below which an answer could not have come yet."""
+        return ROUND_TRIPS * (self._round_trip or 0.0)

@@ -1,0 +1,114 @@
+"""Shell: notices that answers stay away on one connection, and looks for a fresh one beside it meanwhile.
+
+After half of the client's patience it asks once more: whoever answers that is only slow with the rest. After all of it
+the search begins; it ends as soon as the silent connection is heard again. Bytes that the other side's system still
+takes count as an answer: a large value over a slow network is no silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from store.client.link import Link
+    from store.client.patience import Patience
+
+__all__ = ["Silence"]
+
+LOOKS = 8  # that are taken within the patience at most, where it has become shorter meanwhile
+
+
+class Silence:
+    """How long one connection has been silent though something was asked.
+
+    Args:
+        link: The connection.
+        patience: How long that may be.
+        ping: Asks something that any server answers at once, if it can be asked now.
+        find: Gives a fresh connection.
+    """
+
+    def __init__(
+        self, link: Link, patience: Patience, *, ping: Callable[[], None], find: Callable[[], Awaitable[Link]]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link, self._patience = link, patience
+        self._ping, self._find = ping, find
+        self._asked_at: float | None = None  # since when there is something to answer, and nothing has been heard
+        self._pinged = False  # since then
+        self._unsent_bytes = 0  # at the last look
+        self._look: asyncio.TimerHandle | None = None  # when the next one is taken
+        self._finding: asyncio.Task[None] | None = None
+        self._ended: set[asyncio.Task[None]] = set()  # searches that were cancelled and have not quite ended
+        self.successor: asyncio.Future[Link] = self._loop.create_future()  # the connection that was found
+
+    @property
+    def counts(self) -> bool:
+        """Whether an answer is expected already."""
+        return self._asked_at is not None
+
+    def expect_answer(self) -> None:
+        """Something was asked: from now on silence counts, if it does not yet."""
+        if self._asked_at is None and not self.successor.done():
+            self._begin(self._loop.time())
+
+    def heard(self, *, expecting: bool) -> None:
+        """The server has said something; `expecting` if it still has something to answer."""
+        if self._finding is not None:
+            self._finding.cancel()
+            self._ended.add(self._finding)
+            self._finding = None
+        if expecting:
+            self._begin(self._loop.time())
+        else:
+            self._asked_at = None
+
+    async def aclose(self) -> None:
+        """The connection has ended, or has a successor: nothing more is looked for."""
+        self._asked_at = None
+        if self._look is not None:
+            self._look.cancel()
+        searches = [*self._ended, *([] if self._finding is None else [self._finding])]
+        try:
+            await cancel_and_wait(*searches)
+        except BaseException:  # the client is being closed just now: nobody takes up what was found
+            if self.successor.done() and not self.successor.cancelled() and self.successor.exception() is None:
+                self.successor.result().abort()
+            raise
+
+    def _begin(self, now: float) -> None:
+        self._asked_at, self._pinged = now, False
+        if self._look is None:
+            self._look_in(self._patience.silence() / 2)
+
+    def _look_in(self, seconds: float) -> None:
+        self._look = self._loop.call_later(seconds, self._look_now)
+
+    def _look_now(self) -> None:
+        self._look = None
+        if self._asked_at is None or self._finding is not None:
+            return
+        before = self._unsent_bytes
+        self._unsent_bytes, held_back = self._link.queue()
+        now = self._loop.time()
+        if held_back or self._unsent_bytes < before:
+            self._asked_at = now
+        silence, longest = now - self._asked_at, self._patience.silence()
+        if silence >= longest:
+            self._finding = asyncio.create_task(self._find_successor(), name="find a fresh connection")
+            return
+        if not self._pinged and silence >= longest / 2:
+            self._pinged = True
+            self._ping()
+        self._look_in(max((longest if self._pinged else longest / 2) - silence, longest / LOOKS))
+
+    async def _find_successor(self) -> None:
+        try:
+            self.successor.set_result(await self._find())
+        except Exception as error:  # noqa: BLE001 - a defect of ours, which is for whoever waits for a successor
+            self.successor.set_exception(error)

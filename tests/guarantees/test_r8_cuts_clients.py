@@ -1,0 +1,187 @@
+"""Promise R8: "a network cut of up to half the TTL costs delay and nothing else": the client's half of it.
+
+The cuts are those of real networks: nobody is told (no FIN, no RST), and what was sent on an old connection comes
+through only when TCP sends it again, seconds after the cut, or never. A new connection passes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store.client.client import Client
+from store.client.keepalive import TaskKeeper
+from tests.support.memory_network import MemoryNetwork
+from tests.support.proxy import Proxy
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+virtual_time = pytest.mark.virtual_time
+
+TTL = 10.0
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Cut:
+    """A network between clients and a store that can be cut as real ones are."""
+
+    def __init__(self, network: MemoryNetwork) -> None:
+        self._network = network
+        self._on = False
+
+    def client(self, source: str, *, timeout: float = 30.0) -> Client:
+        """A client whose every attempt to connect that begins during a cut hangs, as one SYN does that is lost."""
+
+        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            if self._on:
+                await asyncio.sleep(3600.0)
+            return await self._network.dial("store", factory, source=source)
+
+        return Client(dial, name="store", timeout=timeout, rng=random.Random(source))
+
+    async def during(self, seconds: float) -> None:
+        """Cut for so long. The connections that there were stay silent for ever."""
+        self._on = True
+        self._network.forget_flows()
+        await asyncio.sleep(seconds)
+        self._network.forget_flows()
+        self._on = False
+
+
+@virtual_time
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5, 5.0])
+async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_at_once(seconds: float) -> None:
+    network = MemoryNetwork(latency=0.0005)
+    cut, rng = Cut(network), random.Random(seconds)
+    lapses: list[str] = []
+    back: list[float] = []
+    async with serve_in_memory(network) as server:
+        for number in range(50):
+            async with cut.client(f"node {number}") as client:
+                keeper = TaskKeeper(client)
+                await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+                await asyncio.sleep(rng.uniform(2 * TTL, 3 * TTL))  # the cut comes in every phase of the renewals
+                cutting = asyncio.create_task(cut.during(seconds))
+                await asyncio.sleep(rng.uniform(0, seconds))
+                asked = asyncio.create_task(client.put("a", b""))
+                await cutting
+                healed_at = now()
+                await asked
+                back.append(now() - max(healed_at, 0))
+                await asyncio.sleep(TTL)
+                assert server.figures()["leases"] == 1
+                await keeper.aclose()
+    assert lapses == []
+    assert max(back) <= 1.6, "asked just before the end: a second of patience, and an attempt"
+    assert sorted(back)[len(back) // 2] <= (1.6 if seconds < 1.5 else 0.6)
+
+
+@virtual_time
+async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
+    network = MemoryNetwork(latency=0.001)
+    lapses: list[str] = []
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        keeper = TaskKeeper(client)
+        await keeper.hold(ttl=TTL, disconnect_ttl=1.0, on_lapse=lapses.append)
+        counted = await client.add("count", 1)
+        for _ in range(20):
+            await asyncio.sleep(7.3)
+            network.forget_flows()
+            began = now()
+            counted += 1
+            assert await client.add("count", 1) == counted, "it was asked twice, and applied once"
+            assert now() - began <= 1.2
+        assert lapses == []
+        assert server.figures()["leases"] == 1
+        await keeper.aclose()
+
+
+@virtual_time
+async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None:
+    """A durable store restarts: refused for half the TTL, and then nobody may sleep on."""
+    network = MemoryNetwork(latency=0.001)
+    lapses: list[str] = []
+    async with serve_in_memory(network):
+        clients = [connect_in_memory(network, source=f"node {number}") for number in range(100)]
+        keepers = []
+        for client in clients:
+            await client.__aenter__()
+            keepers.append(TaskKeeper(client))
+            await keepers[-1].hold(ttl=3.0, disconnect_ttl=None, on_lapse=lapses.append)
+            await asyncio.sleep(0.03)
+        network.refuse("store")
+        network.reset("store")
+        await asyncio.sleep(1.5)
+        network.accept("store")
+        await asyncio.sleep(0.5)
+        assert all(client.connected for client in clients)
+        assert lapses == []
+        for client, keeper in zip(clients, keepers, strict=True):
+            await keeper.aclose()
+            await client.aclose()
+
+
+@virtual_time
+async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_old_connection() -> None:
+    network = MemoryNetwork(latency=0.001)
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        changes: list[bool] = []
+        client.on_connection(changes.append)
+        dialed = network.links("store")[0]
+        network.partition("store")  # its system takes connections, and it says nothing
+        asked = asyncio.create_task(client.put("a", b"", timeout=60.0))
+        await asyncio.sleep(8.0)
+        network.heal("store")
+        await asked
+        await asyncio.sleep(5.0)
+        assert network.links("store") == [dialed]
+        assert changes == []
+        assert server.connections == 1
+
+
+@virtual_time
+async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connections_for_ever() -> None:
+    network = MemoryNetwork(latency=1.5)
+    lapses: list[str] = []
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        keeper = TaskKeeper(client)
+        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapses.append)
+        changes: list[bool] = []
+        client.on_connection(changes.append)
+        for _ in range(30):
+            await client.put("a", b"")
+        assert changes == []
+        network.forget_flows()
+        await client.put("a", b"", timeout=60.0)
+        assert changes == [False, True]
+        assert lapses == []
+        await keeper.aclose()
+
+
+async def test_r8_a_cut_on_a_real_network_is_over_within_a_second() -> None:
+    """The honest run: a proxy that swallows what is sent both ways, and resets nobody."""
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(f"tcp://127.0.0.1:{proxy.port}") as client,
+    ):
+        lapses: list[str] = []
+        keeper = TaskKeeper(client)
+        await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+        proxy.swallow()
+        asked = asyncio.create_task(client.add("count", 1))
+        await proxy.until(lambda: proxy.connections >= 3)
+        proxy.pass_new()
+        assert await asked == 1
+        assert await client.get("count") is not None
+        assert lapses == []
+        await keeper.aclose()

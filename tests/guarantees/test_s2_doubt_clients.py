@@ -1,0 +1,120 @@
+"""Promise S2: "where nobody can know, the caller gets maybe_applied=True, never a guess": every error of a request that
+was sent says so; and nobody who stands in the store's place for a while ends a client that has met it (S10)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from store.client.client import Client
+from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, StoreReplaced
+from store.messages import Put
+from store.protocol import wire
+from store.protocol.wire import Greeting, Sorry
+from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.virtual_time
+
+GARBAGE = b"\x00\x00\x00\x02\x91\x01"
+IMPOSTORS = {
+    "a proxy without its backend": b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
+    "another service": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "another store that proved nothing": wire.encode_greeting(Greeting(1, 1, "another", b"n" * 16, True)),
+    "a refusal": wire.encode_sorry(Sorry("authentication", "go away")),
+    "an unknown refusal": wire.encode_sorry(Sorry("fashion", "go away")),
+    "another version": wire.encode_greeting(Greeting(700, 701, "another", b"n" * 16, True)),
+    "garbage": GARBAGE,
+}
+
+
+class Impostor(asyncio.Protocol):
+    """Says one thing to whoever connects."""
+
+    def __init__(self, words: bytes) -> None:
+        self._words = words
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(self._words)
+
+
+def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> Client:
+    """A client that dials the first of these names, whatever it is at the time."""
+
+    async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        return await network.dial(names[0], factory)
+
+    return Client(dial, name="store", token=token, rng=random.Random(0))
+
+
+@pytest.mark.parametrize("token", [None, b"t" * 32])
+@pytest.mark.parametrize("who", IMPOSTORS)
+async def test_s10_who_stands_in_the_place_of_a_store_that_was_met_ends_no_client(
+    who: str, token: bytes | None
+) -> None:
+    network = MemoryNetwork(latency=0.001)
+    names = ["store"]
+    async with serve_in_memory(network, token=token), client_of(network, names, token) as client:
+        assert await client.put("a", b"") == 1
+        network.listen("impostor", lambda: Impostor(IMPOSTORS[who]))
+        names[0] = "impostor"
+        network.reset("store")
+        await asyncio.sleep(0.01)  # it is noticed
+        with pytest.raises(ConnectionLost) as caught:
+            await client.put("a", b"", timeout=3.0)
+        assert not caught.value.maybe_applied, "it was never sent"
+        names[0] = "store"
+        assert await client.put("a", b"") == 2
+        assert client.failure is None
+
+
+async def test_s10_another_store_is_told_of_once_it_has_welcomed_us() -> None:
+    network = MemoryNetwork(latency=0.001)
+    names = ["store"]
+    token = b"t" * 32
+    async with (
+        serve_in_memory(network, token=token),
+        serve_in_memory(network, name="other", token=token),
+        client_of(network, names, token) as client,
+    ):
+        names[0] = "other"
+        network.reset("store")
+        with pytest.raises(StoreReplaced):
+            await client.put("a", b"", timeout=3.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (GARBAGE, ProtocolError),
+        (wire.encode_sorry(Sorry("authentication", "go away")), AuthenticationError),
+        (wire.encode_sorry(Sorry("protocol", "what is this")), ProtocolError),
+    ],
+)
+async def test_s2_every_error_of_a_write_that_was_sent_says_that_it_may_have_been_applied(
+    words: bytes, kind: type[StoreError]
+) -> None:
+    network = MemoryNetwork(latency=0.001)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        (link,) = network.links("client")
+        network.partition("store")
+        sent = asyncio.create_task(client.call(Put("a", b"")))
+        read = asyncio.create_task(client.get("a"))
+        await asyncio.sleep(0.01)
+        link.client.receive(memoryview(words))
+        with pytest.raises(kind) as caught:
+            await sent
+        assert caught.value.maybe_applied
+        with pytest.raises(kind) as caught:
+            await read
+        assert not caught.value.maybe_applied, "a read changes nothing"
+        with pytest.raises(kind) as caught:
+            await client.put("b", b"")
+        assert not caught.value.maybe_applied, "it was never sent"
+        network.heal("store")

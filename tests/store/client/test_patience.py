@@ -1,0 +1,68 @@
+"""How long a client waits for what, given what it has seen."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from store.client.patience import BACKOFF_LEASED, FIRST_ATTEMPT, LEAST, SILENCE, SILENCE_MOST, Patience, backoff
+
+
+def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Patience:
+    made = Patience(random.Random(0))
+    made.bound_by(lambda: remaining)
+    if round_trip is not None:
+        made.connected(round_trip)
+    return made
+
+
+def longest_pause(made: Patience, attempt: int, **how: float) -> float:
+    return max(made.pause(attempt, **how) for _ in range(200))
+
+
+def test_backoff_doubles_up_to_a_limit_and_is_short_at_first() -> None:
+    assert backoff(0) == 0.1
+    assert [backoff(attempt) for attempt in range(10)] == sorted(backoff(attempt) for attempt in range(10))
+    assert backoff(10**6) == 2.0
+    assert [backoff(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+
+
+def test_pauses_are_bounded_by_what_is_left_of_a_lease() -> None:
+    assert longest_pause(patience(), 10) > 1.5
+    assert BACKOFF_LEASED * 0.9 < longest_pause(patience(remaining=1000.0), 10) <= BACKOFF_LEASED
+    assert longest_pause(patience(remaining=1.0), 10) <= 0.25
+    assert longest_pause(patience(remaining=-5.0), 10) <= LEAST
+
+
+def test_the_lease_that_ends_first_counts() -> None:
+    made = patience(remaining=100.0)
+    made.bound_by(lambda: 0.8)
+    assert made.silence() == made.attempt(0) == pytest.approx(0.2)
+
+
+def test_who_found_no_answer_on_fresh_connections_waits_longer_until_there_is_one() -> None:
+    made = patience()
+    waits = []
+    for _ in range(6):
+        waits.append(made.silence())
+        made.changed_connection()
+    assert waits[0] == SILENCE
+    assert waits == sorted(waits)
+    assert waits[-1] == SILENCE_MOST
+    made.answered()
+    assert made.silence() == SILENCE
+
+
+def test_attempts_begin_every_half_second_and_are_rarer_where_they_are_taken_and_not_heard() -> None:
+    assert patience(round_trip=None).attempt(0) == FIRST_ATTEMPT
+    assert [patience().attempt(unheard) for unheard in (0, 1, 2, 9)] == [0.5, 1.0, 2.0, 5.0]
+
+
+@pytest.mark.parametrize("remaining", [math.inf, 0.5, -1.0])
+def test_nobody_is_given_up_before_an_answer_could_have_come(remaining: float) -> None:
+    made = patience(remaining=remaining, round_trip=1.5)
+    made.connected(3.0)  # the quickest counts
+    assert made.attempt(0) >= 2 * 1.5
+    assert made.silence() >= 2 * 1.5
