@@ -31,6 +31,8 @@ PURE_ROOMS_ELSEWHERE = (
     "store.messages",
     "store.watch_cursor",
     "store.when",
+    "store.client.outcomes",
+    "store.client.patience",
     "store.net.address",
     "store.etcd.codec",
     "store.etcd.transactions",
@@ -121,7 +123,6 @@ LINES_OF_A_CLASS_MOST = 400
 LONG_FILES = {
     "rdzv.core.state": "being split",
     "rdzv.node.handler": "being split",
-    "store.client.client": "being split",
     "store.engine.engine": "being split",
     "store.etcd.client": "being split",
     "store.server.server": "being split",
