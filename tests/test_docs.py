@@ -1,0 +1,230 @@
+"""The documentation is true where a machine can tell: links, paths, options, tables, and samples that run."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import importlib.util
+import re
+import shlex
+import sys
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import rdzv
+import store
+from rdzv.cli import main as command
+from rdzv.config.parameters import TABLE
+from rdzv.node.handler import Handler
+from store.protocol.codec import REQUESTS, RESPONSES, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE_SPAN = re.compile(r"`([^`\n]+)`")
+
+of_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in FENCED.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def lines_of_shell() -> Iterator[str]:
+    """Every command in the documentation, without its comment."""
+    for page in PAGES:
+        for line in "".join(blocks(page, "")).splitlines():
+            for part in re.split(r"\s+#\s|\s{3,}|\s+\(", line)[0].split("&&"):
+                yield part.strip().rstrip("&").strip()
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# ------------------------------------------------------------------------------------------------ links and paths
+
+
+@of_every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@of_every_page
+def test_every_path_that_is_named_is_there(page: Path) -> None:
+    named = {span for span in CODE_SPAN.findall(prose(page)) if re.fullmatch(r"\.?\w+(/\w+)*/(\w+\.\w+)?", span)}
+    assert {path for path in named if not (ROOT / path).exists() and not (page.parent / path).exists()} == set()
+
+
+def test_the_readme_is_a_front_door() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)]+)\)", prose(page))
+    }
+    assert {page for page in PAGES if page.name != "README.md"} <= linked
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def test_every_parameter_is_in_the_table() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for name in CODE_SPAN.findall(row)}
+    secret = {"token", "tls", "password"}  # of these a URL takes the file's name only
+    assert named - secret == {parameter.name for parameter in TABLE} - secret
+
+
+def codes(table: dict[int, Layout[Any]]) -> str:
+    rows = []
+    for code, layout in table.items():
+        names = ", ".join(each.name for each in fields(layout.message))
+        rows.append(f"| {code} | `{layout.message.__name__}` | {names or 'none'} |")
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("table", [REQUESTS, RESPONSES], ids=["requests", "responses"])
+def test_the_codes_of_all_messages_are_in_the_docs(table: dict[int, Layout[Any]]) -> None:
+    rows = codes(table)
+    page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    assert rows in page, f"put this into docs/protocol.md:\n\n{rows}\n"
+
+
+def promised(page: str) -> list[str]:
+    return re.findall(r"^- \*\*([RS]\d+)\b", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_promise_in_the_readme_has_its_sentence_and_a_test() -> None:
+    assert promised("README.md") == promised("docs/promises.md")
+    tests = "\n".join(path.name + path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [number for number in promised("README.md") if not re.search(rf"test_(\w+_)?{number.lower()}_", tests)] == []
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for sub in action.choices.values() for option in options_of(sub)}
+    return found
+
+
+COMMANDS = sorted({line for line in lines_of_shell() if line.startswith("rdzv ")})
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_rdzv_command_is_one_that_the_command_takes(line: str) -> None:
+    words = shlex.split(line)[1:]
+    assert words[0] == "--help" or command._parse(words).run
+
+
+def test_every_option_that_is_named_exists() -> None:
+    named = {
+        match[1]
+        for name in ("README.md", "docs/command.md", "docs/limits.md")
+        for span in CODE_SPAN.findall(prose(ROOT / name))
+        if (match := re.match(r"(?:rdzv serve )?(--[a-z-]+)", span))
+    }
+    assert named
+    assert named <= options_of(command._parser())
+
+
+def test_every_module_and_test_that_a_command_names_is_there() -> None:
+    named = 0
+    for line in lines_of_shell():
+        if match := re.search(r"python3? -m ((?:tests|benchmarks|rdzv)[\w.]*)", line):
+            assert importlib.util.find_spec(match[1]), line
+            named += 1
+        for path in re.findall(r"\b(?:tests|examples)/\S+", line):
+            assert (ROOT / path).exists(), line
+            named += 1
+    assert named > 10
+
+
+def test_every_variable_that_a_command_sets_is_read_somewhere() -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    named = {match[1] for line in lines_of_shell() if (match := re.match(r"(RDZV_\w+)=", line))}
+    assert named
+    assert {name for name in named if f'"{name}"' not in sources} == set()
+
+
+# ------------------------------------------------------------------------------------------------ samples
+
+SAMPLES = [(page, text) for page in PAGES for text in blocks(page, "python")]
+BLOCKING, ASYNC = "import rdzv.sync", "import asyncio, rdzv"
+
+
+@pytest.mark.parametrize(("page", "sample"), SAMPLES, ids=lambda value: getattr(value, "name", ""))
+def test_every_sample_compiles(page: Path, sample: str) -> None:
+    ast.parse(sample, str(page))
+
+
+def sample_beginning(first: str, *, port: int) -> str:
+    """A sample of the README, for two nodes on this machine."""
+    (sample,) = (text for page, text in SAMPLES if page.name == "README.md" and text.startswith(first))
+    text = re.sub(r"tcp://[\w.]+:29400", f"tcp://127.0.0.1:{port}", sample)
+    return text.replace("max_nodes=4", "max_nodes=2")
+
+
+@asynccontextmanager
+async def two_nodes(sample: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    pipe = asyncio.subprocess.PIPE
+    nodes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-u", "-c", sample, cwd=ROOT, stdout=pipe)
+        for _ in range(2)
+    ]
+    try:
+        with anyio.fail_after(60):
+            yield nodes
+    finally:
+        for node in nodes:
+            if node.returncode is None:
+                node.kill()
+            await node.communicate()
+
+
+async def test_the_blocking_sample_runs_on_two_nodes() -> None:
+    async with store.serve() as server, two_nodes(sample_beginning(BLOCKING, port=server.port)) as nodes:
+        said = [(await node.communicate())[0].decode().splitlines() for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0]
+        assert [[line.split()[0] for line in lines] for lines in said] == [["0", "1"], ["0", "1"]]
+
+
+async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
+    async with store.serve() as server, two_nodes(sample_beginning(ASYNC, port=server.port)) as (survivor, killed):
+        async with rdzv.connect(f"{server.url}/job-7", is_host=False) as onlooker:
+            assert isinstance(onlooker, Handler)
+            async with aclosing(onlooker.statuses()) as statuses:
+                async for status in statuses:
+                    if status.phase is rdzv.Phase.COMPLETE:
+                        break
+        killed.kill()
+        assert survivor.stdout is not None
+        assert (await survivor.stdout.readline()).startswith(b"NodesLost")
