@@ -1,0 +1,160 @@
+"""Shell: the process group of one round: made, aborted by another thread when a member is lost, gone without a trace.
+
+**gloo.** A collective whose peer was killed fails by itself on the peer's neighbours only; the others wait until the
+group's timeout, and PyTorch's own abort changes nothing about that (2.13). What ends it at once is to shut down the
+sockets that the group has connected: then every collective on it raises `RuntimeError: ... Connection closed by peer`.
+They are told from other libraries' by comparing the process's descriptors around the group's making, and each is known
+by its inode, since a number may be somebody else's by then. A listening socket is left alone: gloo aborts the process
+when its accept fails.
+
+**nccl.** PyTorch's abort ends a collective. All members must abort once one has, or the others wait for the timeout:
+every member hears of the loss from its own node and aborts. The watchdog must not end the process meanwhile, so
+`TORCH_NCCL_ASYNC_ERROR_HANDLING=0` has to be set before the first group is made; `make` refuses without it. This was
+written from PyTorch's documentation and has never run on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.errors import RendezvousSettingsError
+from rdzv.torch.pytorch import abort_process_group, dist, set_group_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["RoundGroup"]
+
+CONNECT_WITHIN: Final = 2.0  # seconds to make a gloo group of a few; a member may die meanwhile, and nobody tells gloo
+CONNECT_WITHIN_PER_RANK: Final = 0.05
+LOOK_AGAIN_AFTER: Final = (
+    0.01  # seconds between looks for new sockets while a group that is to be aborted is being made
+)
+ASYNC_ERROR_HANDLING: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+
+
+class RoundGroup:
+    """The default process group of this process, for as long as a round lasts.
+
+    Args:
+        store: A `torch.distributed.Store` that the members share, and that no other round's members see.
+        rank: This process's rank.
+        world_size: How many members there are.
+        backend: `gloo`, `nccl`, or whatever else PyTorch knows.
+        timeout: How long a collective may take, once the group stands.
+    """
+
+    def __init__(self, store: Any, *, rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._backend = backend
+        self._timeout = timeout
+        self._uses_gloo = "gloo" in backend
+        self._inodes: set[int] = set()
+        self._making = threading.Lock()
+        self._before: set[int] | None = None  # inodes of sockets that were there before, while a group is being made
+        self._aborted = threading.Event()
+
+    def make(self) -> None:
+        """Make the default process group.
+
+        Raises:
+            RuntimeError: A member is not there, or went meanwhile (PyTorch's own error).
+            RendezvousSettingsError: nccl would end the process when a member is lost.
+        """
+        if "nccl" in self._backend and not any(os.environ.get(name) == "0" for name in ASYNC_ERROR_HANDLING):
+            raise RendezvousSettingsError(
+                f"backend={self._backend}: set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before this process makes its first "
+                f"group; otherwise PyTorch's watchdog ends the process when a member is lost"
+            )
+        # A gloo group knows one timeout, for connecting and for every collective: connecting gets a short one, since
+        # it waits in vain for a member that dies now, and the sockets to abort for that one do not exist.
+        # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
+        connect = timedelta(seconds=CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size)
+        short = self._uses_gloo and set_group_timeout is not None
+        with self._noting_sockets():
+            dist.init_process_group(
+                self._backend,
+                store=self._store,
+                rank=self._rank,
+                world_size=self._world_size,
+                timeout=connect if short else self._timeout,
+            )
+        if short:
+            set_group_timeout(self._timeout)
+
+    def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
+        """`torch.distributed.new_group`, of which `abort` knows, too."""
+        with self._noting_sockets():
+            return dist.new_group(ranks, **options)
+
+    def abort(self) -> None:
+        """End every collective that is under way, and every later one; from any thread, as often as one likes."""
+        self._aborted.set()
+        if self._uses_gloo:
+            while True:
+                self._shut_down_sockets()
+                if self._making.acquire(timeout=LOOK_AGAIN_AFTER):  # nothing is being made: these were all
+                    self._shut_down_sockets()
+                    self._making.release()
+                    break
+        if "nccl" in self._backend and abort_process_group is not None:
+            with contextlib.suppress(ValueError, AssertionError):  # it has been destroyed, or never made
+                abort_process_group()
+
+    def close(self) -> None:
+        """Destroy all process groups; their threads and sockets go with them."""
+        if dist.is_initialized():
+            if self._aborted.is_set() and "nccl" in self._backend:
+                return  # aborting has destroyed them
+            dist.destroy_process_group()
+
+    @contextlib.contextmanager
+    def _noting_sockets(self) -> Any:
+        """Take every socket that is connected meanwhile for one of the group's."""
+        with self._making:
+            self._before = set(_connected_sockets())
+            try:
+                yield
+            finally:
+                self._inodes |= set(_connected_sockets()) - self._before
+                self._before = None
+        if self._aborted.is_set():
+            self._shut_down_sockets()
+
+    def _shut_down_sockets(self) -> None:
+        connected, before = _connected_sockets(), self._before
+        mine = self._inodes if before is None else self._inodes | (set(connected) - before)
+        for inode in mine & set(connected):
+            _shut_down(connected[inode], inode)
+
+
+def _connected_sockets() -> dict[int, int]:
+    """The numbers of this process's TCP sockets that do not listen, by inode."""
+    found = {}
+    for name in os.listdir("/dev/fd"):
+        number = int(name)
+        with contextlib.suppress(OSError):  # closed since, such as the one that lists
+            status = os.fstat(number)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as copy:
+                internet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+                if internet and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found[status.st_ino] = number
+    return found
+
+
+def _shut_down(number: int, inode: int) -> None:
+    with contextlib.suppress(OSError):  # closed since, or not connected any more
+        copy = os.dup(number)
+        with socket.socket(fileno=copy) as connection:
+            if os.fstat(copy).st_ino == inode:
+                connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,110 @@
+"""A program for `test_group`: forks four ranks that make, lose and make anew their process group over one store.
+
+python -m tests.rdzv.torch.group_program URL
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import rdzv.torch
+from rdzv.torch.group import RoundGroup
+
+SIZE = 4
+LONG = timedelta(seconds=120)  # nothing here ends by a timeout
+ROUNDS = int(os.environ.get("RDZV_GROUPS", "8"))
+
+
+def group_of(store: rdzv.torch.TorchStore, name: str, rank: int, size: int) -> RoundGroup:
+    return RoundGroup(dist.PrefixStore(name, store), rank=rank, world_size=size, backend="gloo", timeout=LONG)
+
+
+def total_of_all() -> float:
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    return float(total[0])
+
+
+def aborted_while_blocked(group: RoundGroup) -> float:
+    """Wait in a collective to which one rank never comes; return when it ended, aborted from another thread."""
+    aborting = threading.Timer(0.3, group.abort)
+    aborting.start()
+    try:
+        dist.all_reduce(torch.ones(1000))
+    except RuntimeError:
+        aborting.join()
+        return time.monotonic()
+    raise AssertionError("one rank never came")
+
+
+def held() -> tuple[int, int]:
+    """How many descriptors and threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def play(url: str, rank: int) -> None:
+    """One rank's part."""
+    store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
+    group = group_of(store, "first", rank, SIZE)
+    group.make()
+    assert total_of_all() == SIZE
+    if rank == SIZE - 1:
+        sys.stdin.read()  # it lives, and takes part in nothing any more
+        os._exit(0)
+    began = time.monotonic()
+    ended = aborted_while_blocked(group)
+    group.close()
+    group = group_of(store, "second", rank, SIZE - 1)
+    group.make()
+    assert total_of_all() == SIZE - 1
+    print(f"rank {rank}: {ended - began - 0.3:.3f} s from abort to error", flush=True)
+    group.close()
+    before: tuple[int, int] | None = None
+    for number in range(ROUNDS):
+        group = group_of(store, f"round{number}", rank, SIZE - 1)
+        group.make()
+        half = group.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(torch.ones(1), group=half)
+        dist.barrier()
+        group.abort()
+        group.close()
+        before = held() if number == 2 else before
+    assert before is not None
+    assert held() <= before, (held(), before)
+    print(f"rank {rank}: nothing is left of {ROUNDS} groups", flush=True)
+
+
+def main() -> None:
+    """Fork the ranks, and end as they do."""
+    url = sys.argv[1]
+    kept_open, stay = os.pipe()
+    children = []
+    for rank in range(SIZE):
+        pid = os.fork()
+        if pid == 0:
+            os.close(stay)
+            os.dup2(kept_open, 0)
+            try:
+                play(url, rank)
+            except BaseException as error:  # noqa: BLE001  a forked child must not go on as its parent
+                print(f"rank {rank}: {error!r}", flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    statuses = [os.waitpid(pid, 0)[1] for pid in children[:-1]]
+    os.close(stay)  # the last one may end, too
+    statuses.append(os.waitpid(children[-1], 0)[1])
+    sys.exit(1 if any(statuses) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""A round's process group ends where a member is stuck, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import require, start_python
+
+require("torch")
+
+
+async def test_a_blocked_collective_ends_when_it_is_aborted_and_the_rest_make_a_new_group(url: str) -> None:
+    async with start_python("-m", "tests.rdzv.torch.group_program", url) as program:
+        assert await program.wait(timeout=60) == 0, program.written()
+        assert sum("from abort to error" in line for line in program.stdout) == 3
+        assert sum("nothing is left of" in line for line in program.stdout) == 3
+
+
+def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import timedelta
+
+    from rdzv import RendezvousSettingsError
+    from rdzv.torch.group import RoundGroup
+
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    group = RoundGroup(None, rank=0, world_size=1, backend="nccl", timeout=timedelta(seconds=1))
+    with pytest.raises(RendezvousSettingsError, match="set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before"):
+        group.make()
