@@ -79,6 +79,7 @@ class RoundGroup:
         # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
         connect = timedelta(seconds=CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size)
         short = self._uses_gloo and set_group_timeout is not None
+        self._wait_for_all()
         with self._noting_sockets():
             dist.init_process_group(
                 self._backend,
@@ -89,6 +90,12 @@ class RoundGroup:
             )
         if short:
             set_group_timeout(self._timeout)
+
+    def _wait_for_all(self) -> None:
+        """Wait until every member is here: the store's waits end when one is lost, gloo's do not."""
+        if self._store.add("rdzv.group/came", 1) == self._world_size:
+            self._store.set("rdzv.group/all", "1")
+        self._store.wait(["rdzv.group/all"])
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """`torch.distributed.new_group`, of which `abort` knows, too."""
