@@ -1,60 +1,81 @@
 """Shell: one connection as asyncio sees it: it carries bytes between the server and a socket, and decides nothing.
 
-What is to be said waits in an outbox, first what may be said already, then what is held until the journal has come so
-far. The transport is handed one piece at a time, since what it holds it copies; while it takes no more, the peer's
-requests are not read.
+What is to be said waits in its `Outbox`, and the transport is handed one piece of it at a time; while it takes no more,
+the peer's requests are not read. They are not read, either, while what was read of them waits for its turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.net.address import host_and_port
 from store.net.sockets import forget, let_go_in_children, prepare
 from store.protocol import wire
+from store.server.outbox import PIECE_BYTES, Budget, Outbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
-    from store.server.server import Server
 
-__all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Peer", "weight"]
+__all__ = ["LEAVE_WITHIN", "Host", "Peer"]
 
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
-PIECE_BYTES = (
-    256 * 1024
-)  # what a transport is handed at once, and how far one peer's answers may run ahead of its reading
 
 
-def weight(size: int) -> int:
-    """What a frame of so many bytes counts as in an outbox.
+class Host(Protocol):
+    """What a peer needs of the server it is connected to."""
 
-    With its bookkeeping, and a quarter for what the allocator loses between frames, which has been seen to be an
-    eighth: a limit that is met by the bytes alone is passed by the memory that they take.
-    """
-    return size + (size >> 2) + 64
+    buffer: memoryview
+
+    @property
+    def disk_is_behind(self) -> bool:
+        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on the server's clock."""
+        ...
+
+    def accepted(self, peer: Peer) -> None:
+        """A connection was made."""
+        ...
+
+    def received(self, peer: Peer, data: memoryview) -> None:
+        """Bytes have come."""
+        ...
+
+    def go_on(self, peer: Peer) -> None:
+        """Carry out what a peer has asked and was not carried out yet, as soon as it is its turn."""
+        ...
+
+    def waits_for_disk(self, peer: Peer) -> None:
+        """This peer is to be read again when the disk has taken more."""
+        ...
+
+    def lost(self, peer: Peer) -> None:
+        """A connection has ended."""
+        ...
 
 
 class Peer(asyncio.BufferedProtocol):
     """One connection as asyncio sees it: it carries bytes and counts them, and decides nothing."""
 
-    def __init__(self, server: Server, id: int) -> None:
-        self._server = server
+    def __init__(self, host: Host, id: int, *, outboxes: Budget, inboxes: Budget) -> None:
+        self._host = host
+        self._inboxes = inboxes
         self._transport: asyncio.Transport | None = None
-        self._out: deque[bytes] = deque()
-        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
         self._blocked = False  # the transport asked us to stop writing
         self._ending = False  # to be closed once the outbox is empty
         self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
         self.id = id
+        self.outbox = Outbox(outboxes)
+        self.bytes_out = 0  # handed to the system
         self.connection: ServerConnection | None = None
-        self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox
-        self.queued_bytes = 0  # by `weight`, in the outbox, and not handed to the transport yet
-        self._handed_bytes = 0  # to the transport, when it asked us to stop
+        self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox, or a turn
+        self.work: Any = None  # of the engine's, for the last of them, if that takes more than one turn
         self.inbox_bytes = 0  # of a frame that is not whole yet, or of requests that wait
         self._inbox_since = 0.0  # on the server's clock
         self.gone = False
@@ -70,6 +91,10 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection has been accepted."""
         self._transport = cast("asyncio.Transport", transport)
+        if transport.get_extra_info("sslcontext") is None:
+            # Whatever cannot be sent at once is reported, so that all of what the transport holds is counted. (The
+            # TLS of asyncio would pause for ever; with it, some 64 KiB per connection are not counted.)
+            self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
             self.address = str(peername[0])
@@ -78,21 +103,21 @@ class Peer(asyncio.BufferedProtocol):
         if sock is not None:
             prepare(sock)
             let_go_in_children(self, sock)
-        self._server.accepted(self)
+        self._host.accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
         """Where the next bytes go: into the one buffer that all peers share."""
-        return self._server.buffer
+        return self._host.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
         if not self.gone:
-            self.received_at = self._server.now()
-            self._server.received(self, self._server.buffer[:nbytes])
+            self.received_at = self._host.now()
+            self._host.received(self, self._host.buffer[:nbytes])
 
     def eof_received(self) -> bool:
         """The client has stopped sending."""
-        self._empty()  # a client that has stopped sending has nothing to wait for
+        self.outbox.clear()  # a client that has stopped sending has nothing to wait for
         self.close()
         return False
 
@@ -100,12 +125,12 @@ class Peer(asyncio.BufferedProtocol):
         """The transport takes no more for now: what it has counts as waiting until it has got rid of it."""
         self._blocked = True
         assert self._transport is not None
-        self._count_handed(self._transport.get_write_buffer_size())
+        self.outbox.handed(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """The transport takes more again."""
         self._blocked = False
-        self._count_handed(0)
+        self.outbox.handed(0)
         self.flush()
         self.read_on()
 
@@ -113,19 +138,13 @@ class Peer(asyncio.BufferedProtocol):
         """The connection has ended."""
         forget(self)
         self.gone = True
-        self._empty()
+        self.outbox.clear()
         self._let_go()
-        self._count_handed(0)
+        self.outbox.handed(0)
         self._set_timer(None)
-        self._server.lost(self)
+        self._host.lost(self)
 
     # the server calls these
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait for this peer to read."""
-        held = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self.queued_bytes + held
 
     def open(self, connection: ServerConnection, handshake: asyncio.TimerHandle) -> None:
         """Begin the conversation."""
@@ -141,66 +160,59 @@ class Peer(asyncio.BufferedProtocol):
     def queue(self, frame: bytes) -> None:
         """Put a frame into the outbox, unless nothing more will be sent."""
         if not self.gone:
-            self._out.append(frame)
-            more = weight(len(frame))
-            self.queued_bytes += more  # `_count_queued`, of which this is the hot path
-            self._server.outboxes_bytes += more
+            self.outbox.queue(frame)
 
     def hold(self, frame: bytes, number: int) -> None:
-        """Put a frame into the outbox, to be let go once the journal has made this number durable."""
+        """Put a frame into the outbox, to be sent once the journal has made this number durable."""
         if not self.gone:
-            self._held.append((number, frame))
-            self._count_queued(weight(len(frame)))
-
-    def release(self, number: int) -> bool:
-        """Let go of the frames that waited for this number; whether others still wait."""
-        while self._held and self._held[0][0] <= number:
-            self._out.append(self._held.popleft()[1])
-        return bool(self._held)
+            self.outbox.hold(frame, number)
 
     def flush(self) -> None:
         """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
 
-        The transport itself never holds more than one piece, or one frame if that is larger: what it holds it copies.
+        The transport itself never holds more than one piece: what it holds it copies.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        while self._out and not self._blocked:
-            piece = self._take_piece()
-            self._server.wrote(len(piece))
+        outbox = self.outbox
+        while outbox.ready and not self._blocked:
+            piece = outbox.take()
+            self.bytes_out += len(piece)
             transport.write(piece)
             if transport.is_closing():  # the write found out that nobody is there
                 return
-        if self._out or (self._held and (self.queued_bytes > PIECE_BYTES or self._server.disk_is_behind)):
-            self._pause_reading()
-        elif self._ending and not self._held:
+        if outbox.ready or (outbox.holds and (outbox.bytes > PIECE_BYTES or self._host.disk_is_behind)):
+            self.pause_reading()
+        elif self._ending and not outbox.holds:
             transport.close()
 
     def read_on(self) -> None:
         """Carry out and read what this peer asks again, if its outbox has been emptied."""
-        if not self.reading_paused or self._out or self._held or self.gone:
+        if not self.reading_paused or self.outbox.ready or self.gone:
             return
-        if self._server.disk_is_behind:
-            self._server.waits_for_disk(self)
+        if self.outbox.holds and (self.outbox.bytes > PIECE_BYTES or self._host.disk_is_behind):
             return
-        self.lags = self.reading_paused = False
-        if self.unread is not None:
-            self._server.go_on(self)
-        if not self.reading_paused and self._transport is not None and not self._transport.is_closing():
-            self.received_at = self._server.now()  # its silence was ours
+        if self._host.disk_is_behind:
+            self._host.waits_for_disk(self)
+            return
+        self.lags = False
+        self._host.go_on(self)
+        if self.unread is None and self._transport is not None and not self._transport.is_closing():
+            self.reading_paused = False
+            self.received_at = self._host.now()  # its silence was ours
             self._transport.resume_reading()
 
     def wait_for_disk(self) -> None:
         """Read no more until the disk has taken what was written; the server says when that is."""
-        self._pause_reading()
-        self._server.waits_for_disk(self)
+        self.pause_reading()
+        self._host.waits_for_disk(self)
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
         """So many bytes have come that cannot be let go of yet; `progress` if a request among them could."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
-        self._server.inboxes_bytes += size - self.inbox_bytes
+        self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
 
     def inbox_cost(self, now: float) -> float:
@@ -209,7 +221,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def refuse(self, sorry: Sorry) -> None:
         """Say why, and close."""
-        self._empty()
+        self.outbox.clear(but_begun=True)  # or what is said would be taken for the rest of it
         self.queue(wire.encode_sorry(sorry))
         self.close()
 
@@ -225,28 +237,13 @@ class Peer(asyncio.BufferedProtocol):
         """Close at once; nothing of what waits is sent."""
         self.gone = True
         self._let_go()
-        self._empty()
-        self._count_handed(0)
+        self.outbox.clear()
+        self.outbox.handed(0)
         if self._transport is not None:
             self._transport.abort()
 
-    def _take_piece(self) -> bytes:
-        """The next frames of the outbox, as one piece."""
-        first = self._out.popleft()
-        taken = weight(len(first))
-        if not self._out:
-            self.queued_bytes -= taken
-            self._server.outboxes_bytes -= taken
-            return first
-        frames = [first]
-        while self._out and taken < PIECE_BYTES:
-            frame = self._out.popleft()
-            taken += weight(len(frame))
-            frames.append(frame)
-        self._count_queued(-taken)
-        return first if len(frames) == 1 else b"".join(frames)
-
-    def _pause_reading(self) -> None:
+    def pause_reading(self) -> None:
+        """Read no more for now."""
         assert self._transport is not None
         if not self.reading_paused:
             self.reading_paused = True
@@ -254,23 +251,10 @@ class Peer(asyncio.BufferedProtocol):
 
     def _let_go(self) -> None:
         """Nothing that this peer has sent is wanted any more."""
-        self.unread = None
+        self.unread = self.work = None
         if self.connection is not None:
             self.connection.let_go()
         self.count_inbox(0, progress=False)
-
-    def _empty(self) -> None:
-        self._out.clear()
-        self._held.clear()
-        self._count_queued(-self.queued_bytes)
-
-    def _count_queued(self, more: int) -> None:
-        self.queued_bytes += more
-        self._server.outboxes_bytes += more
-
-    def _count_handed(self, size: int) -> None:
-        self._server.outboxes_bytes += size - self._handed_bytes
-        self._handed_bytes = size
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer is not None:

@@ -5,6 +5,9 @@ The hot path is plain asyncio: bytes arrive in one buffer that all peers share, 
 of a request to the queueing of everything it causes there is no `await`: nothing slips between a change and its
 announcement.
 
+What one peer asks is carried out for as long as a turn lasts; what is left of it stands in a ring (`turns`), so that
+others wait for milliseconds, whatever it is (S11).
+
 A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
 revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
 those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
@@ -32,7 +35,7 @@ import logging
 import secrets
 import ssl
 import threading
-from collections import deque
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -49,8 +52,11 @@ from store.protocol.connection import ServerConnection
 from store.protocol.wire import Bye, Hello, Sorry
 from store.server.journal import Journal
 from store.server.log_limiter import Complaints
-from store.server.peer import LEAVE_WITHIN, PIECE_BYTES, Peer, weight
+from store.server.outbox import PIECE_BYTES, Budget, weight
+from store.server.peer import LEAVE_WITHIN, Peer
 from store.server.tls_accept import Doorstep
+from store.server.turns import TURN, Turns
+from store.server.unwritten import Unwritten
 
 if TYPE_CHECKING:
     import os
@@ -65,6 +71,8 @@ __all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
 log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
+SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
+SLOW = 0.05  # seconds of one request that the log has a line for
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
@@ -91,24 +99,26 @@ class Server:
         secure: bool = False,
         journal: Journal | None = None,
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
-        self._durable = 0  # up to which number of the journal; every frame that says more is held
+        self._unwritten = Unwritten(durable=0, revision=engine.revision)
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
-        self._unwritten: deque[tuple[int, int]] = deque()  # what is not durable yet: the journal's number, and bytes
-        self._unwritten_bytes = 0
         self._token = token
         self._clock = clock
+        self._stopwatch = stopwatch  # for what turns take; the clock of a test may stand still meanwhile
+        self._turns: Turns[Peer] = Turns()
+        self._pass_comes = False
         self._secure = secure
         self._limits = engine.limits
         self._peers: dict[int, Peer] = {}
         self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
-        self.outboxes_bytes = 0  # counted by the peers, as they queue and send
-        self.inboxes_bytes = 0  # and as they receive
+        self._outboxes = Budget()  # counted by the peers, as they queue and send
+        self._inboxes = Budget()  # and as they receive
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
@@ -155,7 +165,7 @@ class Server:
     @property
     def disk_is_behind(self) -> bool:
         """Whether so much has been done that is not on disk yet that no more is to be taken on."""
-        return self._unwritten_bytes > self._limits.journal_bytes_max
+        return self._unwritten.bytes > self._limits.journal_bytes_max
 
     def waits_for_disk(self, peer: Peer) -> None:
         """This peer is to be read again when the disk has taken more."""
@@ -177,7 +187,7 @@ class Server:
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
-        return Peer(self, self._last_peer)
+        return Peer(self, self._last_peer, outboxes=self._outboxes, inboxes=self._inboxes)
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
@@ -186,10 +196,10 @@ class Server:
             "connections": len(self._peers),
             "connections_refused": self._refused,
             "bytes_in": self._bytes_in,
-            "bytes_out": self._bytes_out,
-            "outbox_bytes": sum(peer.backlog for peer in self._peers.values()),
-            "inbox_bytes": self.inboxes_bytes,
-            "journal_bytes": self._unwritten_bytes,
+            "bytes_out": self._bytes_out + sum(peer.bytes_out for peer in self._peers.values()),
+            "outbox_bytes": self._outboxes.bytes,
+            "inbox_bytes": self._inboxes.bytes,
+            "journal_bytes": self._unwritten.bytes,
             "commits": self._journal.commits if self._journal is not None else 0,
         }
 
@@ -233,34 +243,67 @@ class Server:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        try:
-            request = peer.connection.only_request(data)
-            if request is not None:
-                self._apply(peer, *request, self._clock())
-        except ProtocolError as error:
-            self._hang_up(peer, Sorry("protocol", str(error)))
-            return
-        finally:
-            self._flush()  # whatever happened: what was announced is told
-        if request is None:
-            before = peer.connection.held_bytes
-            peer.count_inbox(before + len(data), progress=False)
+        if not self._turns.over:
+            began = self._stopwatch()
+            try:
+                request = peer.connection.only_request(data)
+                if request is not None:
+                    self._apply(peer, *request, self._clock())
+            except ProtocolError as error:
+                self._hang_up(peer, Sorry("protocol", str(error)))
+                return
+            finally:
+                self._flush()  # whatever happened: what was announced is told
+                self._count_time(self._stopwatch() - began)
+            if request is not None and peer.work is None:
+                return
+            peer.unread = iter(()) if request is not None else peer.connection.receive(data)
+        elif len(data) < SMALL_BYTES:
+            peer.unread = peer.connection.receive(bytes(data))
+        else:
             peer.unread = peer.connection.receive(data)
-            self.go_on(peer)
-            if peer.unread is not None:
-                peer.count_inbox(before + RECEIVE_BYTES, progress=True)  # they keep all of the buffer
-            if self.inboxes_bytes > self._limits.inboxes_bytes_max:
-                self._make_room_in_inboxes(peer.received_at)
-            if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
-                peer.wait_for_disk()
+        before = peer.connection.held_bytes
+        peer.count_inbox(before + len(data), progress=False)
+        self.go_on(peer)
+        if peer.unread is not None:
+            # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
+            self.buffer = memoryview(bytearray(RECEIVE_BYTES))
+            peer.count_inbox(before + RECEIVE_BYTES, progress=True)
+        if self._inboxes.bytes > self._limits.inboxes_bytes_max:
+            self._make_room_in_inboxes(peer.received_at)
+        if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
+            peer.wait_for_disk()
 
     def go_on(self, peer: Peer) -> None:
-        """Carry out what a peer has asked, while its outbox has room for the answers. No await here, either."""
-        if self._leaving:
+        """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
+        if self._leaving or peer.unread is None or peer in self._turns:
             return
-        now = self._clock()
+        if self._turns.over:
+            self._wait_for_turn(peer, used=False)
+            return
+        began = self._stopwatch()
         try:
-            for item in peer.unread or ():
+            self._take_turn(peer, began + TURN)
+        except AuthenticationError as error:
+            self._hang_up(peer, Sorry("authentication", str(error)))
+        except ProtocolError as error:
+            self._hang_up(peer, Sorry("protocol", str(error)))
+        finally:
+            self._flush()  # whatever happened: what was announced is told
+            self._count_time(self._stopwatch() - began)
+
+    def _take_turn(self, peer: Peer, until: float) -> None:
+        """Carry out what a peer has asked until its turn is over, its outbox is full, or nothing is left."""
+        now = self._clock()
+        assert peer.unread is not None, "whose turn it is has asked something"
+        while True:
+            if peer.work is not None:
+                self._go_on_with(peer)
+            else:
+                item = next(peer.unread, None)
+                if item is None:
+                    self._has_read(peer)
+                    return
                 if isinstance(item, Hello):
                     self._take_in(peer, item, now)
                 elif isinstance(item, Bye):
@@ -269,22 +312,42 @@ class Server:
                 else:
                     request_id, acknowledged, request = item
                     self._apply(peer, request_id, acknowledged, request, now)
-                if peer.gone:
-                    break
-                if peer.queued_bytes > PIECE_BYTES:
-                    peer.flush()
-                    if peer.reading_paused:
-                        # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
-                        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-                        break
-            else:
-                self._has_read(peer)
-        except AuthenticationError as error:
-            self._hang_up(peer, Sorry("authentication", str(error)))
-        except ProtocolError as error:
-            self._hang_up(peer, Sorry("protocol", str(error)))
-        finally:
-            self._flush()  # whatever happened: what was announced is told
+            if peer.gone:
+                return
+            if peer.outbox.bytes > PIECE_BYTES:
+                peer.flush()
+                if peer.reading_paused and peer.outbox.ready:
+                    return
+            if self._stopwatch() >= until:
+                self._wait_for_turn(peer, used=True)
+                return
+
+    def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
+        self._turns.wait(peer, used=used)
+        peer.pause_reading()
+        self._have_pass()
+
+    def _count_time(self, seconds: float) -> None:
+        self._turns.spent += seconds
+        if self._turns.spent > TURN:  # less of it is not worth one more pass of the loop
+            self._have_pass()
+
+    def _have_pass(self) -> None:
+        """Have the next pass of the loop begin with those whose turn it is."""
+        if not self._pass_comes:
+            self._pass_comes = True
+            asyncio.get_running_loop().call_soon(self._begin_pass)
+
+    def _begin_pass(self) -> None:
+        """Let those in the ring have their turns, until it is time to look at the sockets again."""
+        self._pass_comes = False
+        self._turns.spent = 0.0
+        self._flush()
+        while not self._turns.over and (peer := self._turns.next()) is not None:
+            self.go_on(peer)
+            peer.read_on()
+        if self._turns or self._dirty:
+            self._have_pass()
 
     def _has_read(self, peer: Peer) -> None:
         """Everything that has come from this peer is done, but for a frame that has not come whole."""
@@ -300,27 +363,34 @@ class Server:
         self._dirty.pop(peer, None)
         self._holding.pop(peer, None)
         self._slowed.pop(peer, None)
+        self._turns.leave(peer)
+        self._bytes_out += peer.bytes_out
         self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
         self._record()
         if not self._peers:
             self._nobody_left.set()
             self._alone.set()
 
-    def wrote(self, count: int) -> None:
-        """So many bytes were handed to the system."""
-        self._bytes_out += count
-
     # ------------------------------------------------------------------------------------------ one request
 
     def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
+        began = self._stopwatch()
         applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
         self._record()
         response = applied.response
         if response is not None:
             if type(request) is Stats:
                 response = type(response)(figures=self.figures())  # type: ignore[call-arg]
-            self._say(peer, wire.encode_response(request_id, response))
+            number, response = self._unwritten.wait_for(request, response)
+            self._say(peer, wire.encode_response(request_id, response), number)
         self._deliver(applied.deliveries)
+        took = self._stopwatch() - began
+        if took > SLOW and self._complaints.say(now):
+            log.warning("%s: its %s took %d ms", peer.name, type(request).__name__, took * 1000)
+
+    def _go_on_with(self, peer: Peer) -> None:
+        """One more step of a request that takes several."""
+        raise NotImplementedError
 
     def _deliver(self, deliveries: tuple[Delivery | Answer, ...]) -> None:
         """Queue what a change means to others. A watched event is encoded once, however many watch."""
@@ -337,9 +407,9 @@ class Server:
 
     def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        if peer.backlog + weight(len(frame)) > self._limits.outbox_bytes_max:
+        if peer.outbox.bytes + weight(len(frame)) > self._limits.outbox_bytes_max:
             message = (
-                f"{peer.backlog} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
+                f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
                 f"{self._limits.outbox_bytes_max}: read, and ask again"
             )
             frame = wire.encode_response(request_id, Failed(kind=FailureKind.LIMIT, message=message))
@@ -352,7 +422,7 @@ class Server:
         most = self._limits.outbox_bytes_max
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
         size = weight(len(encoded) + EVENTS_HEAD_BYTES)
-        if peer.backlog + size <= most or (size > most and peer.backlog < PIECE_BYTES):
+        if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
             self._say(peer, wire.frame_events(watch_id, encoded))
             return True
         if self._engine.end_watch(peer_id, watch_id):
@@ -362,16 +432,19 @@ class Server:
             self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
         return False
 
-    def _say(self, peer: Peer, frame: bytes) -> None:
-        if self._journal is not None and self._journal.appended > self._durable:
-            peer.hold(frame, self._journal.appended)
+    def _say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
+        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
+        if number is None:
+            number = self._unwritten.appended
+        if number > self._unwritten.durable:
+            peer.hold(frame, number)
             self._holding[peer] = None
-            if peer.queued_bytes > PIECE_BYTES or self.disk_is_behind:
+            if peer.outbox.bytes > PIECE_BYTES or self.disk_is_behind:
                 self._dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
         else:
             peer.queue(frame)
             self._dirty[peer] = None
-        if self.outboxes_bytes > self._limits.outboxes_bytes_max:
+        if self._outboxes.bytes > self._limits.outboxes_bytes_max:
             self._make_room()
 
     def _make_room(self) -> None:
@@ -381,7 +454,7 @@ class Server:
         their watches.
         """
         self._flush()
-        while self.outboxes_bytes > self._limits.outboxes_bytes_max:
+        while self._outboxes.bytes > self._limits.outboxes_bytes_max:
             slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
             if slowest is None:
                 return
@@ -389,19 +462,19 @@ class Server:
                 log.warning(
                     "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, "
                     "and %d of them are for it",
-                    *(slowest.name, self.outboxes_bytes, self._limits.outboxes_bytes_max, slowest.backlog),
+                    *(slowest.name, self._outboxes.bytes, self._limits.outboxes_bytes_max, slowest.outbox.bytes),
                 )
             slowest.abort()
 
     def _make_room_in_inboxes(self, now: float) -> None:
         """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
-        while self.inboxes_bytes > self._limits.inboxes_bytes_max:
+        while self._inboxes.bytes > self._limits.inboxes_bytes_max:
             costliest = max(
                 (peer for peer in self._peers.values() if not peer.gone),
                 key=lambda peer: peer.inbox_cost(now),
             )
             what = (
-                f"{self.inboxes_bytes} bytes of unfinished requests wait in all inboxes, and inboxes_bytes_max is "
+                f"{self._inboxes.bytes} bytes of unfinished requests wait in all inboxes, and inboxes_bytes_max is "
                 f"{self._limits.inboxes_bytes_max}; yours have cost most, and for longest"
             )
             self._hang_up(costliest, Sorry("limit", what))
@@ -420,9 +493,7 @@ class Server:
         if self._journal is not None and self._engine.read_only is None and not self._leaving:
             facts = self._engine.take_facts()
             if facts is not None:
-                size = facts.size
-                self._unwritten.append((self._journal.append(facts), size))
-                self._unwritten_bytes += size
+                self._unwritten.append(self._journal.append(facts), facts)
 
     def start_journal(self) -> None:
         """Have the journal write from now on."""
@@ -437,17 +508,15 @@ class Server:
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._cannot_write, reason)
 
-            self._durable = self._journal.appended
+            self._unwritten.written(self._journal.appended)
             self._journal.start(on_durable=on_durable, on_failure=on_failure)
 
     def _became_durable(self, number: int) -> None:
         """Let go of the frames that waited for this."""
-        self._durable = number
-        while self._unwritten and self._unwritten[0][0] <= number:
-            self._unwritten_bytes -= self._unwritten.popleft()[1]
+        self._unwritten.written(number)
         waiting = list(self._holding)
         for peer in waiting:
-            if not peer.release(number):
+            if not peer.outbox.release(number):
                 del self._holding[peer]
             self._dirty[peer] = None
         self._flush()
@@ -470,9 +539,7 @@ class Server:
             self._stop_serving(error)
             return
         self._engine.read_only = f"the disk does not take it ({reason})"
-        self._durable = self._journal.appended
-        self._unwritten.clear()
-        self._unwritten_bytes = 0
+        self._unwritten = Unwritten(durable=self._journal.appended, revision=self._engine.revision)
         self._probing = asyncio.create_task(self._try_to_write())
         self._probing.add_done_callback(self.timer_ended)
 
@@ -633,7 +700,7 @@ class Server:
 
 
 def _backlog(peer: Peer) -> int:
-    return peer.backlog
+    return peer.outbox.bytes
 
 
 # ---------------------------------------------------------------------------------------------------- starting one

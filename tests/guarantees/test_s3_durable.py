@@ -25,7 +25,21 @@ import pytest
 
 import store
 from store.errors import ConnectionLost, LeaseNotFound, LimitExceeded
-from store.messages import Found, Get, List, Put, TimeToLive, Watch, Watching, Written
+from store.messages import (
+    Found,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    List,
+    Ping,
+    Pong,
+    Put,
+    TimeToLive,
+    Watch,
+    Watching,
+    Written,
+)
 from store.protocol.wire import Events, Reply
 from store.server.journal import Journal
 from tests.support.journals import a_peer, held_back, taken
@@ -232,7 +246,7 @@ async def test_s3_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
         await has_done(server, 3)
         writer.ask(Put("k", b"2"), List(prefix="k"))
         await has_done(server, 5)
-        reader.ask(Get("k"), Get("other"))
+        reader.ask(Get("k"), Get("k"))
         await has_done(server, 7)
         assert server.figures()["bytes_out"] == sent, "neither reply, nor read, nor event"
         assert writer.said == reader.said == []
@@ -256,8 +270,33 @@ async def test_s3_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
         event, *reads = reader.said[2:]
         assert isinstance(event, Events)
         assert [change.value for change in event.events] == [b"2"]
-        assert [read.response for read in reads if isinstance(read, Reply)][1] == Found(entry=None)
+        assert len(reads) == 2
         assert writer.replies()[1].response == Written(revision=2)
+
+
+async def test_s3_what_reflects_nothing_new_is_said_while_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hung for 9 s dropped every member of every round: their keep-alives waited for it, too."""
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        writer, keeper = [await a_peer(server, journal) for _ in range(2)]
+        granted = keeper.ask(Grant(ttl=10.0))[0]
+        await taken(journal.begun)
+        journal.may_commit.release()
+        lease = await keeper.answer(granted)
+        assert isinstance(lease, Granted)
+        writer.ask(Put("k", b"1"))
+        await taken(journal.begun)  # and there it hangs
+        kept, missing, ping = keeper.ask(KeepAlive(lease=lease.lease), Get("other"), Ping())
+        assert isinstance(await keeper.answer(kept), Granted)
+        assert await keeper.answer(missing) == Found(entry=None)
+        assert await keeper.answer(ping) == Pong(revision=0), "what is on disk: a crash may take back the rest"
+        late = keeper.ask(Get("k"))[0]
+        early = keeper.ask(Get("other"))[0]
+        await keeper.answer(early)
+        assert late not in [reply.request_id for reply in keeper.replies()]
+        journal.may_commit.release()
+        await keeper.answer(late)
 
 
 async def test_s3_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ __all__ = ["STORE_BUGS"]
 class HastyServer(Server):
     """Says what it has done before the disk has it."""
 
-    def _say(self, peer: Peer, frame: bytes) -> None:
+    def _say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:  # noqa: ARG002
         peer.queue(frame)
         self._dirty[peer] = None
 

@@ -1,0 +1,132 @@
+"""Pure: what waits to be sent to one peer, in order, and what all of it together takes.
+
+First comes what may be sent now, then what is held until the journal has come so far. A transport is handed one piece
+at a time, since what it holds it copies; what it has not got rid of counts as waiting, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["PIECE_BYTES", "Budget", "Outbox", "weight"]
+
+# What a transport is handed at once, and how far one peer's answers may run ahead of its reading.
+PIECE_BYTES = 256 * 1024
+
+
+def weight(size: int) -> int:
+    """What a frame of so many bytes counts as in an outbox.
+
+    With its bookkeeping, and a quarter for what the allocator loses between frames, which has been seen to be an
+    eighth: a limit that is met by the bytes alone is passed by the memory that they take.
+    """
+    return size + (size >> 2) + 64
+
+
+class Budget:
+    """How many bytes several peers hold together."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class Outbox:
+    """What waits for one peer.
+
+    Args:
+        budget: In which it is counted with those of all others.
+
+    Attributes:
+        bytes: What waits, each frame by its `weight`, and what the transport has not got rid of.
+    """
+
+    __slots__ = ("_budget", "_cut", "_handed", "_held", "_ready", "bytes")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._ready: deque[bytes] = deque()
+        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
+        self._cut = 0  # how much of the first frame has been taken
+        self._handed = 0
+        self.bytes = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether something may be sent now."""
+        return bool(self._ready)
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits for the journal."""
+        return bool(self._held)
+
+    def queue(self, frame: bytes) -> None:
+        """Put a frame after those that may be sent, also before those that are held."""
+        self._ready.append(frame)
+        more = weight(len(frame))
+        self.bytes += more
+        self._budget.bytes += more
+
+    def hold(self, frame: bytes, number: int) -> None:
+        """Put a frame at the end, to be released once the journal has made this number durable."""
+        self._held.append((number, frame))
+        more = weight(len(frame))
+        self.bytes += more
+        self._budget.bytes += more
+
+    def release(self, number: int) -> bool:
+        """Release the frames that waited for this number; whether others still wait."""
+        while self._held and self._held[0][0] <= number:
+            self._ready.append(self._held.popleft()[1])
+        return bool(self._held)
+
+    def take(self) -> bytes | memoryview:
+        """The next frames that may be sent, of about one piece; or a piece of one that is larger."""
+        first = self._ready[0]
+        if len(first) > PIECE_BYTES:
+            return self._take_part(first)
+        self._ready.popleft()
+        taken = weight(len(first))
+        if not self._ready:
+            self._count(-taken)
+            return first
+        frames = [first]
+        while self._ready and taken + len(self._ready[0]) < PIECE_BYTES:
+            frame = self._ready.popleft()
+            taken += weight(len(frame))
+            frames.append(frame)
+        self._count(-taken)
+        return first if len(frames) == 1 else b"".join(frames)
+
+    def _take_part(self, frame: bytes) -> memoryview:
+        """The next piece of a frame that is larger than one; it counts until the last of it is taken."""
+        start, self._cut = self._cut, self._cut + PIECE_BYTES
+        part = memoryview(frame)[start : self._cut]
+        if self._cut >= len(frame):
+            self._cut = 0
+            self._ready.popleft()
+            self._count(-weight(len(frame)))
+        return part
+
+    def handed(self, size: int) -> None:
+        """So much of what was taken is still in the hands of the transport."""
+        self._count(size - self._handed)
+        self._handed = size
+
+    def clear(self, *, but_begun: bool = False) -> None:
+        """Forget what waits, but for what the transport has; and, if asked to, the rest of a frame that has begun."""
+        begun = self._ready[0] if but_begun and self._cut else None
+        self._ready.clear()
+        self._held.clear()
+        self._count(self._handed - self.bytes)
+        if begun is None:
+            self._cut = 0
+        else:
+            self._ready.append(begun)
+            self._count(weight(len(begun)))
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self._budget.bytes += more

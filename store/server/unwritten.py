@@ -1,0 +1,97 @@
+"""Pure: what has been done and is not on disk yet, and so which replies must wait for the disk (promise S3).
+
+A reply that reflects nothing of it need not wait: a keep-alive, or a read of keys that have not changed since, goes out
+at once also while the disk hangs. Such a reply says the last durable revision, never a later one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from store.messages import Count, Counted, Failed, Get, GetMany, Guarded, KeepAlive, List, Listing, Ping, Pong
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.engine.changeset import Facts
+    from store.messages import Request, Response
+
+__all__ = ["Unwritten"]
+
+PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more of them, whoever lists waits
+
+
+class Unwritten:
+    """What awaits the disk.
+
+    Attributes:
+        durable: Up to which number of the journal all is on disk.
+        appended: The number of the last step handed to the journal.
+        bytes: What the steps between take.
+        revision: The last revision that is on disk.
+    """
+
+    def __init__(self, *, durable: int, revision: int) -> None:
+        self.durable = self.appended = durable
+        self.revision = revision
+        self.bytes = 0
+        self._steps: deque[tuple[int, int, Facts]] = deque()  # number, bytes, and what it was
+        self._changed: dict[str, int] = {}  # the step that last changed a key
+        self._granted: dict[int, int] = {}  # and the one that made a lease
+
+    def append(self, number: int, facts: Facts) -> None:
+        """A step was handed to the journal under this number."""
+        size = facts.size
+        self.appended = number
+        self.bytes += size
+        self._steps.append((number, size, facts))
+        for events in facts.revisions:
+            for event in events:
+                self._changed[event.key] = number
+        for lease in facts.granted:
+            self._granted[lease.id] = number
+
+    def written(self, number: int) -> None:
+        """Everything up to this number is on disk."""
+        self.durable = number
+        while self._steps and self._steps[0][0] <= number:
+            _, size, facts = self._steps.popleft()
+            self.bytes -= size
+            for events in facts.revisions:
+                self.revision = events[0].revision
+                for event in events:
+                    if self._changed.get(event.key, number + 1) <= number:
+                        del self._changed[event.key]
+            for lease in facts.granted:
+                self._granted.pop(lease.id, None)
+
+    def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
+        """Up to which number all must be on disk before this may be said, and what to say."""
+        if self.appended <= self.durable:
+            return self.durable, response
+        number = self.appended if isinstance(response, Failed) else self._number_of(request)
+        if number <= self.durable and isinstance(response, Listing | Counted | Pong):
+            response = replace(response, revision=self.revision)
+        return number, response
+
+    def _number_of(self, request: Request[Any]) -> int:
+        """The last step that the reply to this request may reflect."""
+        match request:
+            case Guarded(when=when, request=guarded):
+                return max(self._number_of(guarded), self._last_of(condition.key for condition in when))
+            case Get(key=key):
+                return self._changed.get(key, 0)
+            case GetMany(keys=keys):
+                return self._last_of(keys)
+            case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
+                return self._last_of(key for key in self._changed if key.startswith(prefix))
+            case KeepAlive(lease=lease):
+                return self._granted.get(lease, 0)
+            case Ping():
+                return 0
+        return self.appended
+
+    def _last_of(self, keys: Iterable[str]) -> int:
+        return max((self._changed.get(key, 0) for key in keys), default=0)

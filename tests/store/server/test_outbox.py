@@ -1,0 +1,69 @@
+"""The outbox: in order, held until it may be said, in pieces, and every byte counted until it has gone."""
+
+from __future__ import annotations
+
+import random
+
+from store.server.outbox import PIECE_BYTES, Budget, Outbox, weight
+
+
+def taken(outbox: Outbox) -> bytes:
+    sent = b""
+    while outbox.ready:
+        sent += outbox.take()
+    return sent
+
+
+def test_frames_are_taken_in_order_and_those_that_are_held_after_their_release() -> None:
+    outbox = Outbox(Budget())
+    outbox.queue(b"a")
+    outbox.hold(b"c", 7)
+    outbox.hold(b"d", 8)
+    outbox.queue(b"b")
+    assert taken(outbox) == b"ab"
+    assert outbox.holds
+    assert outbox.release(7)
+    assert taken(outbox) == b"c"
+    assert not outbox.release(8)
+    assert taken(outbox) == b"d"
+    assert outbox.bytes == 0
+
+
+def test_a_frame_larger_than_a_piece_is_taken_in_pieces_without_a_copy() -> None:
+    outbox = Outbox(Budget())
+    large = random.Random(1).randbytes(3 * PIECE_BYTES + 5)
+    outbox.queue(large)
+    outbox.queue(b"after")
+    pieces = []
+    while outbox.ready:
+        pieces.append(outbox.take())
+    assert [len(piece) for piece in pieces] == [PIECE_BYTES] * 3 + [5, 5]
+    assert b"".join(pieces) == large + b"after"
+    assert isinstance(pieces[0], memoryview)
+
+
+def test_what_waits_is_counted_until_the_transport_has_got_rid_of_it() -> None:
+    budget = Budget()
+    one, other = Outbox(budget), Outbox(budget)
+    one.queue(bytes(1000))
+    other.hold(bytes(500), 1)
+    assert budget.bytes == one.bytes + other.bytes == weight(1000) + weight(500)
+    one.take()
+    one.handed(400)
+    assert one.bytes == 400
+    one.handed(0)
+    assert one.bytes == 0
+    other.handed(30)
+    other.clear()
+    assert budget.bytes == other.bytes == 30, "what the transport has it keeps"
+
+
+def test_the_rest_of_a_frame_that_has_begun_is_kept_so_that_a_farewell_is_understood() -> None:
+    outbox = Outbox(Budget())
+    outbox.queue(bytes(PIECE_BYTES + 9))
+    outbox.queue(b"never said")
+    outbox.take()
+    outbox.clear(but_begun=True)
+    outbox.queue(b"sorry")
+    assert taken(outbox) == bytes(9) + b"sorry"
+    assert outbox.bytes == 0

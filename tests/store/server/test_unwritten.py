@@ -1,0 +1,103 @@
+"""What awaits the disk: a reply waits for what it reflects, and for nothing else (S3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from store import when
+from store.engine.changeset import Facts, SavedLease
+from store.messages import (
+    Count,
+    Counted,
+    Event,
+    Failed,
+    FailureKind,
+    Found,
+    Get,
+    GetMany,
+    Granted,
+    Guarded,
+    KeepAlive,
+    List,
+    Listing,
+    Ping,
+    Pong,
+    Put,
+    Request,
+    Response,
+    Watch,
+    Watching,
+    Written,
+)
+from store.server.unwritten import Unwritten
+
+FOUND = Found(entry=None)
+EMPTY = Listing(entries=(), revision=7)
+
+
+def with_a_change() -> Unwritten:
+    """On disk up to revision 5; revision 6 has changed `a/1`, 7 has changed `b`, and lease 3 is new."""
+    unwritten = Unwritten(durable=10, revision=5)
+    unwritten.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
+    lease = SavedLease(id=3, ttl=1.0, disconnect_ttl=None, anonymous=False)
+    unwritten.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], granted=[lease]))
+    return unwritten
+
+
+@pytest.mark.parametrize(
+    ("request_", "response", "number"),
+    [
+        (Get("a/1"), FOUND, 11),
+        (Get("b"), FOUND, 12),
+        (Get("c"), FOUND, 0),
+        (GetMany(keys=("c", "a/1")), EMPTY, 11),
+        (GetMany(keys=("c", "d")), EMPTY, 0),
+        (List(prefix="a/"), EMPTY, 11),
+        (List(prefix=""), EMPTY, 12),
+        (Count(prefix="c"), Counted(count=0, revision=7), 0),
+        (Ping(), Pong(revision=7), 0),
+        (KeepAlive(lease=1), Granted(lease=1, ttl=1.0), 0),
+        (KeepAlive(lease=3), Granted(lease=3, ttl=1.0), 12),
+        (KeepAlive(lease=2), Failed(kind=FailureKind.LEASE, message="it has lapsed, which is not on disk yet"), 12),
+        (Guarded(when=(when.exists("b"),), request=Get("c")), FOUND, 12),
+        (Guarded(when=(when.exists("d"),), request=Get("a/1")), FOUND, 11),
+        (Put("c", b""), Written(revision=8), 12),
+        (Watch(prefix="c"), Watching(revision=7), 12),
+    ],
+)
+def test_a_reply_waits_for_what_it_reflects(request_: Request[Any], response: Response, number: int) -> None:
+    assert with_a_change().wait_for(request_, response)[0] == number
+
+
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [(GetMany(keys=("c",)), EMPTY), (Ping(), Pong(revision=7)), (Count(prefix="c"), Counted(count=0, revision=7))],
+)
+def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
+    request_: Request[Any], response: Response
+) -> None:
+    """Else a client would have seen a revision that a crash takes back, and take the store for another one (S10)."""
+    said = with_a_change().wait_for(request_, response)[1]
+    assert said.revision == 5  # type: ignore[attr-defined]
+
+
+def test_what_is_on_disk_is_waited_for_no_longer() -> None:
+    unwritten = with_a_change()
+    assert unwritten.bytes > 0
+    unwritten.written(11)
+    assert unwritten.wait_for(Get("a/1"), FOUND)[0] <= unwritten.durable
+    assert unwritten.wait_for(Get("b"), FOUND)[0] == 12
+    assert unwritten.revision == 6
+    unwritten.written(12)
+    assert unwritten.revision == 7
+    assert unwritten.bytes == 0
+    assert unwritten.wait_for(GetMany(keys=("b",)), EMPTY) == (12, EMPTY)
+
+
+def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on_disk() -> None:
+    unwritten = with_a_change()
+    unwritten.append(13, Facts(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
+    unwritten.written(12)
+    assert unwritten.wait_for(Get("a/1"), FOUND)[0] == 13
