@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from rdzv.cli.command import Command, duration, whole_number
 from rdzv.cli.launcher import launch
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, Job, OnChange
 from rdzv.errors import RendezvousSettingsError
-
-if TYPE_CHECKING:
-    import argparse
 
 __all__ = ["COMMANDS"]
 
@@ -37,11 +34,34 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
     )
     add(
+        "--preload",
+        type=_names,
+        default=(),
+        metavar="MODULES",
+        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
+        "restart does not import them again",
+    )
+    add(
+        "--standby",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="with --preload: processes that are forked ahead (default: 0)",
+    )
+    add(
         "--no-prefix",
         dest="prefix",
         action="store_false",
         help="pass output through, without the rank before each line",
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Read names of modules, separated by commas."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be names of modules, separated by commas: torch,numpy")
+    return names
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -55,6 +75,8 @@ async def _run(options: argparse.Namespace) -> int:
         on_change=OnChange(options.on_change),
         grace=options.grace,
         prefix=options.prefix,
+        preload=options.preload,
+        standby=options.standby,
     )
     return await launch.run(job)
 

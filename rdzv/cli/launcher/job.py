@@ -47,6 +47,8 @@ class Job:
         on_change: What becomes of the processes when nodes wait to come in.
         grace: Seconds from SIGTERM to SIGKILL, and for which newcomers wait for a checkpoint.
         prefix: Whether each line of output gets the rank in front.
+        preload: Modules that a process of this node imports once, to fork the command's processes from.
+        standby: How many of these are forked ahead.
     """
 
     url: str
@@ -56,6 +58,8 @@ class Job:
     on_change: OnChange = OnChange.TERM
     grace: float = 10.0
     prefix: bool = True
+    preload: tuple[str, ...] = ()
+    standby: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rdzv.cli.launcher.job import Job, Place
+    from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
@@ -102,12 +103,13 @@ class JobRound:
             self._passed_on.add(number)
         return bool(running)
 
-    async def run(self, *, restarts: int, files: int) -> End | signal.Signals:
+    async def run(self, *, restarts: int, files: int, preloaded: PreloadServer | None = None) -> End | signal.Signals:
         """Run the command until the round is over.
 
         Args:
             restarts: How often this node has started again after a failure of its own.
             files: The soft limit of open files for the processes.
+            preloaded: What to fork the processes from.
 
         Returns:
             What has ended the round; or the signal, if the command has ended by one that was passed on to it.
@@ -126,7 +128,7 @@ class JobRound:
             place.world_size,
             *info.bootstrap_address,
         )
-        await self._start(place, restarts=restarts, files=files)
+        await self._start(place, restarts=restarts, files=files, preloaded=preloaded)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_changes, changes)
             for process in self._processes:
@@ -139,7 +141,7 @@ class JobRound:
             listening.cancel_scope.cancel()
         return end
 
-    async def _start(self, place: Place, *, restarts: int, files: int) -> None:
+    async def _start(self, place: Place, *, restarts: int, files: int, preloaded: PreloadServer | None) -> None:
         for local_rank in range(self._job.nproc):
             environment = environment_of(
                 self._job,
@@ -150,7 +152,7 @@ class JobRound:
                 checkpoint_file=self._checkpoint_file,
             )
             with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us
-                self._processes.append(await Process.start(self._job, environment, files=files))
+                self._processes.append(await Process.start(self._job, environment, files=files, preloaded=preloaded))
         self._running = self._job.nproc
 
     async def _hear_changes(self, changes: AsyncIterator[Change]) -> None:

@@ -38,6 +38,7 @@ import anyio
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.cli.launcher.job import NPROC
 from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
+from rdzv.cli.launcher.preload import Preloading
 from rdzv.core.state import Closed
 from rdzv.errors import (
     RendezvousClosedError,
@@ -91,6 +92,7 @@ class _Launcher:
         self._signal: int | None = None
         self._scope = anyio.CancelScope()  # what a signal ends
         self._round: JobRound | None = None
+        self._preloading = Preloading(job)
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # before a store hosted here raises it
 
     async def run(self) -> int:
@@ -104,7 +106,7 @@ class _Launcher:
         status: int | None = None
         with anyio.CancelScope() as everything:
             self._scope = everything
-            async with self._handler() as handler:
+            async with Preloading(self._job) as self._preloading, self._handler() as handler:
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
                     status = await self._take_part(handler)
@@ -164,7 +166,8 @@ class _Launcher:
         self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file)
         end: End | signal.Signals | None = None
         try:
-            end = await self._round.run(restarts=self._restarts, files=self._files)
+            preloaded = await self._preloading.server()
+            end = await self._round.run(restarts=self._restarts, files=self._files, preloaded=preloaded)
             if isinstance(end, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
                     self._asked_to_stop(end)

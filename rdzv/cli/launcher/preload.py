@@ -1,12 +1,13 @@
 """Shell: workers that start warm: forked from a process that has imported what they need.
 
-    async with await PreloadServer.start(command, ("torch", "numpy")) as server:
+    async with Preloading(job) as preloading:
+        server = await preloading.server()        # None: start the command as ever; it has been said why
         worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
         await worker.wait()
 
 One server a launcher: it starts in the background, so that the imports and the first meeting of the nodes overlap. What
 runs in it and in the workers is `preload_server.py`. A command that cannot be started this way (another interpreter, a
-program that is not Python, an option that only a new interpreter can take) is started as ever, and `why_not` says why.
+program that is not Python, an option that only a new interpreter can take) is started as ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,12 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+import anyio
+
 from rdzv.cli.launcher import preload_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PreloadServer", "PythonCommand", "WarmWorker", "python_command"]
+    from rdzv.cli.launcher.job import Job
+
+__all__ = ["PreloadServer", "Preloading", "PythonCommand", "WarmWorker", "python_command"]
+
+log = logging.getLogger(__name__)
 
 END_WITHIN: Final = 5.0  # seconds in which a server that was told to end has ended, before it is killed
 WITHOUT_VALUE: Final = frozenset(
@@ -220,3 +228,41 @@ class PreloadServer:
         finally:
             os.close(writing)
         return WarmWorker(reading)
+
+
+class Preloading:
+    """What a job's processes are forked from, for as long as the block lasts, if it can be.
+
+    Args:
+        job: With the command, and the modules to import.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._server: PreloadServer | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._job.preload:
+            command = python_command(self._job.command)
+            if isinstance(command, PythonCommand):
+                modules = self._job.preload
+                self._server = await PreloadServer.start(command, modules, standby=self._job.standby)
+            else:
+                self._say(command)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            with anyio.CancelScope(shield=True):  # it takes END_WITHIN and a kill at most
+                await server.aclose()
+
+    async def server(self) -> PreloadServer | None:
+        """Wait until the imports are done; None where the command is to be started as ever."""
+        if self._server is not None and (why := await self._server.why_not()) is not None:
+            self._say(why)
+            await self.__aexit__()
+        return self._server
+
+    def _say(self, why: str) -> None:
+        log.warning("--preload %s has no effect, the command starts as ever: %s", ",".join(self._job.preload), why)

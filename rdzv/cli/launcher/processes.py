@@ -24,6 +24,7 @@ from rdzv.cli.launcher import guard
 
 if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
+    from rdzv.cli.launcher.preload import PreloadServer, WarmWorker
 
 __all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
 
@@ -39,7 +40,9 @@ class Process:
         status: Its exit status, negative for the signal that killed it; None while it runs.
     """
 
-    def __init__(self, rank: int, guarded: asyncio.subprocess.Process, control: int, output: list[_Output]) -> None:
+    def __init__(
+        self, rank: int, guarded: asyncio.subprocess.Process | WarmWorker, control: int, output: list[_Output]
+    ) -> None:
         self.rank = rank
         self._guarded = guarded
         self._control: int | None = control
@@ -47,13 +50,16 @@ class Process:
         self._output = output
 
     @classmethod
-    async def start(cls, job: Job, environment: dict[str, str], *, files: int) -> Process:
+    async def start(
+        cls, job: Job, environment: dict[str, str], *, files: int, preloaded: PreloadServer | None = None
+    ) -> Process:
         """Start one.
 
         Args:
             job: With the command.
             environment: What it is told beyond our own environment.
             files: Its soft limit of open files.
+            preloaded: What to fork it from; None to start an interpreter, or whatever the command is.
         """
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
@@ -65,18 +71,26 @@ class Process:
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
                 environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, and at a SIGKILL never
-            guarded = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-I", "-S", str(Path(guard.__file__))),
-                *(str(control), str(files)),
-                *job.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **environment},
-                pass_fds=(control,),
-                start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
-                stdout=streams.get(1),
-                stderr=streams.get(2),
-            )
+            environment = {**os.environ, **environment}
+            guarded: asyncio.subprocess.Process | WarmWorker
+            if preloaded is not None:
+                nothing = os.open(os.devnull, os.O_RDONLY)
+                theirs.callback(os.close, nothing)
+                files_of_it = (nothing, streams.get(1, 1), streams.get(2, 2))
+                guarded = await preloaded.start_worker(environment, control=control, streams=files_of_it, files=files)
+            else:
+                guarded = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-I", "-S", str(Path(guard.__file__))),
+                    *(str(control), str(files)),
+                    *job.command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=environment,
+                    pass_fds=(control,),
+                    start_new_session=True,  # Ctrl-C in a terminal is ours to pass on
+                    stdout=streams.get(1),
+                    stderr=streams.get(2),
+                )
             ours.pop_all()
             label = f"[{rank}] ".encode()
             return cls(rank, guarded, told, [_Output(source, target, label) for source, target in output])

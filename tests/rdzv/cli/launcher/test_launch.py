@@ -534,3 +534,25 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
         for name in (parameter.name, *parameter.aliases)
     }
     assert told.keys() & parameters == set()
+
+
+async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str) -> None:
+    """A round, a restart after a failure, and success; the worker finds the module imported already."""
+    options = ("--preload", "decimal", "--standby", "1", "--max-restarts", "1")
+    async with node(f"{server}/job?min_nodes=1", "a", *options) as launcher:
+        first = await started(launcher)
+        tell(first, signal.SIGKILL)
+        again = await started(launcher)
+        assert places(first, again) == [("0", "0", "1"), ("1", "0", "1")]
+        assert again["RDZV_RESTARTS"] == "1"
+        tell(again, SUCCEED)
+        assert await launcher.wait() == 0
+        assert not any("--preload" in line for line in launcher.output), launcher.written()
+
+
+async def test_a_command_that_cannot_be_forked_starts_as_ever_and_it_is_said_why(server: str) -> None:
+    command = ("sh", "-c", "echo ran")
+    async with node(f"{server}/job?min_nodes=1", "a", "--preload", "decimal", command=command) as launcher:
+        assert await launcher.wait(timeout=20) == 0
+        assert any("--preload decimal has no effect" in line and "sh is not" in line for line in launcher.output)
+        assert "[0] ran" in launcher.stdout
