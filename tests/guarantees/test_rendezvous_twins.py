@@ -119,12 +119,14 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
         spare = await meeting.join(c)
         await a.leave()
         joiner = await meeting.join(a, at=b)
+        # There is room for one beside b, and a has been in the round: c must know that it is none of the two again.
+        await eventually(c.status, lambda status: status.spares == ("c",))
         await b.set_closed("trained")
         await a.set_closed("second")
         assert await told(b, Closed) == Closed(reason="trained", by="b")
         with pytest.raises(rdzv.RendezvousClosedError, match="closed by b: trained"):
             await joiner
-        with pytest.raises((rdzv.RendezvousGracefulExitError, rdzv.RendezvousClosedError), match="trained"):
+        with pytest.raises(rdzv.RendezvousGracefulExitError, match="trained"):
             await spare
         await eventually(a.is_closed, bool)
         with pytest.raises(rdzv.RendezvousClosedError, match="trained"):
@@ -156,7 +158,8 @@ async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_aga
 async def test_r8_a_connection_that_breaks_and_a_store_that_restarts_cost_delay_and_nothing_else(
     twin: str, backing: Backing
 ) -> None:
-    async with Meeting(twin, backing, min_nodes=2, ttl=10) as meeting:
+    # A busy machine may take seconds to connect again: what is tested is that it costs nothing, not how long it takes.
+    async with Meeting(twin, backing, min_nodes=2, ttl=10, disconnect_ttl=10) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         first = await meeting.join(a)
         if meeting.backing.restarts:

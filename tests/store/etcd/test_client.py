@@ -219,8 +219,8 @@ async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_do
     async with client_of(etcd.url) as client:
         await client.put(at + "a", b"0")
         losses = Losses(client, seed=1, fates=("unheard",))
-        with pytest.raises((ConnectionLost, TimeoutError)) as caught:
-            await client.put(at + "a", b"1", timeout=0.3)
+        with pytest.raises(ConnectionLost) as caught:
+            await client.put(at + "a", b"1", timeout=1.0)
         assert getattr(caught.value, "maybe_applied", None) is True
         losses.fates = ("pass",)
 
