@@ -18,6 +18,8 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+import anyio
+
 import store
 from benchmarks import support
 from benchmarks.support import ms
@@ -71,7 +73,7 @@ def sender(pipe: Connection, url: str, seed: int, rate: float) -> None:
             reader, writer = await asyncio.open_connection(address.host, address.port)
             try:
                 before, said = bad_input(rng)
-                async with asyncio.timeout(5.0):
+                with anyio.fail_after(5.0):
                     await reader.read(65536)  # the greeting
                     if before:
                         writer.write(before)
@@ -95,7 +97,7 @@ def sender(pipe: Connection, url: str, seed: int, rate: float) -> None:
                 await send(rng)
                 sent += 1
                 if rate:
-                    await asyncio.sleep(max(0.0, AT_ONCE / rate - (time.monotonic() - began)))
+                    await anyio.sleep(max(0.0, AT_ONCE / rate - (time.monotonic() - began)))
 
         pipe.send("sending")
         await asyncio.gather(*[go_on() for _ in range(AT_ONCE)])

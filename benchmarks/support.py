@@ -18,6 +18,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
+
 import store
 from store.net.threads import loop_factory
 
@@ -97,7 +99,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 async def hear(pipe: Connection) -> Any:
     """In a worker's event loop: wait for what the parent says next."""
-    return await asyncio.to_thread(pipe.recv)
+    return await anyio.to_thread.run_sync(pipe.recv)
 
 
 def torch_server(pipe: Connection) -> None:

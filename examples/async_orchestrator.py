@@ -69,14 +69,14 @@ async def regroup_needed(changes: AsyncIterator[rdzv.Change], tell: Tell) -> boo
 async def play() -> None:
     """Three nodes meet, one leaves, another comes, and the run is closed; every step is verified."""
     said: list[str] = []
-    heard = anyio.Event()
+    heard = asyncio.Event()
 
     def tell(line: str) -> None:
         nonlocal heard
         print(line)
         said.append(line)
         heard.set()
-        heard = anyio.Event()
+        heard = asyncio.Event()
 
     async def expect(round: int, *, size: int, total: int) -> None:
         """Wait until this round's members have all said their sum, and have ranks of their own."""

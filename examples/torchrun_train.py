@@ -21,6 +21,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
+import anyio
 import torch
 import torch.distributed as dist
 
@@ -106,7 +107,7 @@ class Agent:
     async def hear(self, containing: str) -> str:
         """The next line that contains this, which must come soon."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(60):
+        with anyio.fail_after(60):
             while line := (await self.process.stdout.readline()).decode().rstrip():
                 print(f"{self.name}: {line}", flush=True)
                 if ", pid " in line:

@@ -21,8 +21,6 @@ import socket
 import ssl
 import sys
 
-import anyio
-
 import store
 from rdzv.cli.command import DONE, Command
 from store.net.address import DEFAULT_PORT, host_and_port
@@ -67,7 +65,7 @@ async def serve(options: argparse.Namespace) -> None:
     Raises:
         StoreUsageError: What it was told makes no sense, or what it keeps is damaged; the message says what to do.
     """
-    stop = anyio.Event()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     tls = _server_tls(options)
 

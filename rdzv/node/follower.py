@@ -6,11 +6,10 @@ This is all that a node watches: the coordinator's key, the last round, the clos
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import anyio
 
 from rdzv.core.state import Ban, Closed, Coordinator, Head, Keys, Progress, Round
 from rdzv.errors import RendezvousStateError
@@ -41,7 +40,7 @@ class Follower:
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
         self.error: Exception | None = None
-        self.synced = anyio.Event()
+        self.synced = asyncio.Event()
         self.listeners = Listeners()
 
     async def run(self) -> None:

@@ -6,6 +6,7 @@ a coroutine sleeps until then, or until something has changed, whichever comes f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ class Wakeup:
     """Where one task sleeps, and others wake it."""
 
     def __init__(self) -> None:
-        self._changed = anyio.Event()
+        self._changed = asyncio.Event()
 
     def changed(self) -> None:
         """Something has happened: whoever sleeps here looks again. Told while nobody sleeps, it is not forgotten."""
@@ -37,7 +38,7 @@ class Wakeup:
             await self._changed.wait()
         changed = self._changed.is_set()
         if changed:
-            self._changed = anyio.Event()
+            self._changed = asyncio.Event()
         return changed
 
 

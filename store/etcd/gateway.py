@@ -122,7 +122,7 @@ class Gateway:
         self._failing: set[int] = set()  # members that have not answered since they last failed
         self._problem = "it has never answered"
         self._token: str | None = None
-        self._logging_in = anyio.Lock()
+        self._logging_in = asyncio.Lock()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._streams: set[Stream] = set()  # those that are open
@@ -234,9 +234,10 @@ class Gateway:
     async def _post(self, here: int, path: str, body: Json, token: str | None, limit: float) -> Json:
         """One request to one member, and its answer."""
         try:
-            async with asyncio.timeout(limit), self._open(here, path, [body], token) as response:
-                content = await response.read()
-                status = response.status
+            with anyio.fail_after(limit):
+                async with self._open(here, path, [body], token) as response:
+                    content = await response.read()
+                    status = response.status
         except (aiohttp.ClientError, OSError) as error:
             raise self._explained(error, limit) from error
         return self._understood(here, status, content)
@@ -472,7 +473,7 @@ class Stream:
         gateway = self._gateway
         token = await gateway._logged_in(self._here, limit)
         try:
-            async with asyncio.timeout(limit):
+            with anyio.fail_after(limit):
                 self._response = await gateway._open(self._here, "watch", requests, token)
                 gateway._streams.add(self)
                 if self._response.status != 200:
@@ -508,7 +509,7 @@ class Stream:
         silence = 0.0
         while silence < REOPEN:
             try:
-                async with asyncio.timeout(IDLE):
+                with anyio.fail_after(IDLE):
                     return await self._read()
             except TimeoutError:
                 silence += IDLE

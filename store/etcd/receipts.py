@@ -6,6 +6,7 @@ client that has gone.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,7 @@ class Receipts:
         self._free: list[Receipt] = []
         self._lease: int | None = None
         self._good_until = -math.inf
-        self._taking = anyio.Lock()
+        self._taking = asyncio.Lock()
 
     async def take(self, deadline: float) -> Receipt:
         """One that nobody else uses."""

@@ -90,7 +90,7 @@ async def _connected_socket(address: Address) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
-            async with asyncio.timeout(ADDRESS_WITHIN):
+            with anyio.fail_after(ADDRESS_WITHIN):
                 await _connect(sock, target)
         except OSError as error:
             sock.close()

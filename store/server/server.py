@@ -39,6 +39,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from store.engine.engine import Answer, Delivery, Engine
@@ -613,8 +614,8 @@ class Server:
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             if self._engine.look(now=self._clock()):
                 # Two turns of the loop, the second of which comes after every socket has been read once more.
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
+                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()
                 if not self._may_lapse():
                     continue
                 deliveries = self._engine.tick(now=self._clock())

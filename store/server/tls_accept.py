@@ -94,7 +94,7 @@ class Doorstep:
         except OSError:
             name = "a client"
         try:
-            async with asyncio.timeout(self._within):
+            with anyio.fail_after(self._within):
                 if await self._speaks_tls(sock, name):
                     await asyncio.get_running_loop().connect_accepted_socket(
                         self._server.protocol,
@@ -118,7 +118,7 @@ class Doorstep:
         readable = asyncio.Event()
         loop.add_reader(sock, readable.set)
         try:
-            async with asyncio.timeout(min(SILENCE, self._within / 2)):
+            with anyio.fail_after(min(SILENCE, self._within / 2)):
                 await readable.wait()
             first = sock.recv(1, socket.MSG_PEEK)
         except TimeoutError:

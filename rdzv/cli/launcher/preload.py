@@ -175,7 +175,7 @@ class PreloadServer:
         """End the server and the workers that wait in it; those that run are the launcher's to end."""
         self._requests.close()
         try:
-            async with asyncio.timeout(END_WITHIN):
+            with anyio.fail_after(END_WITHIN):
                 await self._process.wait()
         except TimeoutError:  # it is still importing something
             with contextlib.suppress(ProcessLookupError):
