@@ -30,7 +30,7 @@ class StaticHandler(rdzv.RendezvousHandler):
     def __init__(self, parameters: rdzv.RendezvousParameters) -> None:
         # static://HOST:PORT/RUN?nodes=a,b,c and, by keyword or URL, node_id=b
         self._names = str(parameters.get("nodes", "")).split(",")
-        self._name = parameters.get("node_id")
+        self._name = str(parameters.get("node_id", ""))
         if self._name not in self._names:
             raise rdzv.RendezvousSettingsError(f"node_id={self._name!r} must be one of nodes={','.join(self._names)}")
         self._url = f"tcp://{parameters.endpoint}"

@@ -19,7 +19,9 @@ from rdzv.backends.registry import (
     register,
     rendezvous_handler_registry,
 )
+from rdzv.config.overrides import Overrides
 from rdzv.config.settings import Settings
+from rdzv.core.history import Chapter
 from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
 from rdzv.errors import (
     QueueEmptyError,
@@ -45,11 +47,13 @@ from store import StoreError, serve
 
 __all__ = [
     "Change",
+    "Chapter",
     "Closed",
     "Dropped",
     "NodesLeft",
     "NodesLost",
     "NodesWaiting",
+    "Overrides",
     "Participant",
     "Phase",
     "QueueEmptyError",

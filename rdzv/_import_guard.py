@@ -1,20 +1,59 @@
-"""At import: is the package `store` ours?
+"""Checks, at import, that the package `store` is ours and whole.
 
-Another distribution on PyPI installs a package of that name, and many a script has a `store.py` beside it. Whichever
-comes first on the path is imported; if that is not ours, nothing here works, and the reason should not be guessed from
-an AttributeError.
+Many a script has a `store.py` beside it, and a distribution on PyPI that is called `store` installs its files over
+ours: its `store/__init__.py` is empty, and uninstalling it takes that file away. Without this check the user would read
+of a name that cannot be imported from somewhere, and would have to guess the reason.
+
+Nothing of a foreign package is run: its source is only read. Names of modules that are missing because one of our own
+dependencies is missing are left alone.
 """
 
-from importlib.util import find_spec
+import importlib
+import importlib.util
+import sys
 from pathlib import Path
 
 __all__: list[str] = []
 
-_found = find_spec("store")
-_folders = (_found.submodule_search_locations if _found is not None else None) or ()
-if not any(Path(folder, "protocol", "wire.py").is_file() for folder in _folders):
-    _where = getattr(_found, "origin", None) or "nothing"
-    raise ImportError(
-        f"rdzv needs its own package `store`, but {_where} shadows it: rename that file, or take its folder off the "
-        f"path, or uninstall the distribution it came with (`pip uninstall store`) and install rdzv again"
+_FOLDER = Path(__file__).resolve().parents[1] / "store"
+"""Where ours is: beside `rdzv`, however both were installed."""
+
+_MARK = "from store.messages import"
+"""A line that our `store/__init__.py` has, and no stranger's."""
+
+
+def _shadow() -> str | None:
+    """Where the file is that will be imported instead of our package, or was; None if ours is found first."""
+    loaded = sys.modules.get("store")
+    if loaded is not None:
+        found = getattr(loaded, "__file__", None)
+    else:
+        spec = importlib.util.find_spec("store")  # does not run it
+        found = None if spec is None or spec.origin is None else spec.origin
+    if found is None:
+        return f"no {_FOLDER / '__init__.py'}"
+    file = Path(found).resolve()
+    try:
+        is_ours = file.parent == _FOLDER and _MARK in file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        is_ours = False
+    return None if is_ours else str(file)
+
+
+def _refuse(found: str) -> ImportError:
+    return ImportError(
+        f"rdzv needs its own package `store`, and found {found}. If that is a file of yours, rename that file, or take "
+        f"its folder off the path. If another distribution was installed over ours: pip uninstall store; then "
+        f"pip install --force-reinstall --no-deps rdzv"
     )
+
+
+_found = _shadow()
+if _found is not None:
+    raise _refuse(_found)
+try:
+    importlib.import_module("store")
+except ImportError as _error:
+    if (_error.name or "").partition(".")[0] != "store":
+        raise  # a dependency of ours is missing; it is named
+    raise _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({_error})") from _error

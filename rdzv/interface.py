@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
@@ -66,6 +67,10 @@ class RendezvousHandler(ABC):
     async def status(self) -> RunStatus:
         """Return how the run stands, with the reason in words."""
         self._does_not_offer("status")
+
+    async def history(self) -> list[Chapter]:
+        """Return what happened in the run, round by round, as far as is remembered."""
+        self._does_not_offer("history")
 
     async def leave(self) -> None:
         """Leave this round; the node may come again."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from rdzv.core.state import Participant, Round
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["BlockingRendezvousInfo", "Membership", "RendezvousInfo"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousInfo:
+@dataclass(frozen=True, kw_only=True)
+class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it cannot have any
     """What a member gets of a round; it also unpacks as `store, rank, world_size`.
+
+    It is a tuple of these three, which alone tells type checkers what each of them is.
 
     Attributes:
         run_id: Which run.
@@ -61,12 +63,13 @@ class RendezvousInfo:
         """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
         return await self._read_roster()
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.store, self.rank, self.world_size))
+    def __new__(cls, *, store: SharedStore, rank: int, world_size: int, **_: object) -> Self:
+        """Make the tuple; the rest is for `__init__`."""
+        return super().__new__(cls, (store, rank, world_size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockingRendezvousInfo:
+@dataclass(frozen=True, kw_only=True)
+class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: SLOT001  it cannot have any
     """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
 
     run_id: str
@@ -82,8 +85,9 @@ class BlockingRendezvousInfo:
         """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
         return self._read_roster()
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.store, self.rank, self.world_size))
+    def __new__(cls, *, store: BlockingSharedStore, rank: int, world_size: int, **_: object) -> Self:
+        """Make the tuple; the rest is for `__init__`."""
+        return super().__new__(cls, (store, rank, world_size))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

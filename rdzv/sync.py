@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from rdzv import membership
+    from rdzv.config.overrides import Overrides
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
@@ -194,7 +195,7 @@ class Handler(RendezvousHandler):
             )
 
 
-def connect(url: str, **overrides: Any) -> contextlib.AbstractContextManager[Handler]:
+def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
     """Take part in the rendezvous of a run for as long as the context lasts; the blocking twin of `rdzv.connect`."""
     return _Connection(url, overrides)
 
@@ -205,7 +206,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
     No generator, for the reasons of `PortalThread`; and a forked child leaves it without a word, too.
     """
 
-    def __init__(self, url: str, overrides: dict[str, Any]) -> None:
+    def __init__(self, url: str, overrides: Overrides) -> None:
         self._url = url
         self._overrides = overrides
         self._opened = contextlib.ExitStack()

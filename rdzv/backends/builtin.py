@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import anyio.to_thread
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from rdzv.backends.hosting import Host
+    from rdzv.config.overrides import Overrides
     from rdzv.interface import RendezvousHandler
     from store import Store
 
@@ -37,7 +38,7 @@ CALL_TIMEOUT = 30.0  # seconds for one request; a wait for nodes is not a reques
 
 
 @contextlib.asynccontextmanager
-async def connect(url: str, **overrides: Any) -> AsyncIterator[RendezvousHandler]:
+async def connect(url: str, **overrides: Unpack[Overrides]) -> AsyncIterator[RendezvousHandler]:
     """Take part in the rendezvous of a run for as long as the context lasts.
 
     Args:

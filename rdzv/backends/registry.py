@@ -17,13 +17,14 @@ the one reads the other. It has no repr: what it carries may hold secrets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias, TypeVar, overload
 from urllib.parse import quote
 
-from rdzv.config.config_errors import refuse
+from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import WORDS_FOR_FALSE, WORDS_FOR_TRUE
@@ -32,6 +33,7 @@ from rdzv.interface import RendezvousHandler
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "ParameterValue",
     "RendezvousHandlerCreator",
     "RendezvousHandlerFactory",
     "RendezvousHandlerRegistry",
@@ -41,6 +43,14 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP: Final = "rdzv.backends"
+
+
+ParameterValue: TypeAlias = (
+    str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
+)
+"""What a parameter may be as its user wrote it; flags are ints, and in a URL all of it is text."""
+
+T = TypeVar("T")
 
 
 class RendezvousParameters:
@@ -53,7 +63,7 @@ class RendezvousParameters:
         min_nodes: The fewest nodes of a round; None, as `max_nodes` then is, for an observer.
         max_nodes: The most nodes of a round.
         local_addr: Where other nodes reach this one, if the user said so.
-        config: Every other parameter, as written: text from a URL, anything from a keyword.
+        config: Every other parameter, as written: text from a URL; from a keyword, what the caller gave.
         url: The whole URL, for a creator that would rather read it itself.
         overrides: The keywords that go with the URL, and beat it.
     """
@@ -69,7 +79,7 @@ class RendezvousParameters:
         *,
         url: str | None = None,
         overrides: Mapping[str, Any] | None = None,
-        **config: Any,
+        **config: ParameterValue,
     ) -> None:
         _check_name(backend)
         if min_nodes is not None and min_nodes < 1:
@@ -119,7 +129,11 @@ class RendezvousParameters:
             **{name: value for name, value in config.items() if name not in _OWN_NAMES},
         )
 
-    def get(self, key: str, default: Any = None) -> Any:
+    @overload
+    def get(self, key: str) -> ParameterValue: ...
+    @overload
+    def get(self, key: str, default: T) -> ParameterValue | T: ...
+    def get(self, key: str, default: object = None) -> object:
         """Return what `config` holds for the key, or the default."""
         return self.config.get(key, default)
 
@@ -134,7 +148,7 @@ class RendezvousParameters:
             return None
         word = str(value).lower()
         if word not in WORDS_FOR_TRUE | WORDS_FOR_FALSE:
-            refuse(f"{key}={value!r} must be true or false; write for example {key}=true")
+            refuse(f"{key}={shown(value)} must be true or false; write for example {key}=true")
         return word in WORDS_FOR_TRUE
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
@@ -147,10 +161,10 @@ class RendezvousParameters:
         if value is None:
             return None
         try:
-            return int(value)
+            return int(value)  # type: ignore[arg-type]  # what cannot be a number is refused
         except (ValueError, TypeError, OverflowError) as error:
             raise RendezvousSettingsError(
-                f"{key}={value!r} must be a whole number; write for example {key}=1"
+                f"{key}={shown(value)} must be a whole number; write for example {key}=1"
             ) from error
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config import value_types
+from rdzv.config.config_errors import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -70,7 +71,7 @@ def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
         try:
             return kind.convert(text)
         except (ValueError, TypeError, OverflowError):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind.limit}") from None
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {kind.limit}") from None
 
     return read
 

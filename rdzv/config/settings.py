@@ -22,6 +22,8 @@ This room is pure: files are only named here, not read, and the environment is h
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["PARAMETERS", "Settings", "describe_difference", "parse"]
+
+log = logging.getLogger(__name__)
 
 DERIVED: Final[Any] = None
 """Stands for a default that depends on other settings; `Parameter.derive` works it out."""
@@ -105,7 +109,7 @@ class Settings:
                 _check_that_it_applies(parameter, self.endpoint)
         for is_broken, sentence in _RULES:
             if is_broken(self):
-                refuse(sentence.format(self))
+                refuse(sentence.format(_Shown(self)))
 
     @property
     def can_join(self) -> bool:
@@ -204,6 +208,17 @@ _RIVALS: Final = (
 )
 
 
+class _Shown:
+    """Settings as sentences show them: text as a literal, and not at any length."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._settings, name)
+        return value if isinstance(value, int | float) else shown(value)
+
+
 def _rounded_up(nodes: int, unit: int) -> int:
     return -(-nodes // unit) * unit
 
@@ -249,30 +264,30 @@ _RULES: Final[tuple[tuple[Callable[[Settings], bool], str], ...]] = (
     ),
     (
         lambda it: it.token is not None and it.token_file is not None,
-        "token and token_file={0.token_file!r} are both given, but only one can be the secret; leave one out",
+        "token and token_file={0.token_file} are both given, but only one can be the secret; leave one out",
     ),
     (
         lambda it: it.tls is not None and any((it.ca, it.cert, it.key)),
         (
-            "tls and ca={0.ca!r}, cert={0.cert!r}, key={0.key!r} are given, but an SSLContext holds it all; "
+            "tls and ca={0.ca}, cert={0.cert}, key={0.key} are given, but an SSLContext holds it all; "
             "leave out the one or the others"
         ),
     ),
     (
         lambda it: it.cert is not None and it.key is None,
-        "cert={0.cert!r} is of no use without its private key; give key as well",
+        "cert={0.cert} is of no use without its private key; give key as well",
     ),
     (
         lambda it: it.key is not None and it.cert is None,
-        "key={0.key!r} is of no use without its certificate; give cert as well",
+        "key={0.key} is of no use without its certificate; give cert as well",
     ),
     (
         lambda it: it.password_file is not None and it.user is None,
-        "password_file={0.password_file!r} does not say whose password it is; give user as well",
+        "password_file={0.password_file} does not say whose password it is; give user as well",
     ),
     (
         lambda it: it.user is not None and it.password_file is None,
-        "user={0.user!r} cannot log in without a password; give password_file as well",
+        "user={0.user} cannot log in without a password; give password_file as well",
     ),
 )
 
@@ -300,7 +315,20 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
     if keep_alive:
         written = " x ".join(KEEP_ALIVE)
         chosen["ttl"] = PARAMETERS["ttl"].read(_keep_alive_ttl(keep_alive), written=written)
-    return Settings(endpoint=endpoint, run_id=run_id, **chosen)
+    settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
+    if settings.can_join and settings.max_nodes != settings.capacity:
+        _warn(
+            f"max_nodes={settings.max_nodes} is no multiple of node_unit={settings.node_unit}: a round has at most "
+            f"{settings.capacity} nodes, and more stay as spares; write max_nodes={settings.capacity} or "
+            f"max_nodes={settings.capacity + settings.node_unit}"
+        )
+    return settings
+
+
+@functools.cache
+def _warn(sentence: str) -> None:
+    """Log a warning, once per process: settings are often read more than once."""
+    log.warning("%s", sentence)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:

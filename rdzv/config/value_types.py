@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import msgpack
 
+from rdzv.config.config_errors import shown
+
 __all__ = [
     "ADDRESS",
     "ATTRIBUTES",
@@ -196,7 +198,7 @@ def _attributes(raw: Any) -> Mapping[str, str]:
     attributes: dict[str, str] = {}
     for name, value in pairs:
         if _text(name) in attributes:
-            raise Unfit(f"{name!r} is there twice")
+            raise Unfit(f"{shown(name)} is there twice")
         attributes[name] = _text(value)
     if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
         raise Unfit("these are more")

@@ -20,6 +20,8 @@ from tests.support.twins import KINDS, Backing, BlockingNode, Meeting, open_stor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from rdzv.config.overrides import Overrides
+
 T = TypeVar("T")
 
 pytestmark = pytest.mark.parametrize(("twin", "store_name"), KINDS)
@@ -244,7 +246,7 @@ async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls
         a = await meeting.node("a")
         # Not through a proxy, which lives in the loop that is about to be blocked.
         url = f"{meeting.backing.scheme}://{meeting.backing.host}:{meeting.backing.port}/blocked-{time.time_ns()}"
-        given = {"min_nodes": 1, "ttl": 0.6, "is_host": False, "node_id": "busy"}
+        given: Overrides = {"min_nodes": 1, "ttl": 0.6, "is_host": False, "node_id": "busy"}
         if isinstance(a, BlockingNode):
             status = await asyncio.to_thread(block_a_script, url, given)
         else:
@@ -257,7 +259,7 @@ async def test_r9_a_caller_that_blocks_for_longer_than_the_ttl_between_two_calls
         assert status.round == 0
 
 
-def block_a_script(url: str, given: dict[str, Any]) -> rdzv.RunStatus:
+def block_a_script(url: str, given: Overrides) -> rdzv.RunStatus:
     """What a script does that computes between two calls."""
     with rdzv.sync.connect(url, **given) as handler:
         info = handler.next_rendezvous()

@@ -353,3 +353,36 @@ def test_a_difference_names_both_values() -> None:
 def test_the_table_is_complete_and_in_order() -> None:
     assert ["endpoint", "run_id", *PARAMETERS] == [declared.name for declared in fields(Settings)]
     assert PARAMETERS["ttl"].default == 10 and PARAMETERS["prefix"].default is None
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("url", "overrides"),
+    [
+        (TCP, {"payload": bytes(10_000_000)}),
+        (TCP, {"payload": [{"deep": [object()] * 1000}] * 1000}),
+        (TCP, {"payload": 2**100_000}),
+        (TCP, {"attributes": f"{LONG}:a,{LONG}:b"}),
+        (TCP, {"token": "secret", "token_file": LONG}),
+        (TCP, {LONG: 1}),
+        (f"{TCP}?{LONG}", {}),
+        (f"{TCP}?{LONG}=1&{LONG}=2", {}),
+        (f"{TCP}?{LONG}=%ff", {}),
+        (f"tcp://head:{LONG}/job", {}),
+        (f"tcp://head/{LONG}", {}),
+    ],
+)
+def test_no_error_shows_a_value_at_length(url: str, overrides: dict[str, Any]) -> None:
+    with pytest.raises(RendezvousSettingsError) as raised:
+        parse(url, overrides, {})
+    assert len(str(raised.value)) < 1500
+
+
+def test_a_maximum_that_no_round_can_reach_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        parse(f"{TCP}?min_nodes=3&max_nodes=4&node_unit=3", {}, {})
+    parse(f"{TCP}?min_nodes=3&max_nodes=6&node_unit=3", {}, {})
+    (record,) = caplog.records
+    assert "a round has at most 3 nodes, and more stay as spares; write max_nodes=3 or max_nodes=6" in record.message

@@ -1,0 +1,58 @@
+"""Pure: the keywords of `connect`, for type checkers: every parameter under each of its names, and its type.
+
+Text is read as in a URL, so that what a script took from its own command line can be handed on as it is. A keyword that
+is None counts as not given. Keywords of somebody else's backend are not listed here: its users write them in the URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping  # noqa: TC003  so that the annotations can be evaluated
+from pathlib import PurePath
+from typing import Any, TypeAlias, TypedDict
+
+__all__ = ["Overrides"]
+
+Count: TypeAlias = int | str | None
+Seconds: TypeAlias = float | str | None
+Flag: TypeAlias = bool | str | None
+File: TypeAlias = str | PurePath | None
+
+
+class Overrides(TypedDict, total=False):
+    """See the module."""
+
+    min_nodes: Count
+    min_workers: Count
+    max_nodes: Count
+    max_workers: Count
+    node_unit: Count
+    join_timeout: Seconds
+    timeout: Seconds
+    last_call_timeout: Seconds
+    early_last_call: Flag
+    close_timeout: Seconds
+    closed_ttl: Seconds
+    ttl: Seconds
+    keep_alive_interval: Seconds
+    keep_alive_max_attempt: Count
+    disconnect_ttl: Seconds
+    prefix: str | None
+    etcd_prefix: str | None
+    is_host: Flag
+    data_dir: File
+    insecure: Flag
+    token: str | bytes | None
+    token_file: File
+    tls: Any  # an ssl.SSLContext; pure rooms do not name what belongs to sockets
+    ca: File
+    cert: File
+    key: File
+    user: str | None
+    password_file: File
+    node_id: str | None
+    address: str | None
+    payload: Any
+    attributes: Mapping[str, str] | str | None
+    rank_order: str | Callable[..., Any] | None
+    requested_rank: Count
+    health_check: Callable[..., Any] | None

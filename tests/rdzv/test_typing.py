@@ -1,0 +1,50 @@
+"""What type checkers know of the public names: checked by `mypy --strict` over this file, and true when it runs."""
+
+from __future__ import annotations
+
+from typing import assert_type, get_type_hints
+
+import rdzv
+import store
+from rdzv.interface import RendezvousHandler
+
+
+async def awaited(url: str) -> None:
+    """Is never called; mypy judges it."""
+    overrides: rdzv.Overrides = {"min_nodes": 2, "join_timeout": "5m"}
+    async with rdzv.connect(url, **overrides) as handler:
+        info = await handler.next_rendezvous()
+        shared, rank, world_size = info
+        assert_type(shared, rdzv.SharedStore)
+        assert_type(rank, int)
+        assert_type(world_size, int)
+        assert_type(await handler.history(), list[rdzv.Chapter])
+        assert_type((await handler.status()).round, int | None)
+    rdzv.connect(url, min_node=2)  # type: ignore[call-arg]
+    rdzv.connect(url, min_nodes=[2])  # type: ignore[arg-type]
+
+
+def blocking(url: str) -> None:
+    """Is never called; mypy judges it."""
+    with rdzv.sync.connect(url, min_nodes=2) as handler:
+        shared, rank, world_size = handler.next_rendezvous()
+        assert_type(shared, rdzv.sync.SharedStore)
+        assert_type(rank, int)
+        assert_type(world_size, int)
+        assert_type(handler.history(), list[rdzv.Chapter])
+    rdzv.sync.connect(url, min_node=2)  # type: ignore[call-arg]
+
+
+async def test_the_information_of_a_round_is_the_three_that_it_unpacks_as() -> None:
+    async with store.serve() as server, rdzv.connect(f"{server.url}/job", min_nodes=1, is_host=False) as handler:
+        info = await handler.next_rendezvous()
+        shared, rank, world_size = info
+        assert (shared, rank, world_size) == (info.store, info.rank, info.world_size)
+        assert "RendezvousInfo(run_id='job'" in repr(info)
+        assert hash(info) == hash(info)
+
+
+def test_whatever_a_handler_offers_is_on_the_type_that_connect_yields() -> None:
+    offered = {"next_rendezvous", "changes", "status", "history", "leave", "ban", "unban", "set_closed", "is_closed"}
+    assert offered <= set(vars(RendezvousHandler))
+    assert get_type_hints(rdzv.Overrides)["min_nodes"] == int | str | None
