@@ -55,7 +55,7 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
         ]
         if "set_closed" not in code:
             async with rdzv.connect(f"{server.url}/job-7", is_host=False) as observer:
-                while (await observer.status()).world_size != 2:
+                while (await observer.status()).world_size != 2:  # noqa: ASYNC110  nothing tells an observer
                     await anyio.sleep(0.05)
                 await observer.set_closed("the test has seen enough")
         for sample in samples:
