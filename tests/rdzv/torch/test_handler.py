@@ -139,8 +139,11 @@ def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents:
     if regroup_on_loss == "true":
         until(lambda: stays.num_nodes_waiting() == 1)
         assert agents.meet(stays)[0].world_size == 1
+    else:
+        heard = stays._handler
+        assert heard is not None
+        until(lambda: heard.num_nodes_changed(on_loss=True) == 1)
     assert not stays.is_closed()
-    time.sleep(0.2)
     assert stays.num_nodes_waiting() == 0
 
 
