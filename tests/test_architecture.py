@@ -113,7 +113,6 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
 
 CIRCLES_LEFT = frozenset(
     {
-        frozenset({"store.etcd.client", "store.etcd.watch"}),
         frozenset({"store.server.server", "store.server.tls_accept"}),
     }
 )
@@ -127,7 +126,6 @@ LONG_FILES = {
     "rdzv.core.state": "being split",
     "rdzv.node.handler": "being split",
     "store.engine.engine": "being split",
-    "store.etcd.client": "being split",
     "store.server.server": "being split",
 }
 """Files of more than 600 lines, and why."""
@@ -136,7 +134,6 @@ LONG_CLASSES = {
     ("rdzv.node.handler", "Handler"): "being split",
     ("store.client.client", "Client"): "being split",
     ("store.engine.engine", "Engine"): "being split",
-    ("store.etcd.client", "Client"): "being split",
     ("store.server.server", "Server"): "being split",
 }
 """Classes of more than 400 lines, and why."""

@@ -1,4 +1,4 @@
-"""Shell: the receipts of one client, on which its writes rest: see `etcd_writes`.
+"""Shell: the receipts of one client, on which its writes rest: see `writes`.
 
 They are keys of this client's own, each for one write at a time, on a lease of their own: nothing stays behind of a
 client that has gone.

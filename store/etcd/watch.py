@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
@@ -17,22 +19,29 @@ from store.etcd.gateway import Failure
 from store.messages import Entry, Event
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
-    from store.etcd.client import Client
     from store.etcd.gateway import Stream
+    from store.etcd.reads import Reads
     from store.watch_cursor import WatchCursor
 
 __all__ = ["Watch"]
+
+WhileUsable: TypeAlias = "Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]"
 
 
 class Watch(interface.Watch):
     """A watch on an etcd cluster; see `interface.Watch`."""
 
-    def __init__(self, client: Client, prefix: str, cursor: WatchCursor) -> None:
-        self._client = client
+    def __init__(
+        self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, while_usable: WhileUsable
+    ) -> None:
+        self._reads = reads
+        self._gateway = reads.gateway
+        self._timeout = timeout
+        self._while_usable = while_usable
         self._prefix = prefix
         self._cursor = cursor
         self._stream: Stream | None = None
@@ -41,10 +50,9 @@ class Watch(interface.Watch):
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        self._client.check_usable()
-        deadline = self._client.time() + self._client.timeout
+        deadline = anyio.current_time() + self._timeout
         try:
-            await self._client.while_usable(self._open(deadline, first=True))
+            await self._while_usable(lambda: self._open(deadline, first=True))
         except BaseException:
             self._release()
             raise
@@ -66,8 +74,7 @@ class Watch(interface.Watch):
         while not self._batches:
             if self._closed:
                 raise StoreUsageError("the watch is closed")
-            self._client.check_usable()
-            await self._client.while_usable(self._more())
+            await self._while_usable(self._more)
         return self._batches.popleft()
 
     async def _more(self) -> None:
@@ -88,7 +95,7 @@ class Watch(interface.Watch):
             self._release()
             return
         for message in messages:
-            batches = events_of(message, self._client.hidden)
+            batches = events_of(message, self._reads.hidden)
             for batch in batches:
                 self._cursor.delivered(tuple(batch))
                 self._batches.append(batch)
@@ -111,25 +118,24 @@ class Watch(interface.Watch):
                 self._compacted()
 
     async def _open_at(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
-        client = self._client
         batches: list[list[Event]] = []
         start = request.start_revision
         if start is not None:
-            if first and start > client.gateway.revision + 1:
-                now = await client.gateway.current_revision(deadline)
+            if first and start > self._gateway.revision + 1:
+                now = await self._gateway.current_revision(deadline)
                 if start > now + 1:
                     raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {now}")
         elif request.snapshot:
             revision = 0
-            async for entries, revision in client.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
+            async for entries, revision in self._reads.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
                 batches.append(list(map(_put_event, entries)))
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1
         else:
-            revision = await client.gateway.current_revision(deadline)
+            revision = await self._gateway.current_revision(deadline)
             start = revision + 1
         asked = watch_request([span_of(self._prefix)], start_revision=start)  # what is hidden is left out when it comes
-        self._stream = await client.gateway.stream(asked, deadline=deadline, what="Watch")
+        self._stream = await self._gateway.stream(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:
             self._cursor.opened(start - 1)
         if self._reset is not None:
@@ -144,7 +150,7 @@ class Watch(interface.Watch):
         if not self._cursor.compacted():
             self._closed = True
             raise WatchCompacted(
-                f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._client.name} "
+                f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._gateway.name} "
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
 

@@ -16,7 +16,6 @@ from store.errors import (
     LeaseNotFound,
     ProtocolError,
     StoreReplaced,
-    StoreTimeoutError,
 )
 from store.etcd import gateway as gateway_room
 from store.etcd.codec import Cluster, FailureKind, range_of

@@ -1,0 +1,180 @@
+"""Shell: writes to an etcd cluster: sent again until they are answered, and done once.
+
+Each write leaves a receipt, as `transactions` explains. When an answer was lost, the receipt says what came of the
+write (`_recovered`). If the receipts' lease has lapsed before an answer could be had, nobody can know any more, and the
+caller is told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
+from store.etcd import leases as leases_of
+from store.etcd.codec import NoSpace, broken
+from store.etcd.gateway import Failure
+from store.etcd.receipts import HANG_UP_WITHIN
+from store.etcd.transactions import (
+    Receipt,
+    Write,
+    answer,
+    normal,
+    outcome,
+    recovered,
+    recovery,
+    resolved,
+    rests_on,
+    transaction,
+)
+from store.messages import Put, Revoke
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from store.etcd.codec import Json
+    from store.etcd.gateway import RetryState
+    from store.etcd.reads import Reads
+    from store.etcd.receipts import Receipts
+    from store.etcd.transactions import Outcome
+    from store.messages import Condition, Entry, Request, Response
+
+__all__ = ["Writes"]
+
+
+class Writes:
+    """What one client writes.
+
+    Args:
+        reads: The same client's.
+        receipts: On which its writes rest.
+    """
+
+    def __init__(self, reads: Reads, receipts: Receipts) -> None:
+        self._reads = reads
+        self._gateway = reads.gateway
+        self._receipts = receipts
+
+    async def write(
+        self, request: Request[Any], guard: tuple[Condition, ...], deadline: float, doubt: RetryState
+    ) -> Response:
+        """Carry out a write once, and give its response."""
+        write = normal(request, guard)
+        leases: list[int] = []
+        try:
+            write, leases = await self._on_leases(write, deadline)
+            done = await self._until_done(write, deadline, doubt)
+        except BaseException:
+            await self._revoke(leases)
+            raise
+        if done.refused:
+            await self._revoke(leases)
+            raise broken(guard)
+        branch = write.then if done.succeeded else write.otherwise
+        used = {operation.lease for operation in branch.operations if isinstance(operation, Put)}
+        await self._revoke([lease for lease in leases if lease not in used])
+        return answer(request, done)
+
+    async def _on_leases(self, write: Write, deadline: float) -> tuple[Write, list[int]]:
+        """The write with a lease of its own for each put that has a TTL; and these leases."""
+        leases = []
+        branches = []
+        for branch in (write.then, write.otherwise):
+            operations = list(branch.operations)
+            for place, operation in enumerate(operations):
+                if isinstance(operation, Put) and operation.ttl is not None:
+                    lease = (await leases_of.grant(self._gateway, operation.ttl, deadline)).lease
+                    leases.append(lease)
+                    operations[place] = Put(operation.key, operation.value, lease=lease)
+            branches.append(replace(branch, operations=tuple(operations)))
+        return replace(write, then=branches[0], otherwise=branches[1]), leases
+
+    async def _revoke(self, leases: Sequence[int]) -> None:
+        """Revoke what turned out not to be needed; what cannot be revoked lapses."""
+        with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
+            for lease in leases:
+                with contextlib.suppress(StoreError, Failure):
+                    await leases_of.call(self._gateway, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
+
+    async def _until_done(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+        """Carry out a write; again and again if what it adds to changes meanwhile."""
+        keys = list(dict.fromkeys((*rests_on(write.then), *rests_on(write.otherwise))))
+        entries: dict[str, Entry | None] = {}
+        if keys:
+            listing = await self._reads.get_many(keys, (), deadline)
+            entries.update(zip(keys, listing.entries, strict=True))
+        while True:
+            now = write
+            if keys:
+                now = replace(write, then=resolved(write.then, entries), otherwise=resolved(write.otherwise, entries))
+            done = await self._once(now, deadline, doubt)
+            if not done.stale:
+                return done
+            doubt.any = False  # that it was found stale is an answer: nothing was done
+            if done.reread:
+                entries.update(done.reread)
+            else:
+                listing = await self._reads.get_many(keys, (), deadline)
+                entries.update(zip(keys, listing.entries, strict=True))
+
+    async def _once(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+        """Send a write until it is answered, so that it is done once."""
+        while True:
+            receipt = await self._receipts.take(deadline)
+            fenced = False
+
+            def body(receipt: Receipt = receipt) -> Json:
+                nonlocal fenced
+                fenced = doubt.any
+                return transaction(write, receipt, hidden=self._reads.hidden, fence=fenced)
+
+            try:
+                reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="writing", doubt=doubt)
+            except NoSpace:
+                if not write.only_deletes or doubt.any:
+                    raise
+                return await self._delete_without_receipt(write, deadline, doubt)
+            except LeaseNotFound:
+                if doubt.any:
+                    raise _nobody_knows(self._gateway.name) from None
+                if await self._receipts.stand(deadline):
+                    raise
+                continue  # it was the receipts' lease that has lapsed
+            except StoreError as error:
+                if not doubt.any or isinstance(error, ConnectionLost | StoreTimeoutError):
+                    raise
+                raise ConnectionLost(str(error), maybe_applied=True) from error
+            done = outcome(write, receipt, reply, hidden=self._reads.hidden, fence=fenced)
+            if done.mark is None and not doubt.any:
+                await self._receipts.stand(deadline)  # its lease has lapsed while we slept, and nothing was done
+                continue
+            if done.mark is None:
+                done = await self._recovered(write, receipt, done.found, deadline)
+            self._receipts.give_back(replace(receipt, revision=done.receipt))
+            return done
+
+    async def _recovered(self, write: Write, receipt: Receipt, found: Entry | None, deadline: float) -> Outcome:
+        """What came of an attempt whose answer was lost: its receipt says which way it went."""
+        if found is None or found.mod_revision <= receipt.revision:
+            raise _nobody_knows(self._gateway.name)
+        body = recovery(write, found, hidden=self._reads.hidden)
+        try:
+            reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="reading", doubt=None)
+        except Failure:  # it was compacted meanwhile: what was done is known, and what it found is not
+            raise _nobody_knows(self._gateway.name) from None
+        return recovered(write, found, reply, hidden=self._reads.hidden)
+
+    async def _delete_without_receipt(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+        """Delete where there is no space for as much as a receipt; sent once, since twice might delete more."""
+        body = transaction(write, None, hidden=self._reads.hidden)
+        reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="deleting", doubt=doubt, once=True)
+        return outcome(write, None, reply, hidden=self._reads.hidden)
+
+
+def _nobody_knows(name: str) -> ConnectionLost:
+    return ConnectionLost(
+        f"an answer by {name} was lost, and the receipt that would tell what it was is gone", maybe_applied=True
+    )
