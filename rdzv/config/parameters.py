@@ -221,6 +221,12 @@ TABLE: Final = (
     Parameter("rank_order", value_types.RANK_ORDER, "topology:rack", "who gets which rank"),
     Parameter("requested_rank", whole_number(0), "0", "the rank to ask for, with rank_order=requested"),
     Parameter(
+        "torch_store",
+        value_types.TORCH_STORE,
+        "tcp",
+        "which store PyTorch gets with a round: this one (rdzv), or a TCPStore that rank 0 hosts (tcp)",
+    ),
+    Parameter(
         "health_check",
         value_types.FUNCTION,
         "check_gpus",

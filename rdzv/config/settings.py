@@ -93,6 +93,7 @@ class Settings:
     attributes: Mapping[str, str] = DERIVED
     rank_order: str | Callable[..., Any] = "survivors"
     requested_rank: int | None = None
+    torch_store: str = "rdzv"
     health_check: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -149,7 +150,10 @@ class Settings:
 
     def shared(self) -> dict[str, Any]:
         """Return, as plain data, what all nodes of a run must agree on, and what is stored once with it."""
-        return {name: _plain(getattr(self, name)) for name in _SHARED}
+        agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
+        if self.torch_store != "rdzv":  # left out otherwise, so that runs of nodes that do not know it are the same
+            agreed["torch_store"] = self.torch_store
+        return agreed
 
 
 _SHARED: Final = (

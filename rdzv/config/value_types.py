@@ -39,6 +39,8 @@ __all__ = [
     "SECRET",
     "TEXT",
     "TLS",
+    "TORCH_STORE",
+    "TORCH_STORES",
     "WORDS_FOR_FALSE",
     "WORDS_FOR_TRUE",
     "Kind",
@@ -62,8 +64,11 @@ NODES_MAX: Final = 1_000_000
 DURATION_MAX: Final = 1e9
 """In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each."""
 
-RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology")
+RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 """The orders that have a name; `topology:rack` says which attribute holds the domain."""
+
+TORCH_STORES: Final = ("rdzv", "tcp")
+"""What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts."""
 
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -214,6 +219,12 @@ def _rank_order(raw: Any) -> str | Callable[..., Any]:
     return raw
 
 
+def _torch_store(raw: Any) -> str:
+    if raw not in TORCH_STORES:
+        raise ValueError
+    return str(raw)
+
+
 def _function(raw: Any) -> Callable[..., Any]:
     if not callable(raw):
         raise TypeError
@@ -244,5 +255,6 @@ ATTRIBUTES: Final = Kind(
     _attributes,
 )
 RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
+TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store)
 FUNCTION: Final = Kind("a function", _function)
 TLS: Final = Kind("an ssl.SSLContext", _tls_context)

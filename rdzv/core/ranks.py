@@ -7,6 +7,8 @@ How many ranks change for those who stay, when some go and as many newcomers com
 
     survivors   keep their order and close ranks: everybody above the lowest rank that was lost moves down, by as many
                 as were lost below. Rank 0 is one who was there before.
+    survivors_then_name
+                the same, but newcomers come in the natural order of their names: so does the first round.
     in_place    keep their very ranks, and newcomers take those that were lost: nobody moves, or, if the round has
                 become smaller, only those whose rank there is no more. Nothing changes fewer. But a newcomer may get
                 rank 0.
@@ -41,6 +43,7 @@ __all__ = [
     "natural",
     "order_named",
     "survivors_first",
+    "survivors_then_name",
 ]
 
 RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["NodeRecord"]]
@@ -55,6 +58,11 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
     )
     return [*survivors, *(record for record in arrivals if record.node_id not in previous)]
+
+
+def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
+    """As `survivors_first`, with newcomers in the natural order of their names: host10 comes after host2."""
+    return survivors_first(by_name(arrivals, previous), previous)
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
@@ -154,7 +162,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
 
 
 def order_named(name: str | RankOrder) -> RankOrder:
-    """The order that a setting names: survivors, in_place, arrival, name, requested, or topology:ATTRIBUTE.
+    """The order that a setting names: one of `RANK_ORDERS`, or topology:ATTRIBUTE.
 
     Raises:
         RendezvousSettingsError: It names none.
@@ -166,6 +174,7 @@ def order_named(name: str | RankOrder) -> RankOrder:
         return by_topology(attribute or "domain")
     orders: dict[str, RankOrder] = {
         "survivors": survivors_first,
+        "survivors_then_name": survivors_then_name,
         "in_place": in_place,
         "arrival": by_arrival,
         "name": by_name,

@@ -87,6 +87,21 @@ class _Twin:
         self._timeout = _seconds(timeout)
 
     @property
+    def prefix(self) -> str:
+        """What all its keys begin with."""
+        return self._prefix
+
+    @property
+    def fence(self) -> tuple[Condition, ...]:
+        """What holds for as long as this node is a member of the round."""
+        return self._fence
+
+    @property
+    def lease(self) -> int | None:
+        """What everything written goes with, if with anything."""
+        return self._lease
+
+    @property
     def timeout(self) -> timedelta:
         """How long a wait may take."""
         return timedelta(seconds=self._timeout)
@@ -273,6 +288,16 @@ class BlockingSharedStore(_Twin):
     ) -> None:
         self._client = client
         super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded)
+
+    def reopened(self) -> BlockingSharedStore:
+        """Return the same store on a client of its own: what a forked child uses instead of this one."""
+        copied = self.clone()
+        copied._client = copy.copy(self._client)
+        return copied
+
+    def close(self) -> None:
+        """Hang up; clones too."""
+        self._client.close()
 
     def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
         steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse
 from rdzv.core.state import Keys
@@ -18,7 +18,13 @@ from store import StoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from store import Entry
+
 __all__ = ["TorchRendezvousBackend"]
+
+
+MARK: Final = b"rdzv-torch-state-1\n"
+"""What a state begins with in the store. PyTorch unpickles what it is given: bytes of others must not get that far."""
 
 
 class TorchRendezvousBackend(RendezvousBackend):
@@ -49,10 +55,14 @@ class TorchRendezvousBackend(RendezvousBackend):
         return "rdzv"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """The state and its token; None if there is none."""
+        """The state and its token; None if there is none.
+
+        Raises:
+            RendezvousStateError: Somebody else has written to its key.
+        """
         with self._torch_errors():
             entry = self._client.get(self._key)
-        return (entry.value, entry.mod_revision) if entry is not None else None
+        return (self._state_in(entry), entry.mod_revision) if entry is not None else None
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
         """Write the state if the token is that of the one there, or if there is none and no token was given.
@@ -64,10 +74,18 @@ class TorchRendezvousBackend(RendezvousBackend):
             current = self.get_state()  # no token of ours, so it cannot be that of the state
             return (*current, False) if current is not None else None
         with self._torch_errors():
-            result = self._client.compare_and_set(self._key, state, expected_revision=token or 0)
+            result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)
         if result.entry is None:
             return None
-        return result.entry.value, result.entry.mod_revision, result.succeeded
+        return self._state_in(result.entry), result.entry.mod_revision, result.succeeded
+
+    def _state_in(self, entry: Entry) -> bytes:
+        if not entry.value.startswith(MARK):
+            raise torch_api.RendezvousStateError(
+                f"the state in {self._key} is corrupt: its {len(entry.value)} bytes were not written by this backend; "
+                f"see who else uses this key, and delete it"
+            )
+        return entry.value.removeprefix(MARK)
 
     def close(self) -> None:
         """Hang up."""

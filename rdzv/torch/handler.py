@@ -7,22 +7,31 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
-from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
-from rdzv.torch.pytorch import SignalException, torch_api
-from rdzv.torch.store import TorchStore
+from rdzv.torch.pytorch import RendezvousGracefulExitError, SignalException, runs_under_torchrun, torch_api
+from rdzv.torch.store import TorchStore, unconnected_handler
+from rdzv.torch.tcp_store import open_tcp_store
+from rdzv.torch.unnamed_run import NO_NAME, begin_anew
+from store.net.sockets import free_port
 
 __all__ = ["TorchRendezvousHandler"]
 
 log = logging.getLogger(__name__)
+
+_BY_NAME: Final = {"rank_order": "survivors_then_name"}
+"""What PyTorch's users expect: its own handler sorts by address, so that rank 0 is on the first host of the list."""
+
+WORKERS_PORT: Final = "rdzv/torch/workers_port"
+"""The key of the round's store under which rank 0 tells where its worker is to listen, with `torch_store=tcp`."""
 
 READ_TIMEOUT: Final = 60.0
 """In seconds; PyTorch's default for `read_timeout`, which its agents' store has as its timeout."""
@@ -82,6 +91,7 @@ class _Choices:
             )
         self.url = replace(parts, run_id=params.run_id).url
         self.overrides: dict[str, Any] = {
+            **({} if "rank_order" in parts.parameters or "RDZV_RANK_ORDER" in os.environ else _BY_NAME),
             "min_nodes": params.min_nodes,
             "max_nodes": params.max_nodes,
             "address": params.local_addr,
@@ -123,9 +133,21 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     by a signal. After a signal the node only leaves, in an exit handler, and the others are told at once. A node that
     never was in a round, and could not get in, does not close the run of those who are.
 
-    **Spares.** When the run is closed a spare's agent ends with status 0. PyTorch has `RendezvousGracefulExitError` for
-    that, but its agent (2.13 and before) stumbles over the missing result of a run that ends so, and exits with 1. So
-    `next_rendezvous` raises `SystemExit(0)`, which goes through agent and launcher, and which `torchrun` exits with.
+    **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
+    before) takes that, and then stumbles over the missing result of such a run, with an AttributeError. So under
+    `torchrun`, where nobody could take the error, `next_rendezvous` raises `SystemExit(0)`, which goes through agent
+    and launcher. The caller of `elastic_launch` gets the error from `shutdown`, which PyTorch's launcher
+    calls on its way out.
+
+    **Ranks.** Unless `rank_order` is given, those of the first round come in the natural order of the nodes' names,
+    which begin with the host's: host2 before host10. Later survivors come first, in their order, then newcomers by
+    name.
+
+    **Runs without a name.** `--rdzv-id` is "none" by default, and always with `accelerate`. Such a run ends with its
+    last node: a newcomer that finds it closed waits for the nodes of the former job to go, and begins anew.
+
+    **torch_store=tcp** makes the store that agents get a TCPStore at the round's bootstrap address; the workers' is
+    hosted at another port of the same host.
 
     Args:
         params: PyTorch's `RendezvousParameters`.
@@ -138,8 +160,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._backend = params.backend
         self._run_id = params.run_id
         self._choices = choices = _Choices(params)
-        # Made to be thrown away: it says now, not at the first rendezvous, what is wrong with the settings.
-        rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(choices.url, choices.overrides))
+        # Now, not at the first rendezvous, it is said what is wrong with the settings.
+        self._settings = unconnected_handler(choices.url, choices.overrides).settings
+        self._graceful_exit: Exception | None = None
+        self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
@@ -170,33 +194,55 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave the current round, if in one, and return once this node is a member of the next.
 
         Raises:
-            SystemExit: This node was a spare and the run is closed: with status 0. See the class.
+            RendezvousGracefulExitError: This node was a spare and the run is closed. Under torchrun `SystemExit` with
+                status 0 is raised instead. See the class.
         """
         try:
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             log.info("%s", error)
-            raise SystemExit(0) from error
+            if runs_under_torchrun():
+                raise SystemExit(0) from None
+            self._graceful_exit = RendezvousGracefulExitError(str(error))
+            raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
             raise self._explained(error) from error
         self._was_member, self._kept_out = True, False
         host, port = info.bootstrap_address
-        return torch_api.RendezvousInfo(
-            TorchStore(info.store, self._choices.read_timeout),
-            info.rank,
-            info.world_size,
-            torch_api.RendezvousStoreInfo(host, port),
-        )
+        store = self._tcp_store
+        if store is None:
+            store = TorchStore.of_round(info.store, self._choices.read_timeout, self._settings)
+        else:
+            port = int(info.store.get(WORKERS_PORT))
+        return torch_api.RendezvousInfo(store, info.rank, info.world_size, torch_api.RendezvousStoreInfo(host, port))
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         handler = self._connected()
         while True:
-            info = handler.next_rendezvous()
+            info = self._next_round(handler)
+            self._tcp_store = None
+            if self._settings.torch_store == "tcp":
+                if info.rank == 0:
+                    info.store.set(WORKERS_PORT, str(free_port()))
+                self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
             if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
+
+    def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
+        """The next round; of a run without a name, once the former job of that name has ended."""
+        began = time.monotonic()
+        while True:
+            try:
+                return handler.next_rendezvous()
+            except ours.RendezvousClosedError:
+                if self._run_id != NO_NAME or self._was_member:
+                    raise
+                left = self._settings.join_timeout - (time.monotonic() - began)
+                if not begin_anew(self._choices.url, self._choices.overrides, wait=left):
+                    raise
 
     def _connected(self) -> sync.Handler:
         if self._over:
@@ -208,7 +254,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _explained(self, error: ours.RendezvousError) -> Exception:
         translated = _as_torch(error)
-        if isinstance(error, ours.RendezvousClosedError) and self._run_id == "none":
+        if isinstance(error, ours.RendezvousClosedError) and self._run_id == NO_NAME:
             return type(translated)(
                 f"{error}; give each job a name of its own: --rdzv-id=NAME"
             )  # "none" is the default
@@ -243,20 +289,26 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._over:
             return True
         try:
-            if _stopped_by_a_signal():
-                self._connected().leave()
-            elif self._was_member or not self._kept_out:
-                handler = self._connected()
-                if not handler.is_closed():
-                    handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
+            self._close_or_leave()
         except ours.RendezvousError as error:
             log.warning("run %s could not be closed: %s", self._run_id, error)
             return False
         finally:
             self._over = True
+            self._tcp_store = None
             atexit.unregister(self._leave_at_exit)
             self._close()
+        if self._graceful_exit is not None and isinstance(sys.exception(), AttributeError):
+            raise self._graceful_exit from None  # the agent has stumbled over it: see the class
         return True
+
+    def _close_or_leave(self) -> None:
+        if _stopped_by_a_signal():
+            self._connected().leave()
+        elif self._was_member or not self._kept_out:
+            handler = self._connected()
+            if not handler.is_closed():
+                handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
 
     def _close(self) -> None:
         try:

@@ -13,7 +13,8 @@ from rdzv import sync
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.torch.pytorch import dist
-from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore
+from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, split_off_segments, unconnected_handler
+from rdzv.torch.tcp_store import open_tcp_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +37,10 @@ def register() -> None:
         rdzv.torch.register()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
+    What follows the run's name behind a slash, which callers append, sets keys apart: groups of one process with
+    different such segments share a round. With `torch_store=tcp` the store is a TCPStore that the round's rank 0 hosts.
+    `torch.distributed.rpc` takes such URLs, too.
+
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` may be given as usual: they stand
     for `requested_rank`, and for as many nodes at least and at most. The timeout of `init_process_group` is that of the
     store, and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or calls
@@ -46,10 +51,11 @@ def register() -> None:
         _registered.add(scheme)
 
 
-def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[TorchStore, int, int]]:
+def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """What PyTorch iterates over: store, rank and world size, once for each round."""
     scheme, colon, rest = url.partition(":")
-    parts = split_url(f"{_SCHEMES[scheme]}{colon}{rest}")
+    url, segments = split_off_segments(f"{_SCHEMES[scheme]}{colon}{rest}")
+    parts = split_url(url)
     parameters = dict(parts.parameters)
     rank, size = (
         int(parameters.pop(name, -1)) for name in ("rank", "world_size")
@@ -62,7 +68,7 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
     overrides = {name: value for name, value in defaults.items() if not _is_given(name, parameters)}
     joined = _Joined.by_url(replace(parts, parameters=parameters).url, overrides)
     while True:
-        yield joined.next_round(timeout, expected_rank=rank, expected_size=size)
+        yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
 
 
 def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
@@ -88,6 +94,9 @@ class _Joined:
         return joined
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
+        self._settings = unconnected_handler(url, overrides).settings
+        self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
+        self._used: set[str] = set()  # the segments that have been asked for in this round
         self._stack = contextlib.ExitStack()
         try:
             self._handler = self._stack.enter_context(sync.connect(url, **overrides))
@@ -95,28 +104,40 @@ class _Joined:
             raise dist.DistNetworkError(str(error)) from error
         threading.Thread(target=self._leave_with_main_thread, name="leave with main thread").start()
 
-    def next_round(self, timeout: timedelta, *, expected_rank: int, expected_size: int) -> tuple[TorchStore, int, int]:
-        """Store, rank and world size of the next round.
+    def next_round(
+        self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
+    ) -> tuple[dist.Store, int, int]:
+        """Store, rank and world size of the next round; of this one, if these segments are new in it.
 
         Raises:
             DistNetworkError: The store cannot be reached.
             DistStoreError: No round came about; the message says why.
         """
-        try:
-            info = self._handler.next_rendezvous()
-        except ours.RendezvousConnectionError as error:
-            raise dist.DistNetworkError(str(error)) from error
-        except ours.RendezvousSettingsError:
-            raise  # a ValueError, which it is to PyTorch's users, too
-        except ours.RendezvousError as error:
-            raise dist.DistStoreError(str(error)) from error
+        if self._round is None or segments in self._used:
+            self._used.clear()
+            self._round = self._met(timeout)
+        self._used.add(segments)
+        info, store = self._round
         for name, expected, got in (("rank", expected_rank, info.rank), ("world_size", expected_size, info.world_size)):
             if expected not in (-1, got):
                 raise dist.DistStoreError(
                     f"run {info.run_id}, round {info.round}: {name}={expected} was asked for, but it is {got}; "
                     f"give each process a rank of its own, and all the same world_size"
                 )
-        return TorchStore(info.store, timeout), info.rank, info.world_size
+        return dist.PrefixStore(segments, store) if segments else store, info.rank, info.world_size
+
+    def _met(self, timeout: timedelta) -> tuple[sync.RendezvousInfo, dist.Store]:
+        try:
+            info = self._handler.next_rendezvous()
+            if self._settings.torch_store == "tcp":
+                return info, open_tcp_store(info, timeout)
+            return info, TorchStore.of_round(info.store, timeout, self._settings)
+        except ours.RendezvousConnectionError as error:
+            raise dist.DistNetworkError(str(error)) from error
+        except ours.RendezvousSettingsError:
+            raise  # a ValueError, which it is to PyTorch's users, too
+        except ours.RendezvousError as error:
+            raise dist.DistStoreError(str(error)) from error
 
     def _leave_with_main_thread(self) -> None:
         threading.main_thread().join()

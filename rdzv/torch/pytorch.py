@@ -1,11 +1,14 @@
-"""The names of PyTorch that these rooms use, all in one place.
+"""The names of PyTorch that these rooms use, all in one place, with the releases that have them.
 
-Importing this room imports PyTorch, and says what to install where there is none.
+Importing this room imports PyTorch, and says what to install where there is none. What is not in PyTorch's own
+documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on is looked up here with a fallback.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     import torch.distributed as dist
@@ -18,21 +21,127 @@ except ImportError as error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from error
 
+if TYPE_CHECKING:
+    from types import FrameType
+
 __all__ = [
+    "OLDEST",
+    "PRIVATE",
+    "Private",
     "QueueEmptyError",
     "RendezvousBackend",
+    "RendezvousGracefulExitError",
     "SignalException",
     "abort_process_group",
     "dist",
+    "runs_under_torchrun",
     "set_group_timeout",
     "torch_api",
+    "underlying_store",
 ]
 
+OLDEST: Final = (2, 4)
+"""The oldest release that has `RendezvousInfo` and the store shared with the agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Private:
+    """A name that PyTorch does not document.
+
+    Attributes:
+        module: Where it is.
+        name: What it is called there; with a dot, an attribute of a class.
+        since: The first release that has it, as far as we need to know: from `OLDEST` on.
+        used_for: What we need it for, and what happens without it.
+    """
+
+    module: str
+    name: str
+    since: tuple[int, int] = OLDEST
+    used_for: str
+
+
+_ELASTIC: Final = "torch.distributed.elastic"
+_C10D: Final = "torch.distributed.distributed_c10d"
+
+PRIVATE: Final = (
+    Private(
+        module=f"{_ELASTIC}.rendezvous.api",
+        name="RendezvousGracefulExitError",
+        used_for="a spare's good end; without it a spare gets RendezvousClosedError",
+    ),
+    Private(
+        module=f"{_ELASTIC}.rendezvous",
+        name="rendezvous_handler_registry",
+        used_for="python -m rdzv.torchrun, which registers our handler by hand",
+    ),
+    Private(
+        module=f"{_ELASTIC}.rendezvous.dynamic_rendezvous",
+        name="RendezvousBackend",
+        used_for="the base class of TorchRendezvousBackend",
+    ),
+    Private(
+        module=f"{_ELASTIC}.multiprocessing",
+        name="SignalException",
+        used_for="telling an agent that was told to end from one whose workers are done",
+    ),
+    Private(
+        module="torch.distributed.run",
+        name="run",
+        used_for="telling torchrun from a caller of elastic_launch: a function of this name in this module",
+    ),
+    Private(
+        module="torch.distributed",
+        name="PrefixStore.underlying_store",
+        used_for="queues and list_keys through PrefixStore over a TorchStore",
+    ),
+    Private(
+        module="torch.distributed",
+        name="QueueEmptyError",
+        since=(2, 8),
+        used_for="an empty queue; without it DistStoreError is raised",
+    ),
+    Private(
+        module=_C10D,
+        name="_set_pg_timeout",
+        used_for="a group that connects quickly and whose collectives may take long; without it one timeout is for both",
+    ),
+    Private(
+        module=_C10D,
+        name="_abort_process_group",
+        since=(2, 6),
+        used_for="ending nccl's collectives; without it they end by their timeout",
+    ),
+)
+"""Every private name that these rooms use."""
+
+LAUNCHER: Final = "torch.distributed.run"
+"""The module of `torchrun`, which `accelerate launch` calls, too."""
+
+RendezvousGracefulExitError: Final = getattr(torch_api, "RendezvousGracefulExitError", torch_api.RendezvousClosedError)
+
 QueueEmptyError: Final = getattr(dist, "QueueEmptyError", dist.DistStoreError)
-"""PyTorch's class for an empty queue; its releases before 2.8 have neither queues nor this."""
 
 abort_process_group: Final[Any] = getattr(dist.distributed_c10d, "_abort_process_group", None)
-"""Aborts all groups of a backend that can be aborted (nccl); PyTorch has it since 2.6."""
+"""Aborts all groups of a backend that can be aborted (nccl)."""
 
 set_group_timeout: Final[Any] = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
-"""Changes the timeout of a group's collectives, once it has been made; PyTorch has it since 2.1."""
+"""Changes the timeout of a group's collectives, once it has been made."""
+
+
+def runs_under_torchrun() -> bool:
+    """Whether PyTorch's launcher is above us on the stack: then nobody can take an error, but for the shell."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")  # its name is the module's under `python -m`, too
+        if frame.f_code.co_name == "run" and getattr(spec, "name", None) == LAUNCHER:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def underlying_store(store: Any) -> Any:
+    """The store at the bottom of any number of `PrefixStore`s."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
+import threading
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from urllib.parse import quote
 
 from rdzv import errors as ours
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
@@ -18,7 +22,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.core.state import Keys
 from rdzv.node.handler import Handler
 from rdzv.shared_store.store import BlockingSharedStore
-from rdzv.torch.pytorch import QueueEmptyError, dist
+from rdzv.torch.pytorch import QueueEmptyError, dist, underlying_store
 from store import StoreError, StoreUsageError
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from store import BlockingStore
+    from store.messages import Condition
 
 __all__ = ["DEFAULT_TIMEOUT", "TorchStore", "open_store"]
 
@@ -45,14 +50,53 @@ DEFAULT_TIMEOUT: Final = timedelta(seconds=300)
 
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
-    """A blocking client of the store that a URL names, through whichever backend its scheme stands for."""
-    head, question_mark, query = url.partition("?")
-    if not split_url(url).run_id:
-        url = f"{head.rstrip('/')}/default{question_mark}{query}"
+    """A blocking client of the store that a URL names, and what was chosen."""
+    handler = unconnected_handler(
+        url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides
+    )
+    return handler.open_blocking_store(), handler.settings
+
+
+def unconnected_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
+    """The handler of a URL, which says what is wrong with it and what was chosen, and is not to be connected.
+
+    Raises:
+        RendezvousSettingsError: Something is wrong with it, or its backend is not one of ours.
+    """
     handler = rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
     if not isinstance(handler, Handler):
-        refuse(f"the backend of {shown(head)} is not one of ours, and has no store to open; use tcp or etcd")
-    return handler.open_blocking_store(), handler.settings
+        refuse(
+            f"the backend of {shown(url.partition('?')[0])} is none of ours, and has no store to open; use tcp or etcd"
+        )
+    return handler
+
+
+def split_off_segments(url: str) -> tuple[str, str]:
+    """A URL without what follows the run's name behind a slash, and that: callers append it to tell groups apart."""
+    parts = split_url(url)
+    run_id, _, segments = parts.run_id.partition("/")
+    return (replace(parts, run_id=run_id).url if segments else url), segments.strip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How another process opens the store that a `TorchStore` reads: without any secret's value.
+
+    Attributes:
+        url: With a run, but no parameters.
+        overrides: The files in which the secrets are, and such like.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]] = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
+
+    url: str
+    overrides: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Origin:
+        """Where these settings lead."""
+        overrides = {name: getattr(settings, name) for name in cls.NAMES if getattr(settings, name) is not None}
+        return cls(f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}", overrides)
 
 
 def _raise_as_torch(error: Exception) -> NoReturn:
@@ -87,6 +131,12 @@ def _with_torch_errors(
     return call
 
 
+class _Probed(threading.local):
+    """The keys of which a `PrefixStore` has asked in this thread while it is probed; None otherwise."""
+
+    keys: list[str] | None = None
+
+
 _kept: set[TorchStore] = set()  # see `TorchStore`
 
 
@@ -106,11 +156,17 @@ class TorchStore(dist.Store):
     kept until the process ends. That is a few hundred bytes: clones share one client, with a socket for each thread
     that is in a call at the same moment. `close` lets go of the sockets; calls then say that it is closed.
 
-    Not through `PrefixStore`, for the base class does not let Python override them: queues and `list_keys`. In
-    `num_keys` and `list_keys` only keys of this URL or round count.
+    Queues and `list_keys` cannot be overridden for C++. `PrefixStore` has them from Python all the same: the first
+    `TorchStore` of a process teaches it to ask the store below. In `num_keys` and `list_keys` only keys of this URL or
+    round count.
+
+    **Processes.** A forked child, such as a `DataLoader`'s worker, goes on with a client of its own. A pickled store
+    carries the URL, what its keys begin with, the timeout, and the names of files with secrets; never a secret's value:
+    a token that was given by value must be in the other process's environment, as RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
-        url: One of ours, the run's part of it at will; or a blocking shared store, as `rdzv.sync` gives it.
+        url: One of ours, the run's part of it at will, and what follows that behind a slash sets keys apart; or a
+            blocking shared store, as `rdzv.sync` gives it.
         timeout: How long a wait may take, and the first connection.
         overrides: The URL's parameters as keywords.
 
@@ -122,35 +178,60 @@ class TorchStore(dist.Store):
     def __init__(self, url: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any) -> None:
         super().__init__()
         os.environ.setdefault(GLOO_EXTENDED_API, "1")
-        self._client: BlockingStore | None = None
+        _teach_prefix_store()
+        self._origin: Origin | None = None
+        self._owns_client = isinstance(url, str)
         if isinstance(url, str):
-            self._client, settings = open_store(url, overrides)
-            prefix = Keys(settings.prefix, settings.run_id).root + "torch/store/"
-            self._shared = BlockingSharedStore(self._client, prefix=prefix, fence=(), timeout=timeout)
-            try:
-                self._client.ping(timeout=timeout.total_seconds())
-            except StoreError as error:
-                self._client.close()
-                raise dist.DistNetworkError(f"{shown(url.partition('?')[0])}: {error}") from error
+            url, segments = split_off_segments(url)
+            client, settings = open_store(url, overrides)
+            self._origin = Origin.of(settings)
+            root = Keys(settings.prefix, settings.run_id).root
+            prefix = f"{root}torch/segments/{segments}/" if segments else f"{root}torch/store/"
+            self._shared = _reached(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
         else:
             self._shared = url.clone()
             self._shared.set_timeout(timeout)
+        self._pid = os.getpid()
+        self._probed = _Probed()
         self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
         _kept.add(self)
 
-    def _timed(self) -> BlockingSharedStore:
-        """The shared store, with the timeout that was set last, be it by C++."""
-        timeout = self.timeout
-        if timeout != self._last_timeout:
-            self._shared.set_timeout(timeout)
-            self._last_timeout = timeout
+    @classmethod
+    def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
+        """One of a round's store, which can be pickled with its secrets' files, since it knows the settings."""
+        store = cls(shared, timeout)
+        store._origin = Origin.of(settings)
+        return store
+
+    def _here(self) -> BlockingSharedStore:
+        """The shared store, as this process may use it: a child that was forked since has a client of its own."""
+        if self._pid != os.getpid():
+            # Two threads of the child may both do it: either result is good.
+            self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
         return self._shared
+
+    def _timed(self) -> BlockingSharedStore:
+        """The same, with the timeout that was set last, be it by C++."""
+        shared, timeout = self._here(), self.timeout
+        if timeout != self._last_timeout:
+            shared.set_timeout(timeout)
+            self._last_timeout = timeout
+        return shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        shared, origin = self._shared, self._origin
+        if origin is None:
+            raise pickle.PicklingError(
+                "this TorchStore was made of a shared store, which does not say where it is; "
+                "make it of a URL, or make another one in the other process"
+            )
+        return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._shared.set(key, value)
+        self._here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
@@ -160,17 +241,20 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def add(self, key: str, amount: int) -> int:
         """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
-        return self._shared.add(key, amount)
+        return self._here().add(key, amount)
 
     @_with_torch_errors
     def append(self, key: str, value: str | bytes) -> None:
         """Append to what a key holds, a missing key counting as empty."""
-        self._shared.append(key, value)
+        self._here().append(key, value)
 
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Whether all keys exist now."""
-        return self._shared.check(keys)
+        if self._probed.keys is not None:  # only `_below` asks, in this thread
+            self._probed.keys.extend(keys)
+            return True
+        return self._here().check(keys)
 
     @_with_torch_errors
     def wait(self, keys: Iterable[str], timeout: timedelta | None = None) -> None:
@@ -180,7 +264,7 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and nothing is expected."""
-        return self._shared.compare_set(key, expected_value, desired_value)
+        return self._here().compare_set(key, expected_value, desired_value)
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
@@ -191,7 +275,7 @@ class TorchStore(dist.Store):
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once."""
         try:
-            self._shared.multi_set(keys, values)
+            self._here().multi_set(keys, values)
         except ValueError as error:
             raise dist.DistStoreError(str(error)) from error  # as TCPStore calls lists of different lengths
 
@@ -201,19 +285,19 @@ class TorchStore(dist.Store):
 
     def clone(self) -> TorchStore:
         """Another object for the same keys, on the same client, with a timeout of its own."""
-        clone = TorchStore(self._shared, self.timeout)
-        clone._client = self._client
+        clone = TorchStore(self._here(), self.timeout)
+        clone._origin, clone._owns_client = self._origin, self._owns_client
         return clone
 
     @_with_torch_errors
     def delete_key(self, key: str) -> bool:
         """Delete a key; whether it was there."""
-        return self._shared.delete_key(key)
+        return self._here().delete_key(key)
 
     @_with_torch_errors
     def num_keys(self) -> int:
         """How many keys hold values."""
-        return self._shared.num_keys()
+        return self._here().num_keys()
 
     # C++ calls these two by the names that it gives them itself.
     deleteKey = delete_key  # noqa: N815
@@ -222,12 +306,12 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def list_keys(self) -> list[str]:
         """The keys that hold values, sorted."""
-        return self._shared.list_keys()
+        return self._here().list_keys()
 
     @_with_torch_errors
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
-        self._shared.queue_push(key, value)
+        self._here().queue_push(key, value)
 
     @_with_torch_errors
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -237,7 +321,7 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def queue_len(self, key: str) -> int:
         """How many items a queue holds."""
-        return self._shared.queue_len(key)
+        return self._here().queue_len(key)
 
     @_with_torch_errors
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
@@ -251,5 +335,91 @@ class TorchStore(dist.Store):
 
     def close(self) -> None:
         """Hang up; clones too. A store made of a round's leaves that to the round."""
-        if self._client is not None:
-            self._client.close()
+        if self._owns_client and self._pid == os.getpid():
+            self._shared.close()
+
+
+def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
+    """The shared store on a client, once that has got an answer.
+
+    Raises:
+        DistNetworkError: It has not.
+    """
+    try:
+        client.ping(timeout=timeout.total_seconds())
+    except StoreError as error:
+        client.close()
+        raise dist.DistNetworkError(f"{shown(url.partition('?')[0])}: {error}") from error
+    return BlockingSharedStore(client, timeout=timeout, **rest)
+
+
+def _unpickled(
+    origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
+) -> TorchStore:
+    """The store of `TorchStore.__reduce__`, in another process."""
+    client, _ = open_store(origin.url, origin.overrides)
+    shared = _reached(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
+    store = TorchStore(shared, timeout)
+    store._origin, store._owns_client = origin, True
+    return store
+
+
+# ------------------------------------------------------------------------------------------------- PrefixStore
+
+_PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
+
+
+def _below(store: Any) -> tuple[TorchStore, str] | None:
+    """The `TorchStore` below a `PrefixStore`, and what its keys begin with there; None if another store is below.
+
+    A `PrefixStore` tells its prefix to nobody, but puts it before every key that it asks for.
+    """
+    bottom = underlying_store(store)
+    if not isinstance(bottom, TorchStore):
+        return None
+    bottom._probed.keys = []
+    try:
+        store.check([_PREFIX_PROBE])
+        (seen,) = bottom._probed.keys
+    finally:
+        bottom._probed.keys = None
+    return bottom, seen.removesuffix(_PREFIX_PROBE)
+
+
+@functools.cache
+def _teach_prefix_store() -> None:
+    """Let `PrefixStore` have from Python what C++ does not ask the Python half of a store for.
+
+    Over any other store its methods do what they did before.
+    """
+    for name in ("queue_push", "queue_pop", "queue_len"):
+        if hasattr(dist.PrefixStore, name):
+            setattr(dist.PrefixStore, name, _of_prefix_store(name))
+    if hasattr(dist.PrefixStore, "list_keys"):
+        dist.PrefixStore.list_keys = _list_keys_of_prefix_store(dist.PrefixStore.list_keys)
+
+
+def _of_prefix_store(name: str) -> Callable[..., Any]:
+    original = getattr(dist.PrefixStore, name)
+
+    @functools.wraps(original)
+    def call(self: Any, key: str, *arguments: Any, **keywords: Any) -> Any:
+        below = _below(self)
+        if below is None:
+            return original(self, key, *arguments, **keywords)
+        bottom, prefix = below
+        return getattr(bottom, name)(prefix + key, *arguments, **keywords)
+
+    return call
+
+
+def _list_keys_of_prefix_store(original: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+    @functools.wraps(original)
+    def list_keys(self: Any) -> list[str]:
+        below = _below(self)
+        if below is None:
+            return original(self)
+        bottom, prefix = below
+        return [key.removeprefix(prefix) for key in bottom.list_keys() if key.startswith(prefix)]
+
+    return list_keys

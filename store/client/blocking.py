@@ -382,6 +382,12 @@ class Client(interface.BlockingStore):
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         self._close_free()
 
+    def __copy__(self) -> Client:
+        """Return another client of the same store, on sockets of its own: for a forked child, say."""
+        client = Client(self.address, token=self.token, tls=self.tls, timeout=self.timeout)
+        client.store_id = self.store_id
+        return client
+
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
         self.fail(error)

@@ -56,6 +56,7 @@ class Client(interface.BlockingStore):
     def __init__(self, cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT, **options: Any) -> None:
         self.name = str(cluster)
         self.timeout = timeout
+        self._cluster, self._options = cluster, options
         self._client = etcd.Client(cluster, timeout=timeout, **options)
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
@@ -82,6 +83,10 @@ class Client(interface.BlockingStore):
         if thread is not None and self._pid == os.getpid():
             thread.stop(within=CLOSE_WITHIN)
             _open.discard(self)
+
+    def __copy__(self) -> Client:
+        """Return another client of the same cluster, with a thread of its own: for a forked child, say."""
+        return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""

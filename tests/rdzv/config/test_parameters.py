@@ -43,6 +43,7 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("closed_ttl", 0, "seconds from 1 ", "closed_ttl=86400"),
     ("ttl", 0.4, "seconds from 0.5 ", "ttl=10"),
     ("disconnect_ttl", -0.1, "seconds from 0", "disconnect_ttl=1"),
+    ("torch_store", "TCP", "one of rdzv, tcp", "torch_store=tcp"),
     ("early_last_call", "maybe", "true, false, yes, no, on, off", "early_last_call=true"),
     ("is_host", 2, "auto, 1, 0", "is_host=true"),
     ("prefix", "//", "more than slashes", "prefix=/rdzv"),

@@ -340,6 +340,11 @@ def test_what_a_run_shares_is_plain_data(order: Any, name: str) -> None:
     }
 
 
+def test_nodes_agree_on_the_store_that_pytorch_gets() -> None:
+    ours, theirs = parsed(min_nodes=2, torch_store="tcp").shared(), parsed(min_nodes=2).shared()
+    assert describe_difference(ours, theirs) == "torch_store is 'tcp' here and None in the run"
+
+
 def test_a_difference_names_both_values() -> None:
     ours, theirs = parsed(min_nodes=2).shared(), parsed(min_nodes=3, rank_order="name").shared()
     assert describe_difference(ours, theirs) == (

@@ -21,6 +21,7 @@ from rdzv.core.ranks import (
     natural,
     order_named,
     survivors_first,
+    survivors_then_name,
 )
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
@@ -78,6 +79,12 @@ def test_every_order_gives_every_node_one_rank(name: str, case: tuple[list[NodeR
 def test_survivors_keep_their_order_and_newcomers_fill_in_behind_as_they_came() -> None:
     previous = {"a": 0, "b": 1, "c": 2, "d": 3}
     assert names_of(survivors_first, came("y", "d", "x", "c", "a"), previous) == ["a", "c", "d", "y", "x"]
+
+
+def test_survivors_keep_their_order_and_newcomers_come_by_name() -> None:
+    arrivals = came("host10", "host2", "b", "host1", "a")
+    assert names_of(survivors_then_name, arrivals, {}) == ["a", "b", "host1", "host2", "host10"]
+    assert names_of(survivors_then_name, arrivals, {"b": 3, "host10": 0}) == ["host10", "b", "a", "host1", "host2"]
 
 
 def test_rank_zero_was_there_before_if_anybody_was() -> None:
@@ -226,6 +233,7 @@ def test_of_the_domains_each_is_taken_whole_or_left_whole_but_for_one_at_most(
 
 def test_orders_are_chosen_by_name_or_brought_along() -> None:
     assert order_named("survivors") is survivors_first
+    assert order_named("survivors_then_name") is survivors_then_name
     assert order_named("in_place") is in_place
     assert order_named("arrival") is by_arrival
     assert order_named("name") is by_name

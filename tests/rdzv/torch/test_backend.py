@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+import store.sync
 from tests.support.processes import require
 
 require("torch")  # what follows cannot be imported without
@@ -38,6 +39,17 @@ def test_the_backend_keeps_a_state_behind_a_fence(url: str, run_id: str) -> None
     with pytest.raises(api.RendezvousConnectionError, match="is closed"):
         backend.get_state()
     other.close()
+
+
+def test_bytes_of_somebody_else_are_no_state(url: str, run_id: str) -> None:
+    backend = TorchRendezvousBackend(url, run_id)
+    with store.sync.connect(url) as client:
+        client.put(backend._key, b"cos\nsystem\n")
+    with pytest.raises(api.RendezvousStateError, match="is corrupt: its 11 bytes"):
+        backend.get_state()
+    with pytest.raises(api.RendezvousStateError, match="is corrupt"):
+        backend.set_state(b"mine")
+    backend.close()
 
 
 def test_the_backend_needs_a_name(url: str) -> None:

@@ -6,6 +6,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 SHORT = timedelta(milliseconds=60)
+
+
+TORCHRUNS_ORDER = "rank_order=survivors_then_name"
 
 
 def handler_of(url: str, run_id: str, nnodes: tuple[int, int] = (1, 2), **config: str) -> TorchRendezvousHandler:
@@ -152,7 +156,7 @@ def test_a_member_that_goes_before_all_have_come_costs_the_others_nothing(
     agents: Agents, url: str, run_id: str, regroup_on_loss: str
 ) -> None:
     """An agent that dies between the commit and its hearing of it: the others waited for a minute, and failed."""
-    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
+    with rdzv.sync.connect(f"{url}/{run_id}?{TORCHRUNS_ORDER}&min_nodes=1&max_nodes=2&last_call_timeout=0.2") as goes:
         (joining,) = agents.join(agents.add(regroup_on_loss=regroup_on_loss))
         assert goes.next_rendezvous().world_size == 2
         time.sleep(0.1)
@@ -203,9 +207,67 @@ def test_a_spare_ends_with_success_when_the_run_is_closed(agents: Agents) -> Non
     status = members[0]._handler.status  # type: ignore[union-attr]
     until(lambda: status().spares)
     members[0].shutdown()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(api.RendezvousGracefulExitError, match="was a spare"):
         waiting.result(10)
-    assert ended.value.code == 0
+
+
+def test_the_caller_of_elastic_launch_hears_that_its_node_was_a_spare(agents: Agents) -> None:
+    """PyTorch's agent takes the error, stumbles over the missing result, and shuts the handler down on the way out."""
+    member, spare = agents.add((1, 1)), agents.add((1, 1))
+    agents.meet(member)
+    (waiting,) = agents.join(spare)
+    status = member._handler.status  # type: ignore[union-attr]
+    until(lambda: status().spares)
+    member.shutdown()
+    assert isinstance(waiting.exception(10), api.RendezvousGracefulExitError)
+    with pytest.raises(api.RendezvousGracefulExitError, match="was a spare"):
+        try:
+            raise AttributeError("'NoneType' object has no attribute 'is_failed'")
+        finally:
+            spare.shutdown()
+
+
+def test_under_torchrun_a_spare_ends_the_process_with_success(url: str, run_id: str) -> None:
+    member = handler_of(url, run_id, (1, 1))
+    member.next_rendezvous()
+    spare = handler_of(url, run_id, (1, 1))
+    launcher = {"__spec__": ModuleSpec("torch.distributed.run", None), "spare": spare}
+    exec("def run():\n    spare.next_rendezvous()", launcher)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(launcher["run"])  # type: ignore[arg-type]
+        until(lambda: member._handler.status().spares)  # type: ignore[union-attr]
+        member.shutdown()
+        ended = running.exception(10)
+    spare.shutdown()
+    assert isinstance(ended, SystemExit)
+    assert ended.code == 0
+
+
+def test_ranks_come_in_the_natural_order_of_names_survivors_first(agents: Agents) -> None:
+    ten, two = (agents.add((2, 3), node_id=name, last_call_timeout="0") for name in ("host10", "host2"))
+    first = agents.join(ten)
+    until(lambda: ten._handler is not None and ten._handler.status().waiting)
+    assert (agents.meet(two)[0].rank, first[0].result(10).rank) == (0, 1)
+    one = agents.add((2, 3), node_id="host1", last_call_timeout="0")
+    joining = agents.join(one)
+    until(two.num_nodes_waiting)
+    assert [info.rank for info in agents.meet(two, ten)] == [0, 1]
+    assert joining[0].result(10).rank == 2
+
+
+def test_with_torch_store_tcp_rank_zero_hosts_a_tcp_store_for_the_round(agents: Agents) -> None:
+    two = [agents.add((2, 2), torch_store="tcp") for _ in range(2)]
+    for _ in range(2):
+        infos = agents.meet(*two)
+        stores: list[Any] = [info.store for info in infos]
+        assert all(isinstance(store, dist.TCPStore) for store in stores)
+        (address,) = {(store.host, store.port) for store in stores}
+        stores[0].queue_push("q", "1")
+        assert stores[1].queue_pop("q") == b"1"
+        for_workers = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+        assert len(for_workers) == 1
+        assert address not in for_workers
+        dist.TCPStore(*for_workers.pop(), is_master=True, wait_for_workers=False)  # rank 0's worker listens there
 
 
 def test_too_few_nodes_time_out_and_the_error_says_how_many(agents: Agents) -> None:
@@ -307,9 +369,21 @@ def test_torchruns_timeout_is_not_ours_and_another_one_is_warned_of(caplog: pyte
     assert "timeout=60 is not read" in caplog.text
 
 
-def test_a_closed_run_without_a_name_hints_at_the_name(url: str) -> None:
-    handler = handler_of(url, "none")
-    handler.next_rendezvous()
-    handler.shutdown()
-    with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):
-        handler_of(url, "none").next_rendezvous()
+def test_a_run_without_a_name_ends_with_its_last_node(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As `accelerate` starts them: the next job found the run closed, for a day."""
+    before, late = agents_of_one_job = [handler_of(url, "none", (2, 2)) for _ in range(2)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda it: it.next_rendezvous(), agents_of_one_job))
+        before.shutdown()
+        impatient = handler_of(url, "none", join_timeout="0.5")
+        with pytest.raises(api.RendezvousClosedError, match="--rdzv-id=NAME"):  # for the other is still there
+            impatient.next_rendezvous()
+        impatient.shutdown()
+        assert "1 nodes of the job that had it are still there" in caplog.text
+        with pytest.raises(api.RendezvousClosedError, match="is closed"):
+            late.next_rendezvous()  # whose job it was, it stays closed for
+        joining = pool.submit((after := handler_of(url, "none", (1, 1))).next_rendezvous)
+        late.shutdown()
+        assert joining.result(20).world_size == 1
+        assert not after.is_closed()
+        after.shutdown()

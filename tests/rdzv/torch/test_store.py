@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rdzv
+import store.sync
 from tests.support.processes import free_port, require
 
 require("torch")  # what follows cannot be imported without
@@ -22,6 +24,7 @@ from rdzv.torch import TorchStore  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SHORT = timedelta(milliseconds=60)
 
@@ -114,13 +117,8 @@ def test_store_works_under_a_prefix_store_through_c_plus_plus(url: str, run_id: 
     theirs = dist.PrefixStore("outer", dist.PrefixStore("inner", dist.TCPStore("127.0.0.1", 0, 1, is_master=True)))
     theirs.set_timeout(SHORT)
     for number, (our_call, their_call) in enumerate(zip(calls(ours), calls(theirs), strict=True)):
-        ours_said, theirs_said = outcome(our_call), outcome(their_call)
-        if ours_said is NotImplementedError:  # queues, list_keys: the base class does not let Python override them
-            assert {*our_call.__code__.co_names} & {"queue_len", "queue_pop", "queue_push", "sorted"}
-        elif "barrier" not in getattr(our_call, "__code__", calls.__code__).co_names:  # it is the base class's
-            if "'q'" in str(our_call.__code__.co_consts if hasattr(our_call, "__code__") else ""):
-                continue  # there is no queue, so that check says otherwise
-            assert ours_said == theirs_said, number
+        if "barrier" not in getattr(our_call, "__code__", calls.__code__).co_names:  # it is the base class's
+            assert outcome(our_call) == outcome(their_call), number
     assert ours.num_keys() > 5
     assert TorchStore(f"{url}/{run_id}").check(["inner/outer/a"])
 
@@ -185,20 +183,77 @@ def test_a_closed_store_says_so(url: str, run_id: str) -> None:
         ours.set("a", "1")
 
 
-def test_after_fork_the_store_says_that_the_child_needs_its_own(url: str, run_id: str) -> None:
-    ours = TorchStore(f"{url}/{run_id}")
-    ours.set("a", "1")
+def in_a_fork(step: Callable[[], bool]) -> bool:
+    """Whether a step comes out true in a forked child."""
     child = os.fork()
     if not child:
         status = 1
         with contextlib.suppress(BaseException):
-            try:
-                ours.get("a")
-            except dist.DistStoreError as error:
-                status = 0 if "before fork(); make a new one in the child" in str(error) else 2
+            status = 0 if step() else 2
         os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert ours.get("a") == b"1"
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_child_reads_the_store_with_a_client_of_its_own(url: str, run_id: str) -> None:
+    ours = TorchStore(f"{url}/{run_id}")
+    prefixed = dist.PrefixStore("p", ours)
+    prefixed.set("a", "1")
+    assert in_a_fork(lambda: prefixed.get("a") == b"1" and ours.clone().add("n", 1) == 1)
+    assert (prefixed.get("a"), ours.add("n", 1)) == (b"1", 2)
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
+        of_round = TorchStore(handler.next_rendezvous().store, SHORT)
+        of_round.set("a", "1")
+        assert in_a_fork(lambda: of_round.get("a") == b"1")
+        assert of_round.get("a") == b"1"
+
+
+def test_a_pickled_store_holds_the_same_keys_and_no_secret(run_id: str, tmp_path: Path) -> None:
+    secret = "a-secret-that-is-long-enough-for-a-server"
+    file = tmp_path / "token"
+    file.write_text(secret, encoding="utf-8")
+    with store.sync.serve(token=secret) as server:
+        ours = TorchStore(f"{server.url}/{run_id}?token_file={file}", timedelta(seconds=7))
+        ours.set("a", "1")
+        pickled = pickle.dumps(ours)
+        other = pickle.loads(pickled)
+        assert (other.get("a"), other.timeout) == (b"1", timedelta(seconds=7))
+        by_value = pickle.dumps(TorchStore(f"{server.url}/{run_id}", token=secret))
+        assert not [it for it in (pickled, by_value) if secret.encode() in it]
+        with pytest.raises(dist.DistNetworkError, match="token"):
+            pickle.loads(by_value)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("RDZV_TOKEN_FILE", str(file))
+            assert pickle.loads(by_value).get("a") == b"1"
+
+
+def test_a_shared_store_that_says_not_where_it_is_cannot_be_pickled(url: str, run_id: str) -> None:
+    with rdzv.sync.connect(f"{url}/{run_id}?min_nodes=1") as handler:
+        ours = TorchStore(handler.next_rendezvous().store)
+        with pytest.raises(pickle.PicklingError, match="make it of a URL"):
+            pickle.dumps(ours)
+
+
+def test_segments_behind_the_run_set_keys_apart(url: str, run_id: str) -> None:
+    plain, one, same, other = (TorchStore(f"{url}/{run_id}{behind}") for behind in ("", "/a/b", "/a/b/", "/c"))
+    one.set("key", "1")
+    assert same.get("key") == b"1"
+    assert not plain.check(["key"])
+    assert not other.check(["key"])
+    assert one.num_keys() == 1
+
+
+def test_a_prefix_store_has_queues_and_lists_keys_over_ours_and_over_theirs(url: str, run_id: str) -> None:
+    below = TorchStore(f"{url}/{run_id}", SHORT)
+    below.set("beside", "1")
+    theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=SHORT)
+    for bottom in (below, theirs):
+        it = dist.PrefixStore("outer", dist.PrefixStore("inner", bottom))
+        it.set("a", "1")
+        it.queue_push("q", "1")
+        assert (it.queue_len("q"), bottom.queue_len("inner/outer/q"), it.queue_pop("q")) == (1, 1, b"1")
+        with pytest.raises(dist.QueueEmptyError):
+            it.queue_pop("q", False)
+        assert it.list_keys() == ["a"]
 
 
 def test_the_store_of_a_round_ends_with_the_round(url: str, run_id: str) -> None:
