@@ -104,7 +104,7 @@ PRIVATE: Final = (
     Private(
         module=_C10D,
         name="_set_pg_timeout",
-        used_for="a group that connects quickly and whose collectives may take long; without it one timeout is for both",
+        used_for="a group that connects quickly, and whose collectives may take long; else one timeout is for both",
     ),
     Private(
         module=_C10D,

@@ -231,10 +231,10 @@ def test_under_torchrun_a_spare_ends_the_process_with_success(url: str, run_id: 
     member = handler_of(url, run_id, (1, 1))
     member.next_rendezvous()
     spare = handler_of(url, run_id, (1, 1))
-    launcher = {"__spec__": ModuleSpec("torch.distributed.run", None), "spare": spare}
+    launcher: dict[str, Any] = {"__spec__": ModuleSpec("torch.distributed.run", None), "spare": spare}
     exec("def run():\n    spare.next_rendezvous()", launcher)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(launcher["run"])  # type: ignore[arg-type]
+        running = pool.submit(launcher["run"])
         until(lambda: member._handler.status().spares)  # type: ignore[union-attr]
         member.shutdown()
         ended = running.exception(10)

@@ -51,9 +51,8 @@ def names_of_torch(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "torch" and "." in alias.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch."):
             yield str(node.module)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id in ("dist", "torch_api") and node.attr.startswith("_"):
-                yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("dist._", "dist.dist", "torch_api._")):
+            yield ast.unparse(node)
 
 
 def test_the_launcher_is_known_by_its_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,21 @@
 
 python -m tests.rdzv.torch.torch_group store URL SIZE      gloo over a TorchStore
 python -m tests.rdzv.torch.torch_group init URL SIZE       gloo over init_process_group("rdzv://..."), twice
+python -m tests.rdzv.torch.torch_group rpc URL SIZE        PyTorch's RPC, which takes such URLs, too
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
+from collections import Counter
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import rpc
 
 import rdzv.torch
 
@@ -19,7 +24,11 @@ import rdzv.torch
 def over_a_store(url: str, rank: int, size: int) -> None:
     """One rank's part in everything that a process group does with its store."""
     store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
+    calls = counted(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    # One look at all peers' addresses. Asking for each of them with a `wait` and a `get` took twice TCPStore's time.
+    assert calls["multi_get"] == 1, calls
+    assert calls["get"] + calls["wait"] <= 2, calls
     collectives(rank, size)
     odd = dist.new_group(list(range(1, size, 2)))
     if rank % 2:
@@ -28,6 +37,34 @@ def over_a_store(url: str, rank: int, size: int) -> None:
         assert int(total) == sum(range(1, size, 2))
     dist.monitored_barrier()
     dist.destroy_process_group()
+
+
+def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
+    """Count from now on how often a store is called."""
+    calls: Counter[str] = Counter()
+
+    def count(name: str, method: Any) -> None:
+        def call(*arguments: Any) -> Any:
+            calls[name] += 1
+            return method(*arguments)
+
+        setattr(store, name, call)
+
+    for name in ("get", "wait", "multi_get"):
+        count(name, getattr(store, name))
+    return calls
+
+
+def over_rpc(url: str, rank: int, size: int) -> None:
+    """Calls of PyTorch's RPC, which has met over a TCPStore, and then once more over our store."""
+    rdzv.torch.register()
+    for query in ("", "?torch_store=tcp"):
+        options = rpc.TensorPipeRpcBackendOptions(init_method=url.replace("appended", f"appended{query}"))
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+        assert rpc.rpc_sync(f"worker{(rank + 1) % size}", operator.add, args=(1, rank)) == 1 + rank
+        rpc.shutdown()
+        if not query:
+            url = url.replace("/appended", "-tcp/appended")
 
 
 def over_an_init_method(url: str, rank: int, size: int) -> None:
@@ -45,7 +82,21 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
     again = f"{url}-with-ranks".replace("?", "%3F")  # ranks of one's own, as with env:// and tcp://
     dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     assert dist.get_rank() == rank
+    assert not isinstance(bottom_store(), dist.TCPStore)
     dist.destroy_process_group()
+    native = f"{url}&torch_store=tcp".replace("?", "-native/with/segments?", 1)
+    dist.init_process_group("gloo", init_method=native, timeout=timedelta(seconds=30))
+    default = dist.distributed_c10d._get_default_store()
+    assert isinstance(bottom_store(), dist.TCPStore)
+    default.queue_push(f"to {dist.get_rank()}", "hello")
+    assert default.queue_pop(f"to {dist.get_rank()}") == b"hello"
+    collectives(dist.get_rank(), size)
+    dist.destroy_process_group()
+
+
+def bottom_store() -> Any:
+    """The store below all of those that PyTorch puts prefixes before keys with."""
+    return dist.distributed_c10d._get_default_store()._underlying_non_prefix_store
 
 
 def collectives(rank: int, size: int) -> None:
@@ -69,7 +120,7 @@ def main(way: str, url: str, size: int) -> None:
         child = os.fork()
         if not child:
             torch.set_num_threads(1)
-            (over_a_store if way == "store" else over_an_init_method)(url, rank, size)
+            {"store": over_a_store, "init": over_an_init_method, "rpc": over_rpc}[way](url, rank, size)
             sys.exit()
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
