@@ -3,8 +3,9 @@
     python -m benchmarks.torch_groups [--sizes 8,16,24] [--pairs 7] [--groups 40]
 
 Every measurement has new processes, forked from one that has imported PyTorch, and a new server. The contenders take
-turns, so that a busy moment hits both of a pair; a figure is the median of the pairs' ratios, and of the times. Times go
-from the moment all ranks are told to begin to the moment the last is done. The server of ours has a process of its own, as `rdzv serve` has; TCPStore lives in the process of rank 0, as PyTorch does it.
+turns, so that a busy moment hits both of a pair; a figure is the median of the pairs' ratios, and of the times. Times
+go from the moment all ranks are told to begin to the moment the last is done. The server of ours has a process of its
+own, as `rdzv serve` has; TCPStore lives in the process of rank 0, as PyTorch does it.
 """
 
 from __future__ import annotations

@@ -55,4 +55,5 @@ class Overrides(TypedDict, total=False):
     attributes: Mapping[str, str] | str | None
     rank_order: str | Callable[..., Any] | None
     requested_rank: Count
+    torch_store: str
     health_check: Callable[..., Any] | None
