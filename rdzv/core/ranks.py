@@ -173,8 +173,8 @@ def order_named(name: str | RankOrder) -> RankOrder:
     if kind == "topology":
         return by_topology(attribute or "domain")
     orders: dict[str, RankOrder] = {
-        "survivors": survivors_first,
         "survivors_then_name": survivors_then_name,
+        "survivors": survivors_first,
         "in_place": in_place,
         "arrival": by_arrival,
         "name": by_name,
