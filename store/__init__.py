@@ -20,6 +20,7 @@ from store.errors import (
     StoreReplaced,
     StoreTimeoutError,
     StoreUsageError,
+    Unsupported,
     UsedAfterFork,
     WatchCompacted,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "StoreTimeoutError",
     "StoreUsageError",
     "TransactionResult",
+    "Unsupported",
     "UsedAfterFork",
     "WatchCompacted",
     "connect",

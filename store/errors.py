@@ -9,6 +9,7 @@ StoreError
 ├── LimitExceeded           a value, key, watch or frame is larger than the store takes
 ├── LeaseNotFound           the lease has lapsed or was revoked
 ├── ConditionFailed         a write given with `when=` found its conditions not to hold
+├── Unsupported             the server is of an older release, and does not know this request
 ├── WatchCompacted          the history a watch asked for is gone (only without `snapshot`)
 ├── UsedAfterFork           a client was inherited over `fork()`
 └── StoreUsageError         the caller's arguments make no sense (also a `ValueError`)
@@ -27,6 +28,7 @@ __all__ = [
     "StoreReplaced",
     "StoreTimeoutError",
     "StoreUsageError",
+    "Unsupported",
     "UsedAfterFork",
     "WatchCompacted",
     "unsent",
@@ -84,6 +86,10 @@ class LeaseNotFound(StoreError):
 
 class ConditionFailed(StoreError):
     """The conditions that a write was given with `when=` did not hold, so nothing was written."""
+
+
+class Unsupported(StoreError):
+    """The server does not know this request, or something in it: it is of an older release."""
 
 
 class WatchCompacted(StoreError):

@@ -57,6 +57,7 @@ __all__ = [
     "TimeToLive",
     "Transact",
     "TransactionResult",
+    "Unknown",
     "Wait",
     "Watch",
     "Watching",
@@ -264,6 +265,8 @@ class FailureKind(IntEnum):
     CONDITION = 3
     COMPACTED = 4
     FORGOTTEN = 5  # applied once already, but its reply is no longer kept: `ConnectionLost(maybe_applied=True)`
+    UNSUPPORTED = 6  # the server does not know this request
+    OTHER = 255  # never sent: what stands for a kind that only later releases know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +466,13 @@ class Excessive(Request[Failed]):
     """Stands for a request that holds more than `elements_max` elements, and was therefore not decoded; never sent."""
 
     elements_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown(Request[Failed]):
+    """Stands for a request that this release does not know, or in which there is something that it does not know."""
+
+    what: str
 
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import secrets
@@ -60,7 +61,7 @@ __all__ = ["Client"]
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
-IN_FLIGHT_MAX = 2048  # requests; below what a server keeps replies for, so that it never has to refuse one
+IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
 
 R = TypeVar("R", bound=Response)
 
@@ -186,6 +187,11 @@ class Client(interface.Store):
         """The address from which the store sees this client come."""
         welcomed = self._connection.welcomed
         return welcomed.address if welcomed else None
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits of the store that concern a client, by their names in `Limits`; empty before it was met."""
+        return dict(self._connection.limits)
 
     @property
     def failure(self) -> StoreError | None:
@@ -471,7 +477,8 @@ class Client(interface.Store):
 
     def _has_room(self) -> bool:
         asked = len(self._connection.in_flight) - len(self._parked)
-        return self._writable and asked + self._turns_given < IN_FLIGHT_MAX
+        most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
+        return self._writable and asked + self._turns_given < min(IN_FLIGHT_MAX, max(most // 2, 1))
 
     async def _wait_for_room(self, timeout: float | None) -> None:
         """Hold a caller back while too much is in flight, or the socket takes no more."""

@@ -71,6 +71,7 @@ from store.messages import (
     TimeToLive,
     Transact,
     TransactionResult,
+    Unknown,
     Wait,
     Watch,
     Watching,
@@ -381,6 +382,10 @@ class Engine:
             f"{self.limits.operations_max}: split it"
         )
 
+    def _unknown(self, request: Unknown) -> Failed:
+        message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
+        return Failed(kind=FailureKind.UNSUPPORTED, message=message)
+
     # -------------------------------------------------------------------------------------- writes
 
     def _put(self, request: Put) -> Written:
@@ -598,6 +603,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Response | None]] = {
     Ping: Engine._ping,
     Stats: Engine._stats,
     Excessive: Engine._excessive,
+    Unknown: Engine._unknown,
     Put: Engine._put,
     Delete: Engine._delete,
     DeletePrefix: Engine._delete_prefix,

@@ -64,12 +64,16 @@ from store.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LAYOUT_OF", "REQUESTS", "RESPONSES", "Layout", "event_from", "event_to", "shown"]
+__all__ = ["LAYOUT_OF", "REQUESTS", "RESPONSES", "Layout", "UnknownWord", "event_from", "event_to", "shown"]
 
 KEPT_CONDITIONS_MAX = 1024  # conditions that are made once for all who send them, of keys
 KEPT_KEY_MAX = 256  # of at most so many characters: half a megabyte in all
 
 T = TypeVar("T")
+
+
+class UnknownWord(Exception):
+    """Something in a request that only later releases know: its sender is told, and keeps its connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,8 @@ def _entry_to(entry: Entry) -> tuple[Any, ...]:
 
 
 def _entry_from(value: Any) -> Entry:
-    if type(value) is list and len(value) == 5:
-        key, held, created, changed, lease = value
+    if type(value) is list and len(value) >= 5:
+        key, held, created, changed, lease = value if len(value) == 5 else value[:5]
         if (  # not a `match` of classes, which takes three times as long
             type(key) is str
             and type(held) is bytes
@@ -175,13 +179,15 @@ def event_to(event: Event) -> tuple[Any, ...]:
     return _EVENT_CODES[event.kind], event.revision, event.key
 
 
-def event_from(value: Any) -> Event:
-    """An event that has travelled."""
+def event_from(value: Any) -> Event | None:
+    """An event that has travelled; None if it is of a kind that only later releases know, and says nothing to us."""
     match value:
-        case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease]:
+        case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease, *_]:
             return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
-        case [1 | 2 | 3 as code, int(revision), str(key)]:
+        case [1 | 2 | 3 as code, int(revision), str(key), *_]:
             return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
+        case [int(code), *_] if code >= len(_EVENT_KINDS):
+            return None
     raise ProtocolError(f"{shown(value)} stands where an event belongs")
 
 
@@ -198,14 +204,10 @@ _EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
 
 
 def _condition_from(value: Any) -> Condition:
-    if (
-        type(value) is list
-        and len(value) == 3
-        and type(value[0]) is str
-        and type(value[1]) is int
-        and value[1] in _TARGETS
-    ):
-        key, number, expected = value
+    if type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is int:
+        key, number, expected = value if len(value) == 3 else value[:3]
+        if number not in _TARGETS:
+            raise UnknownWord(f"conditions of kind {number}")
         if type(expected) is _EXPECTED_TYPE[_TARGETS[number]]:
             # The members of a round send the same few fences with every request. A value may be large: not kept.
             if type(expected) is not bytes and len(key) <= KEPT_KEY_MAX:
@@ -256,7 +258,9 @@ def _message_to(message: Any) -> tuple[Any, ...]:
 def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
     if type(value) is list and value and type(value[0]) is int:
         layout = REQUESTS.get(value[0])
-        if layout is not None and layout.message in allowed:
+        if layout is None:
+            raise UnknownWord(f"operation {value[0]}")
+        if layout.message in allowed:
             return layout.build(value[1:])
     raise ProtocolError(f"{shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
 
@@ -293,10 +297,12 @@ def _check_figures(value: Any) -> dict[str, Any]:
 
 def _enumerated(kind: type[FailureKind]) -> _Field:
     def check(value: Any) -> FailureKind:
+        if type(value) is not int:
+            raise ProtocolError(f"{shown(value)} is no kind of failure")
         try:
             return kind(value)
         except ValueError:
-            raise ProtocolError(f"{shown(value)} is no kind of failure") from None
+            return FailureKind.OTHER
 
     return _Field(check, int)
 
@@ -320,12 +326,15 @@ M = TypeVar("M")
 class Layout(Generic[M]):
     """How one kind of message travels."""
 
-    __slots__ = ("_checks", "_make", "_takes", "code", "fields", "message", "plain")
+    __slots__ = ("_checks", "_defaults", "_make", "_takes", "code", "fields", "message", "plain")
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
         self.code, self.message = code, message
         self._make = constructor(message)
         assert list(fields) == [each.name for each in dataclasses.fields(message)], "makers go by the order of fields"  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
+        defaults = [each.default for each in dataclasses.fields(message)]  # type: ignore[arg-type]  # as above
+        last_without = max((at for at, each in enumerate(defaults) if each is dataclasses.MISSING), default=-1)
+        self._defaults = tuple(defaults[last_without + 1 :])
         # To compare the types of all fields at once is what the hot path can afford.
         self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))
         self._checks = tuple(field.check for field in fields.values())
@@ -347,9 +356,12 @@ class Layout(Generic[M]):
         """The message of these field values."""
         if tuple(map(type, values)) in self.plain:
             return self._make(*values)
-        if len(values) != len(self._checks):
-            raise ProtocolError(f"{self.message.__name__} has {len(self._checks)} fields, not {len(values)}")
-        return self._make(*[check(value) for check, value in zip(self._checks, values, strict=True)])
+        given, known = len(values), len(self._checks)
+        if given < known - len(self._defaults):
+            raise ProtocolError(f"{self.message.__name__} has {known} fields, not {given}")
+        # A later release may have added fields, which are not for us; an earlier one did not know our last ones.
+        checked = [check(value) for check, value in zip(self._checks, values, strict=False)]
+        return self._make(*checked, *(self._defaults[given - known :] if given < known else ()))
 
 
 def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:

@@ -25,19 +25,36 @@ from store.errors import (
     StoreError,
     StoreReplaced,
     StoreUsageError,
+    Unsupported,
     WatchCompacted,
 )
+from store.limits import Limits
 from store.messages import Failed, FailureKind, Response, mutates
 from store.protocol import wire
-from store.protocol.wire import VERSION, Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from store.limits import Limits
     from store.messages import Request
 
 __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
+
+
+LIMITS_TOLD = [
+    "frame_bytes_max",
+    "value_bytes_max",
+    "key_bytes_max",
+    "operations_max",
+    "watches_max",
+    "waits_bytes_max",
+    "outbox_bytes_max",
+    "session_replies_max",
+    "session_replies_bytes_max",
+    "session_ttl",
+    "lease_ttl_max",
+]
+"""What of a server's limits a client can keep to, and is therefore told in the welcome."""
 
 
 def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
@@ -45,6 +62,8 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
     parts = (
         role.encode(),
         b"%d" % hello.version,
+        b"%d-%d"
+        % (greeting.version_min, greeting.version_max),  # or somebody on the way could have an older one spoken
         greeting.store_id.encode(),
         greeting.nonce,
         hello.nonce,
@@ -65,7 +84,7 @@ class ServerConnection:
     """
 
     def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
-        self._greeting = Greeting(VERSION, VERSION, store_id, nonce, token is not None)
+        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, token is not None)
         self._token = token
         self._limits = limits
         self._elements_max = wire.elements_max(limits.operations_max)
@@ -140,10 +159,11 @@ class ServerConnection:
         """The answer to a hello; `session` is the number of the client's session."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
-        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof))
+        limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
+        return wire.encode_welcome(Welcome(session, address, revision, self._limits.frame_bytes_max, proof, limits))
 
     def _check_hello(self, hello: Hello) -> None:
-        if hello.version != VERSION:
+        if not wire.VERSION_MIN <= hello.version <= wire.VERSION:
             raise ProtocolError(wire.other_version(hello.version, hello.version, server=False))
         if self._token is None:
             return
@@ -189,7 +209,8 @@ class ClientConnection:
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
         self.seen_revision = 0  # the highest that this store has shown; it is durable, so the store never goes below it
-        self._frame_bytes_max = 64 * 1024 * 1024  # until the first welcome tells
+        self._frame_bytes_max = Limits().frame_bytes_max  # until the first welcome tells
+        self.limits: dict[str, float] = {}  # the server's, by name, as the last welcome told
 
     # ------------------------------------------------------------------------------------------ connecting
 
@@ -240,6 +261,8 @@ class ClientConnection:
                     self._unanswered.pop(item.request_id, None)
                     self._note_revision(item.response)
                 elif isinstance(item, Events):
+                    if not item.events:  # nothing in it that we know
+                        continue
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                 yield item
 
@@ -271,7 +294,8 @@ class ClientConnection:
     def _answer_greeting(self, greeting: Greeting | Sorry) -> bytes:
         if isinstance(greeting, Sorry):
             raise _refusal(greeting, self._name)
-        if not greeting.version_min <= VERSION <= greeting.version_max:
+        version = min(greeting.version_max, wire.VERSION)
+        if version < max(greeting.version_min, wire.VERSION_MIN):
             said = wire.other_version(greeting.version_min, greeting.version_max, server=True)
             raise ProtocolError(f"{self._name} is not for us: {said}")
         if self._token is not None and not greeting.token_wanted:
@@ -279,7 +303,7 @@ class ClientConnection:
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "
                 f"meant, or was started without --token-file"
             )
-        hello = Hello(VERSION, self._session_id, self._nonce, b"")
+        hello = Hello(version, self._session_id, self._nonce, b"")
         if self._token is not None:
             hello = hello._replace(proof=_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello
@@ -313,6 +337,7 @@ class ClientConnection:
         self._session = welcome.session
         self.store_id = self._greeting.store_id
         self._frame_bytes_max = welcome.frame_bytes_max
+        self.limits = welcome.limits
         self._reader.bytes_max = wire.RESPONSE_BYTES_MAX
         self.welcomed = welcome
         return welcome
@@ -380,6 +405,8 @@ _ERRORS: dict[FailureKind, type[StoreError]] = {
     FailureKind.LEASE: LeaseNotFound,
     FailureKind.CONDITION: ConditionFailed,
     FailureKind.COMPACTED: WatchCompacted,
+    FailureKind.UNSUPPORTED: Unsupported,
+    FailureKind.OTHER: StoreError,
 }
 
 

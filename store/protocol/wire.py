@@ -10,7 +10,7 @@ behind TLS learns at once if it was refused::
 
     server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
     client     ["rdzv", version, session_id, nonce, proof]                                 the hello
-    server     ["rdzv", session, address, revision, frame_bytes_max, proof]                the welcome
+    server     ["rdzv", session, address, revision, frame_bytes_max, proof, limits]        the welcome
 
 After that::
 
@@ -23,20 +23,25 @@ After that::
 At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
 of the client's session: another one than last time means that the server had forgotten it.
 
-Fields are positional, in the order of the tables in `layouts.py`. msgpack extension types are never accepted,
-and nothing received is ever evaluated.
+Fields are positional, in the order of the tables in `codec.py`. Two releases with the same major number understand
+each other (promise S12): the client takes the highest version that both sides speak, and says it in its hello. Fields
+are only ever added at the end: what a peer does not know there it ignores, and what it does not get it takes for the
+default. A request with an unknown code, operation or condition is answered with `Failed`; events of an unknown kind,
+and frames of the server with an unknown code above that of responses, are passed over. `limits` are those of the
+server, by name. msgpack extension types are never accepted, and nothing received is ever evaluated.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgpack
 
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
-from store.messages import Event, Excessive, Request, Response
-from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, event_from, event_to, shown
+from store.messages import Event, Excessive, Request, Response, Unknown
+from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, UnknownWord, event_from, event_to, shown
 from store.protocol.element_budget import elements_claimed
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HANDSHAKE_BYTES_MAX",
     "VERSION",
+    "VERSION_MIN",
     "Bye",
     "Events",
     "FrameReader",
@@ -74,22 +80,36 @@ __all__ = [
     "other_version",
 ]
 
-VERSION = 1
+VERSION_MIN = 1  # the oldest that this release still speaks ...
+VERSION = 1  # ... and the newest
 MAGIC = "rdzv"
 SORRY = "sorry"
 EVENTS = 126
 LAGGED = 125
 BYE = 127
+PUSHES = range(100, 125)  # codes of what later releases may send unasked
 _EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
 UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
-OPENING_ELEMENTS_MAX = 64  # of a hello or greeting, of later versions, too
+OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, of later versions, too
 ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
-_pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+
+
+def _packer() -> Callable[[object], bytes]:
+    """What makes bytes of an array, from any thread.
+
+    One packer for all is quickest, and is safe where it packs in one step: written in C, under the interpreter lock.
+    Elsewhere (PyPy, no wheel, a free-threaded Python) each frame has one of its own.
+    """
+    in_one_step = "fallback" not in msgpack.Packer.__module__ and getattr(sys, "_is_gil_enabled", lambda: True)()
+    return cast("Callable[[object], bytes]", msgpack.Packer().pack if in_one_step else msgpack.packb)
+
+
+_pack = _packer()
 
 
 class Greeting(NamedTuple):
@@ -123,6 +143,7 @@ class Welcome(NamedTuple):
     revision: int
     frame_bytes_max: int
     proof: bytes
+    limits: dict[str, float] = {}  # noqa: RUF012 - a default of a tuple, which nobody changes
     resumed: bool = False
 
 
@@ -296,7 +317,11 @@ def encode_welcome(welcome: Welcome) -> bytes:
 
 def decode_welcome(body: memoryview | bytes) -> Welcome | Sorry:
     """What a server answered to our hello."""
-    return cast("Welcome | Sorry", _decode_opening(body, Welcome, (int, str, int, int, bytes)))
+    said = _decode_opening(body, Welcome, (int, str, int, int, bytes), (dict,))
+    if isinstance(said, Welcome):
+        known = {name: most for name, most in said.limits.items() if type(name) is str and type(most) in (int, float)}
+        return said._replace(limits=known)
+    return cast("Sorry", said)
 
 
 def encode_sorry(sorry: Sorry) -> bytes:
@@ -304,14 +329,18 @@ def encode_sorry(sorry: Sorry) -> bytes:
     return _frame(_pack((SORRY, *sorry)))
 
 
-def _decode_opening(body: memoryview | bytes, kind: type[Any], types: tuple[type, ...]) -> Any:
+def _decode_opening(
+    body: memoryview | bytes, kind: type[Any], types: tuple[type, ...], optional: tuple[type, ...] = ()
+) -> Any:
     fields = _decode_counted(body, OPENING_ELEMENTS_MAX)
     if fields is None:
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol: it holds too much")
     sorry = _sorry(fields)
     if sorry is not None:
         return sorry
-    if fields[0] != MAGIC or tuple(map(type, fields[1:])) != types:
+    del fields[1 + len(types) + len(optional) :]  # what later releases have added
+    given = tuple(map(type, fields[1:]))
+    if fields[0] != MAGIC or len(given) < len(types) or given != (*types, *optional)[: len(given)]:
         if fields[0] == MAGIC:
             _check_version(fields, kind)
         raise ProtocolError(f"the peer's {kind.__name__.lower()} is not one of this protocol")
@@ -324,14 +353,18 @@ def _check_version(fields: list[Any], kind: type[Any]) -> None:
     Whatever a later version changes, a hello begins with its version, and a greeting with its oldest and its newest.
     """
     versions = fields[1:2] if kind is Hello else fields[1:3] if kind is Greeting else []
-    if versions and all(type(version) is int for version in versions) and not versions[0] <= VERSION <= versions[-1]:
+    if (
+        versions
+        and all(type(version) is int for version in versions)
+        and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN)
+    ):
         raise ProtocolError(other_version(versions[0], versions[-1], server=kind is Greeting))
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
     """What to say to, or of, a peer that speaks none of our versions; `server` if it is one, and we the client."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
-    ours = f"version {VERSION}"
+    ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:
         said = f"this client speaks {ours} of the protocol, the server {theirs}"
     else:
@@ -341,7 +374,7 @@ def other_version(oldest: int, newest: int, *, server: bool) -> str:
 
 
 def _sorry(fields: list[Any]) -> Sorry | None:
-    if fields[0] == SORRY and len(fields) == 3 and type(fields[1]) is str and type(fields[2]) is str:
+    if fields[0] == SORRY and len(fields) >= 3 and type(fields[1]) is str and type(fields[2]) is str:
         return Sorry(fields[1], fields[2])
     return None
 
@@ -382,11 +415,16 @@ def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tu
         return request_id, acknowledged, Excessive(elements_max=elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
-    layout = REQUESTS.get(fields[0]) if type(fields[0]) is int else None
-    if layout is None:
+    if type(fields[0]) is not int:
         raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
     request_id, acknowledged = _check_numbers(fields)
-    return request_id, acknowledged, layout.build(fields[3:])
+    layout = REQUESTS.get(fields[0])
+    if layout is None:
+        return request_id, acknowledged, Unknown(what=f"request {fields[0]}")
+    try:
+        return request_id, acknowledged, layout.build(fields[3:])
+    except UnknownWord as error:
+        return request_id, acknowledged, Unknown(what=str(error))
 
 
 def _check_numbers(fields: list[Any]) -> tuple[int, int]:
@@ -431,13 +469,15 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
     if len(fields) < 2 or type(code) is not int or type(fields[1]) is not int:
         raise ProtocolError("a response does not begin with its code and the id of its request")
     if code == EVENTS:
-        if len(fields) != 3 or type(fields[2]) is not list:
+        if len(fields) < 3 or type(fields[2]) is not list:
             raise ProtocolError("a frame of events has no list of events")
-        return Events(fields[1], tuple(map(event_from, fields[2])))
+        return Events(fields[1], tuple([event for event in map(event_from, fields[2]) if event is not None]))
     if code == LAGGED:
-        if len(fields) != 3 or type(fields[2]) is not int:
+        if len(fields) < 3 or type(fields[2]) is not int:
             raise ProtocolError("a lagging watch is reported without a revision")
         return Lagged(fields[1], fields[2])
+    if code in PUSHES:
+        return Events(fields[1], ())
     layout = RESPONSES.get(code)
     if layout is None:
         raise ProtocolError(f"a frame has the code {code!r}, which no response has")
@@ -451,7 +491,10 @@ def encode_events(events: tuple[Event, ...]) -> bytes:
 
 def decode_events(encoded: bytes) -> tuple[Event, ...]:
     """What `encode_events` made, back again."""
-    return tuple(map(event_from, _decode(encoded)))
+    events = tuple(map(event_from, _decode(encoded)))
+    if None in events:
+        raise ProtocolError("an event is of a kind that only later releases know")
+    return cast("tuple[Event, ...]", events)
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
@@ -471,7 +514,7 @@ def encode_bye(reason: str) -> bytes:
 
 
 def _decode_bye(fields: list[Any]) -> Bye:
-    if len(fields) != 2 or type(fields[1]) is not str:
+    if len(fields) < 2 or type(fields[1]) is not str:
         raise ProtocolError("a farewell has no reason")
     return Bye(fields[1])
 

@@ -94,7 +94,7 @@ def framed(body: bytes) -> bytes:
         pytest.param(tls_hello(), "a TLS hello on a port without TLS", id="a TLS hello"),
         pytest.param(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n", "HTTP on a port", id="HTTP"),
         pytest.param(framed(b"\x93\xa4rdzv\x01\xc0"), "hello is not one of this protocol", id="half a hello"),
-        pytest.param(hello() + framed(b"\x93\x7a\x01\x00"), "which no request has", id="an unknown request"),
+        pytest.param(hello() + framed(b"\x93\xa1a\x01\x00"), "which no request has", id="a request of no number"),
         pytest.param(hello() + framed(b"\x93\x02\x05\x00") * 2, "has 1 fields", id="a request without its field"),
         pytest.param(hello() + b"\x7f\xff\xff\xff", "is announced", id="an enormous frame"),
     ],

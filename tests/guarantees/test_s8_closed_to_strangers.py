@@ -199,7 +199,7 @@ def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pyte
     """ "bound to role and protocol version": who rewrites a hello cannot have both sides speak another version."""
     there = server()
     hello = decoded(hello_to(client(), there))
-    monkeypatch.setattr("store.protocol.connection.VERSION", VERSION + 1)
+    monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
     with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
         list(there.receive(wire.encode_hello(hello._replace(version=VERSION + 1))))
 

@@ -60,7 +60,7 @@ from store.messages import (
 )
 from tests.support.by_hand import Desk, Stream
 
-USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN = FailureKind
+USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
 
 def entry(key: str, value: bytes, created: int, changed: int | None = None, lease: int | None = None) -> Entry:

@@ -45,6 +45,7 @@ from store.messages import (
     TimeToLive,
     Transact,
     TransactionResult,
+    Unknown,
     Wait,
     Watch,
 )
@@ -193,7 +194,12 @@ def test_events_alone_come_out_as_they_went_in(events: tuple[Event, ...]) -> Non
 def test_there_is_a_strategy_above_for_every_message() -> None:
     """So that the round trips cannot forget one that is added later."""
     known = set(codec.LAYOUT_OF)
-    base = {Request, Response, Excessive}  # what is excessive stands for a request, and is never sent
+    base = {
+        Request,
+        Response,
+        Excessive,
+        Unknown,
+    }  # what is excessive or unknown stands for a request, and is never sent
     assert known == {
         kind
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
@@ -331,8 +337,6 @@ def test_what_is_no_filled_array_is_no_frame(body: bytes) -> None:
 
 REQUEST_DEFECTS = [
     ("no code", ("put", 1, 0, "a", b"", None, None)),
-    ("no request", (99, 1, 0)),
-    ("a response", (64, 1, 0)),
     ("a bool for a code", (True, 1, 0, "a", b"", None, None)),
     ("no id", (20,)),
     ("nothing acknowledged", (20, 1)),
@@ -341,7 +345,6 @@ REQUEST_DEFECTS = [
     ("text acknowledged", (20, 1, "0")),
     ("an id that no journal can keep", (20, wire.NUMBER_MAX + 1, 0)),
     ("an acknowledgement that no journal can keep", (20, 1, wire.NUMBER_MAX + 1)),
-    ("a field too many", (20, 1, 0, 0)),
     ("a field too few", (2, 1, 0)),
     ("bytes for text", (2, 1, 0, b"a")),
     ("text for bytes", (5, 1, 0, "a", "b", None)),
@@ -355,7 +358,6 @@ REQUEST_DEFECTS = [
     ("no condition", (13, 1, 0, ["a"], [2, "a"])),
     ("a short condition", (13, 1, 0, [["a", 3]], [2, "a"])),
     ("a condition on bytes", (13, 1, 0, [[b"a", 3, True]], [2, "a"])),
-    ("a condition without a target", (13, 1, 0, [["a", 9, True]], [2, "a"])),
     ("a condition with a bool for a target", (13, 1, 0, [["a", True, 1]], [2, "a"])),
     ("existence as a number", (13, 1, 0, [["a", 3, 1]], [2, "a"])),
     ("a revision as a bool", (13, 1, 0, [["a", 0, True]], [2, "a"])),
@@ -384,15 +386,12 @@ RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [
     ("an entry of two", (65, 1, ["a", b""])),
     ("an entry of text", (65, 1, ["a", "", 1, 1, None])),
     ("text for a result", (70, 1, True, ["x"], 5)),
-    ("no kind of failure", (77, 1, 99, "x")),
     ("a list for a kind of failure", (77, 1, [], "x")),
     ("no figures", (76, 1, [])),
     ("figures of figures", (76, 1, {"a": {}})),
     ("figures named by bytes", (76, 1, {b"a": 1})),
     ("a time among the figures", (76, 1, {"a": msgpack.Timestamp(1, 2)})),
     ("no list of events", (126, 1, "x")),
-    ("events and more", (126, 1, [], 0)),
-    ("an event of no kind", (126, 1, [[4, 1, "a"]])),
     ("a put without a value", (126, 1, [[0, 1, "a"]])),
     ("lagging without a revision", (125, 1)),
     ("lagging behind text", (125, 1, "x")),
@@ -429,9 +428,7 @@ def test_what_is_no_opening_is_refused(decode: Any, fields: tuple[Any, ...]) -> 
         decode(packed(*fields))
 
 
-@pytest.mark.parametrize(
-    "absurd", ["k" * 10**6, b"v" * 10**6, [0] * 10**6, {"k": "v" * 10**6}, 2**64 - 1, 1.5, None, True]
-)
+@pytest.mark.parametrize("absurd", ["k" * 10**6, b"v" * 10**6, [0] * 10**6, {"k": "v" * 10**6}, 1.5, None, True])
 def test_errors_stay_short_whatever_was_received(absurd: object) -> None:
     for decode, fields in (
         (wire.decode_request, (absurd, 1, 0)),
