@@ -5,9 +5,7 @@ the sans-I/O `ClientConnection`, which knows what must be sent again. A call is 
 caller neither sees nor minds a reconnect that happens while it waits. What it can see, at the end of its own timeout,
 is `ConnectionLost`, which says whether the request may have been applied.
 
-A watch survives reconnects by asking for what came after the last revision it saw. When that is no longer kept, it
-tells its reader to forget everything (`reset`) and begins with a snapshot again, or, if it was opened without one, ends
-with `WatchCompacted`.
+Watches are in a room of their own, `watch`.
 """
 
 from __future__ import annotations
