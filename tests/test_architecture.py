@@ -123,7 +123,6 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
-    "rdzv.core.state": "being split",
     "rdzv.node.handler": "being split",
     "store.engine.engine": "being split",
     "store.server.server": "being split",

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from rdzv.core.plain_data import pack, unpack
 from rdzv.core.state import NAMED_MOST
-from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,13 +107,7 @@ def unpack_chapters(value: bytes) -> tuple[Chapter, ...]:
     Raises:
         RendezvousStateError: It is no history of ours.
     """
-    try:
-        return tuple(map(_unpacked, msgpack.unpackb(value, raw=False)))
-    except Exception as error:  # msgpack and the constructors raise many unrelated classes for foreign data
-        raise RendezvousStateError(
-            f"the history cannot be read ({type(error).__name__}: {error}): something else writes under this prefix, "
-            f"or another release of rdzv"
-        ) from error
+    return unpack("the history", value, lambda plain: tuple(map(_unpacked, plain)))
 
 
 def _packed(chapter: Chapter) -> bytes:
@@ -126,8 +120,7 @@ def _packed(chapter: Chapter) -> bytes:
         "after": chapter.after,
         "incidents": [[one.kind, one.after, one.count, list(one.node_ids), one.reason] for one in chapter.incidents],
     }
-    packed: bytes = msgpack.packb(plain, use_bin_type=True)
-    return packed
+    return pack(plain)
 
 
 def _unpacked(plain: Mapping[str, Any]) -> Chapter:

@@ -1,21 +1,5 @@
 """The nouns of a rendezvous, where they stand in the store, and how they travel: to and from plain data.
 
-What the nodes of a run share, under `<prefix>/<run_id>/`:
-
-    settings                        what all its nodes must agree on
-    nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
-    nodes//marker                   what a coordinator writes to see its own watch come up to date
-    head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
-    head/round                      the last round that completed
-    head/closed                     that, and why, the run is over
-    head/progress                   how far the next round is, and who has gone from the last one
-    head/banned/<id>                that a node may not join, and why
-    unfit/<id>                      why a node that wanted to join failed its health check
-    rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
-    rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
-    rounds/<n>/<term>/store/        what the members of the round share
-    history                         what happened in its last rounds
-
 Everything is msgpack of plain data, maps by name where room allows, so that a later release can add to it. What cannot
 be read is `RendezvousStateError`: the store holds something that is not ours.
 """
@@ -28,12 +12,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgpack
-
-from rdzv.errors import RendezvousStateError
+from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "BUCKET_SIZE",
@@ -45,7 +27,6 @@ __all__ = [
     "Coordinator",
     "Dropped",
     "Head",
-    "Keys",
     "Member",
     "NodeRecord",
     "NodesLeft",
@@ -72,107 +53,6 @@ class Phase(Enum):
     LAST_CALL = "last call"  # enough nodes, and a little time for more
     COMPLETE = "complete"  # a round stands
     CLOSED = "closed"  # over
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The names of a run's keys."""
-
-    prefix: str
-    run_id: str
-
-    @property
-    def root(self) -> str:
-        """What all of them start with."""
-        return f"{self.prefix}/{self.run_id}/"
-
-    @property
-    def settings(self) -> str:
-        """What all nodes must agree on."""
-        return f"{self.root}settings"
-
-    @property
-    def nodes(self) -> str:
-        """The prefix of all nodes."""
-        return f"{self.root}nodes/"
-
-    @property
-    def marker(self) -> str:
-        """A key among the nodes that none can have: no node's id holds a slash."""
-        return f"{self.nodes}/marker"
-
-    @property
-    def head(self) -> str:
-        """The prefix that every node watches."""
-        return f"{self.root}head/"
-
-    @property
-    def coordinator(self) -> str:
-        """Who decides now."""
-        return f"{self.head}coordinator"
-
-    @property
-    def round(self) -> str:
-        """The last round that completed."""
-        return f"{self.head}round"
-
-    @property
-    def closed(self) -> str:
-        """That the run is over."""
-        return f"{self.head}closed"
-
-    @property
-    def progress(self) -> str:
-        """How far the next round is."""
-        return f"{self.head}progress"
-
-    @property
-    def bans(self) -> str:
-        """The prefix of all bans."""
-        return f"{self.head}banned/"
-
-    @property
-    def unfits(self) -> str:
-        """The prefix of all failed health checks."""
-        return f"{self.root}unfit/"
-
-    @property
-    def rounds(self) -> str:
-        """The prefix of all rounds."""
-        return f"{self.root}rounds/"
-
-    @property
-    def history(self) -> str:
-        """What happened in the last rounds."""
-        return f"{self.root}history"
-
-    def node(self, node_id: str) -> str:
-        """One node's record."""
-        return f"{self.nodes}{node_id}"
-
-    def banned(self, node_id: str) -> str:
-        """That one node may not join."""
-        return f"{self.bans}{node_id}"
-
-    def unfit(self, node_id: str) -> str:
-        """Why one node failed its health check."""
-        return f"{self.unfits}{node_id}"
-
-    def attempt(self, number: int, term: int) -> str:
-        """The prefix of one coordinator's attempt at one round."""
-        return f"{self.rounds}{number}/{term}/"
-
-    def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """One bucket of ranks, or the prefix of all."""
-        return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
-
-    def roster(self, number: int, term: int, bucket: int | None = None) -> str:
-        """One bucket of the roster, or the prefix of all."""
-        return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
-
-    def shared(self, number: int, term: int) -> str:
-        """The prefix of what a round's members share."""
-        return f"{self.attempt(number, term)}store/"
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
@@ -221,7 +101,7 @@ class NodeRecord:
             plain["requested_rank"] = self.requested_rank
         if self.left:
             plain["left"] = True
-        return _pack(plain)
+        return pack(plain)
 
     @classmethod
     def unpack(cls, node_id: str, value: bytes, *, arrival: int) -> NodeRecord:
@@ -230,18 +110,18 @@ class NodeRecord:
         def build(plain: Mapping[str, Any]) -> NodeRecord:
             return cls(
                 node_id=node_id,
-                incarnation=_of(str, plain["incarnation"]),
-                arrived_after=_of(int, plain.get("arrived_after", -1)),
-                address=_of(str, plain["address"]),
-                port=_of(int, plain["port"]),
+                incarnation=of(str, plain["incarnation"]),
+                arrived_after=of(int, plain.get("arrived_after", -1)),
+                address=of(str, plain["address"]),
+                port=of(int, plain["port"]),
                 payload=plain.get("payload"),
-                attributes=_attributes(plain.get("attributes", {})),
-                requested_rank=_maybe(int, plain.get("requested_rank")),
-                left=_of(bool, plain.get("left", False)),
+                attributes=attributes_of(plain.get("attributes", {})),
+                requested_rank=maybe(int, plain.get("requested_rank")),
+                left=of(bool, plain.get("left", False)),
                 arrival=arrival,
             )
 
-        return _unpack(f"the record of node {node_id}", value, build)
+        return unpack(f"the record of node {node_id}", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +135,7 @@ class Member:
 
 def pack_members(members: Sequence[Member]) -> bytes:
     """One bucket of ranks."""
-    return _pack([(member.node_id, member.rank, member.arrival) for member in members])
+    return pack([(member.node_id, member.rank, member.arrival) for member in members])
 
 
 def unpack_members(value: bytes) -> list[Member]:
@@ -263,11 +143,11 @@ def unpack_members(value: bytes) -> list[Member]:
 
     def build(plain: Sequence[Any]) -> list[Member]:
         return [
-            Member(node_id=_of(str, node_id), rank=_of(int, rank), arrival=_of(int, arrival))
+            Member(node_id=of(str, node_id), rank=of(int, rank), arrival=of(int, arrival))
             for node_id, rank, arrival in plain
         ]
 
-    return _unpack("a bucket of ranks", value, build)
+    return unpack("a bucket of ranks", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +171,7 @@ class Participant:
 
 def pack_roster(participants: Sequence[Participant]) -> bytes:
     """One bucket of the roster."""
-    return _pack([(one.node_id, one.rank, one.address, one.payload, dict(one.attributes)) for one in participants])
+    return pack([(one.node_id, one.rank, one.address, one.payload, dict(one.attributes)) for one in participants])
 
 
 def unpack_roster(value: bytes) -> list[Participant]:
@@ -300,16 +180,16 @@ def unpack_roster(value: bytes) -> list[Participant]:
     def build(plain: Sequence[Any]) -> list[Participant]:
         return [
             Participant(
-                node_id=_of(str, node_id),
-                rank=_of(int, rank),
-                address=_of(str, address),
+                node_id=of(str, node_id),
+                rank=of(int, rank),
+                address=of(str, address),
                 payload=payload,
-                attributes=_attributes(attributes),
+                attributes=attributes_of(attributes),
             )
             for node_id, rank, address, payload, attributes in plain
         ]
 
-    return _unpack("a bucket of the roster", value, build)
+    return unpack("a bucket of the roster", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +218,7 @@ class Round:
 
     def pack(self) -> bytes:
         """To bytes."""
-        return _pack(
+        return pack(
             {
                 "number": self.number,
                 "term": self.term,
@@ -356,17 +236,17 @@ class Round:
 
         def build(plain: Mapping[str, Any]) -> Round:
             return cls(
-                number=_of(int, plain["number"]),
-                term=_of(int, plain["term"]),
-                size=_of(int, plain["size"]),
-                buckets=_of(int, plain["buckets"]),
-                host=_of(str, plain["host"]),
-                port=_of(int, plain["port"]),
-                lease=_maybe(int, plain.get("lease")),
+                number=of(int, plain["number"]),
+                term=of(int, plain["term"]),
+                size=of(int, plain["size"]),
+                buckets=of(int, plain["buckets"]),
+                host=of(str, plain["host"]),
+                port=of(int, plain["port"]),
+                lease=maybe(int, plain.get("lease")),
                 revision=revision,
             )
 
-        return _unpack("the round", value, build)
+        return unpack("the round", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,14 +271,12 @@ class Closed:
 
     def pack(self) -> bytes:
         """To bytes."""
-        return _pack({"reason": self.reason, "by": self.by})
+        return pack({"reason": self.reason, "by": self.by})
 
     @classmethod
     def unpack(cls, value: bytes) -> Closed:
         """From what the key holds."""
-        return _unpack(
-            "the closing", value, lambda plain: cls(reason=_of(str, plain["reason"]), by=_of(str, plain["by"]))
-        )
+        return unpack("the closing", value, lambda plain: cls(reason=of(str, plain["reason"]), by=of(str, plain["by"])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,16 +295,16 @@ class Ban:
 
     def pack(self) -> bytes:
         """To bytes."""
-        return _pack({"reason": self.reason, "by": self.by, "now": self.now})
+        return pack({"reason": self.reason, "by": self.by, "now": self.now})
 
     @classmethod
     def unpack(cls, value: bytes) -> Ban:
         """From what the key holds."""
-        return _unpack(
+        return unpack(
             "a ban",
             value,
             lambda plain: cls(
-                reason=_of(str, plain["reason"]), by=_of(str, plain["by"]), now=_of(bool, plain.get("now", False))
+                reason=of(str, plain["reason"]), by=of(str, plain["by"]), now=of(bool, plain.get("now", False))
             ),
         )
 
@@ -480,7 +358,7 @@ class Progress:
 
     def pack(self) -> bytes:
         """To bytes; by position, because every node is sent this."""
-        return _pack(
+        return pack(
             (
                 self.phase.value,
                 self.round,
@@ -511,25 +389,25 @@ class Progress:
             lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             return cls(
                 phase=Phase(phase),
-                round=_of(int, round),
-                joined=_of(int, joined),
-                needed=_of(int, needed),
-                capacity=_of(int, capacity),
-                live=_of(int, live),
-                waiting=_of(int, waiting),
-                spares=_of(int, spares),
-                spares_after=_maybe(int, after),
-                last_call_left=_maybe(float, left),
-                lost=_of(int, lost),
-                lost_ids=_names(ids),
-                departed=_of(int, gone),
-                departed_ids=_names(gone_ids),
-                last_arrival=_of(int, last_arrival),
-                problem=_of(str, problem),
-                spare_ids=_names(spare_ids),
+                round=of(int, round),
+                joined=of(int, joined),
+                needed=of(int, needed),
+                capacity=of(int, capacity),
+                live=of(int, live),
+                waiting=of(int, waiting),
+                spares=of(int, spares),
+                spares_after=maybe(int, after),
+                last_call_left=maybe(float, left),
+                lost=of(int, lost),
+                lost_ids=names_of(ids),
+                departed=of(int, gone),
+                departed_ids=names_of(gone_ids),
+                last_arrival=of(int, last_arrival),
+                problem=of(str, problem),
+                spare_ids=names_of(spare_ids),
             )
 
-        return _unpack("the progress", value, build)
+        return unpack("the progress", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -621,47 +499,14 @@ class RunStatus:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# ---------------------------------------------------------------------------------------------- plain data
-
-
-def _pack(plain: object) -> bytes:
-    packed: bytes = msgpack.packb(plain, use_bin_type=True)
-    return packed
-
-
-def _unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    try:
-        return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
-    except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data
-        raise RendezvousStateError(
-            f"{what} cannot be read ({type(error).__name__}: {error}): something else writes under this prefix, "
-            f"or another release of rdzv"
-        ) from error
-
-
-def _of(kind: type[T], value: object) -> T:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-    return value
-
-
-def _maybe(kind: type[T], value: object) -> T | None:
-    return None if value is None else _of(kind, value)
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(_of(str, name) for name in _of(list, value))
-
-
-def _attributes(value: object) -> Mapping[str, str]:
-    return MappingProxyType({_of(str, name): _of(str, said) for name, said in _of(dict, value).items()})
+# ------------------------------------------------------------------------------------------------ settings
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
     """What all nodes of a run must agree on; equal settings give equal bytes."""
-    return _pack(dict(sorted(shared.items())))
+    return pack(dict(sorted(shared.items())))
 
 
 def unpack_settings(value: bytes) -> dict[str, Any]:
     """From what the key holds."""
-    return _unpack("the settings of the run", value, dict)
+    return unpack("the settings of the run", value, dict)

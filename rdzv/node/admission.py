@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.settings import describe_difference
 from rdzv.config.value_types import NAME
-from rdzv.core.state import Ban, Keys, Round, pack_settings, unpack_settings
+from rdzv.core.state import Ban, Round, pack_settings, unpack_settings
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, when
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
+    from rdzv.core.keys import Keys
     from store import Entry, Store
 
 __all__ = ["agree_on_settings", "check_health", "check_node_id", "put_ban"]

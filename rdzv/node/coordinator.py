@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator
 
-    from rdzv.core.state import Keys
+    from rdzv.core.keys import Keys
     from rdzv.node.follower import Follower
     from store import Condition, Event, Store
     from store.client.keepalive import Keeper

@@ -11,11 +11,12 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rdzv.core.state import Ban, Closed, Coordinator, Head, Keys, Progress, Round
+from rdzv.core.state import Ban, Closed, Coordinator, Head, Progress, Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.wakeup import Listeners
 
 if TYPE_CHECKING:
+    from rdzv.core.keys import Keys
     from store import Event, Store
 
 __all__ = ["Follower"]

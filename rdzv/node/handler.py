@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, changes_since, follow
+from rdzv.core.keys import Keys
 from rdzv.core.ranks import order_named
 from rdzv.core.state import (
     NAMED_MOST,
@@ -31,7 +32,6 @@ from rdzv.core.state import (
     Change,
     Closed,
     Head,
-    Keys,
     NodeRecord,
     Participant,
     Round,

@@ -8,7 +8,6 @@ from rdzv.core.decision import explain
 from rdzv.core.history import Chapter, unpack_chapters
 from rdzv.core.state import (
     Head,
-    Keys,
     Member,
     NodeRecord,
     Participant,
@@ -21,6 +20,7 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
+    from rdzv.core.keys import Keys
     from store import Store
 
 __all__ = ["find_member", "read_history", "read_nodes", "read_status"]

@@ -18,7 +18,7 @@ from store.client.keepalive import TaskKeeper
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from rdzv.core.state import Keys
+    from rdzv.core.keys import Keys
     from rdzv.node.coordinator import Candidacy
     from store import Store
     from store.client.keepalive import HeldLease, Keeper

@@ -19,7 +19,7 @@ from rdzv import errors as ours
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
-from rdzv.core.state import Keys
+from rdzv.core.keys import Keys
 from rdzv.node.handler import Handler
 from rdzv.shared_store.store import BlockingSharedStore
 from rdzv.torch.pytorch import QueueEmptyError, dist, underlying_store

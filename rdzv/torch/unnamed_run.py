@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.state import Keys
+from rdzv.core.keys import Keys
 from rdzv.torch.store import open_store
 from store import Delete, StoreError, when
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
-from rdzv.core.state import Keys, NodeRecord, Round, unpack_members, unpack_roster
+from rdzv.core.state import NodeRecord, Round, unpack_members, unpack_roster
 
 if TYPE_CHECKING:
     from rdzv.core.decision import Rules
+    from rdzv.core.keys import Keys
     from store.messages import Event
 
 __all__ = ["Checker", "Committed", "Violation"]

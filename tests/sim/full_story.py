@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.decision import Rules
+from rdzv.core.keys import Keys
 from rdzv.core.ranks import order_named
-from rdzv.core.state import Keys, NodesLeft, NodesLost
+from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
 from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rdzv.core.decision import Rules
+from rdzv.core.keys import Keys
 from rdzv.core.ranks import survivors_first
-from rdzv.core.state import Closed, Keys, Member, NodeRecord, Participant, Round, pack_members, pack_roster
+from rdzv.core.state import Closed, Member, NodeRecord, Participant, Round, pack_members, pack_roster
 from store.messages import Event
 from tests.sim.checker import Checker, Violation
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdzv.core.keys import Keys
 from rdzv.core.state import (
     Closed,
-    Keys,
     Member,
     NodeRecord,
     Participant,

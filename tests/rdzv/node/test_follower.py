@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import anyio
 import pytest
 
-from rdzv.core.state import Closed, Head, Keys, Phase, Progress, Round
+from rdzv.core.keys import Keys
+from rdzv.core.state import Closed, Head, Phase, Progress, Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
 from rdzv.node.wakeup import Listeners, Wakeup

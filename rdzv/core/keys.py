@@ -1,0 +1,125 @@
+"""Pure: the names of a run's keys.
+
+What the nodes of a run share, under `<prefix>/<run_id>/`:
+
+    settings                        what all its nodes must agree on
+    nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
+    nodes//marker                   what a coordinator writes to see its own watch come up to date
+    head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
+    head/round                      the last round that completed
+    head/closed                     that, and why, the run is over
+    head/progress                   how far the next round is, and who has gone from the last one
+    head/banned/<id>                that a node may not join, and why
+    unfit/<id>                      why a node that wanted to join failed its health check
+    rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
+    rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
+    rounds/<n>/<term>/store/        what the members of the round share
+    history                         what happened in its last rounds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Keys"]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of a run's keys."""
+
+    prefix: str
+    run_id: str
+
+    @property
+    def root(self) -> str:
+        """What all of them start with."""
+        return f"{self.prefix}/{self.run_id}/"
+
+    @property
+    def settings(self) -> str:
+        """What all nodes must agree on."""
+        return f"{self.root}settings"
+
+    @property
+    def nodes(self) -> str:
+        """The prefix of all nodes."""
+        return f"{self.root}nodes/"
+
+    @property
+    def marker(self) -> str:
+        """A key among the nodes that none can have: no node's id holds a slash."""
+        return f"{self.nodes}/marker"
+
+    @property
+    def head(self) -> str:
+        """The prefix that every node watches."""
+        return f"{self.root}head/"
+
+    @property
+    def coordinator(self) -> str:
+        """Who decides now."""
+        return f"{self.head}coordinator"
+
+    @property
+    def round(self) -> str:
+        """The last round that completed."""
+        return f"{self.head}round"
+
+    @property
+    def closed(self) -> str:
+        """That the run is over."""
+        return f"{self.head}closed"
+
+    @property
+    def progress(self) -> str:
+        """How far the next round is."""
+        return f"{self.head}progress"
+
+    @property
+    def bans(self) -> str:
+        """The prefix of all bans."""
+        return f"{self.head}banned/"
+
+    @property
+    def unfits(self) -> str:
+        """The prefix of all failed health checks."""
+        return f"{self.root}unfit/"
+
+    @property
+    def rounds(self) -> str:
+        """The prefix of all rounds."""
+        return f"{self.root}rounds/"
+
+    @property
+    def history(self) -> str:
+        """What happened in the last rounds."""
+        return f"{self.root}history"
+
+    def node(self, node_id: str) -> str:
+        """One node's record."""
+        return f"{self.nodes}{node_id}"
+
+    def banned(self, node_id: str) -> str:
+        """That one node may not join."""
+        return f"{self.bans}{node_id}"
+
+    def unfit(self, node_id: str) -> str:
+        """Why one node failed its health check."""
+        return f"{self.unfits}{node_id}"
+
+    def attempt(self, number: int, term: int) -> str:
+        """The prefix of one coordinator's attempt at one round."""
+        return f"{self.rounds}{number}/{term}/"
+
+    def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
+        """One bucket of ranks, or the prefix of all."""
+        return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
+
+    def roster(self, number: int, term: int, bucket: int | None = None) -> str:
+        """One bucket of the roster, or the prefix of all."""
+        return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
+
+    def shared(self, number: int, term: int) -> str:
+        """The prefix of what a round's members share."""
+        return f"{self.attempt(number, term)}store/"
