@@ -487,6 +487,14 @@ def mutates(request: Request[Any]) -> bool:
     return type(_unguarded(request)) in _MUTATIONS
 
 
+def only_takes_away(request: Request[Any]) -> bool:
+    """Whether a mutation can only make the store smaller."""
+    request = _unguarded(request)
+    if type(request) is Transact:
+        return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
+    return type(request) in {Delete, DeletePrefix, Revoke}
+
+
 def waits(request: Request[Any]) -> bool:
     """Whether a request is answered only when something happens."""
     return type(_unguarded(request)) is Wait

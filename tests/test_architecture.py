@@ -64,7 +64,7 @@ NOUNS = frozenset(
 """What everything may speak of: the store's values, errors and abstract classes."""
 
 STORE = NOUNS | {
-    *("store.protocol", "store.engine", "store.net", "store.server", "store.client", "store.etcd"),
+    *("store.protocol", "store.engine", "store.net", "store.disk", "store.server", "store.client", "store.etcd"),
     *("store.connect", "store.sync", "store"),
 }
 BELOW_NODE = NOUNS | {
@@ -83,7 +83,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store.protocol": NOUNS,
     "store.engine": NOUNS,
     "store.net": NOUNS,
-    "store.server": NOUNS | {"store.engine", "store.protocol", "store.net"},
+    "store.disk": NOUNS | {"store.engine", "store.protocol"},
+    "store.server": NOUNS | {"store.engine", "store.protocol", "store.net", "store.disk"},
     "store.client": NOUNS | {"store.protocol", "store.net"},
     "store.etcd": NOUNS | {"store.net"},
     "store.connect": NOUNS | {"store.client", "store.etcd", "store.net"},
@@ -97,7 +98,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.shared_store": NOUNS | {"rdzv.errors", "rdzv.config"},
     "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store"},
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
-    "rdzv.node": STORE - {"store.engine", "store.server", "store.etcd"} | BELOW_NODE,
+    "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE,
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard", "rdzv._version"},

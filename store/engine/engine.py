@@ -78,6 +78,7 @@ from store.messages import (
     Written,
     key_bytes,
     mutates,
+    only_takes_away,
 )
 
 if TYPE_CHECKING:
@@ -114,12 +115,14 @@ class Engine:
 
     Attributes:
         read_only: Why nothing can be written now; None if it can.
+        only_deletes: Why nothing but deletes can be written now; None if more can.
     """
 
     def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
         self.store_id = store_id
         self.limits = limits or Limits()
         self.read_only: str | None = None
+        self.only_deletes: str | None = None
         self._keys = Keyspace()
         self._leases = Leases()
         self._watches = Watches()
@@ -264,6 +267,9 @@ class Engine:
         """What to answer a mutation that cannot be made, or whose reply could not be kept; None if it may be made."""
         if self.read_only is not None:
             message = f"nothing can be written now, and nothing was: {self.read_only}; reading goes on"
+            return Failed(kind=FailureKind.LIMIT, message=message)
+        if self.only_deletes is not None and not only_takes_away(request):
+            message = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
             return Failed(kind=FailureKind.LIMIT, message=message)
         refusal = self._admission.check_session(session)
         if refusal is None and self._sessions.held_bytes >= self.limits.replies_bytes_max:

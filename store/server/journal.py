@@ -6,68 +6,77 @@ transaction, and reports the last number of it: while one fsync runs, the next g
 share one.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit has
-reached the disk when it returns. A lock file keeps a second server out; another version's file is refused; a damaged
-one is reported, and never emptied, nor changed in any byte: it is opened for writing only once all of it has been read.
-SQLite itself has no checksums outside its write-ahead log, so each row carries one of its own. What cannot be told from
-an earlier, whole state is not noticed: the log cut short, or taken away.
+reached the disk when it returns. A lock file keeps a second server out; another version's file is refused, or carried
+over; a damaged one is reported, and never emptied, nor changed in any byte: it is opened for writing only once all of
+it has been read. Three things tell damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that
+it reads (`wal`), and the number of the last durable group, which is kept beside the database (`Mark`), so that a log
+cut short or taken away is noticed, too, and so is an old copy in the store's place.
 
-When a write fails, because the disk is full, say, the group is rolled back as a whole and the journal stops: nothing of
-it was said to anybody yet, so the server can go back to what is on disk (`load`) and refuse writes until `try_again`
-succeeds.
+When a write fails, the group is rolled back as a whole; what then happens depends on why:
+
+- Somebody else holds SQLite's lock, a backup tool say: the writer waits for as long as that lasts.
+- SQLite would refuse the same rows again, since one is too large for it, say. The group is then written one step at a
+  time; of the step that cannot be written, its sender is told so, by the reply that is kept for it.
+- The disk is full. The log is emptied into the database, which takes what is in it once instead of many times. If that
+  is not enough, the journal stops; the room kept back (`Reserve`) is given up, and deletes can still be written.
+- Otherwise, and then, the journal stops: nothing of the group was said to anybody yet, so the server can go back to
+  what is on disk (`load`) and refuse writes until `try_again` succeeds.
 
 When it is the last step that fails, which is to make the group durable (fsync), nobody knows whether it is: the group
 is in the file as a whole, and a server that starts on it would find it there. Then the journal is `in_doubt`, and
 neither a state with that group nor one without it may be told to anybody until a later commit, written over it, is
 durable.
+
+When there is nothing to write, the writer gives back what the file no longer needs, a slice at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
 import threading
-import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
+from store.disk import migrations, rows, wal
+from store.disk.directory import (
+    FILE,
+    UNFINISHED,
+    Mark,
+    Reserve,
+    make_file,
+    release_lock,
+    sync_directory,
+    take_lock,
+    warn_if_open_to_others,
+)
 from store.errors import StoreUsageError
-from store.messages import Entry, Event
 from store.net.sockets import let_go_in_children
-from store.protocol import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import IO
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Journal"]
+    from store.engine.changeset import Facts, Saved
+
+__all__ = ["Journal", "Unwritable", "open_to_read", "reporting", "verify"]
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # of the tables below; PRAGMA user_version
-FILE = "store.sqlite3"
-UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the right name is a damaged one
-LOCK = "lock"
 # A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 PROBE_BYTES = 64 * 1024  # what must be writable again before writes are taken again
+BUSY_SECONDS = 1.0  # between looks at whether the writer is to end while somebody else holds SQLite's lock
+LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log, what is kept once it has been emptied: what it then grows to again
+IDLE_SECONDS = 1.0  # without anything to write before room is given back
+FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: they are about to be used again
+FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, in which SQLite looks for each: a group waits for so long
+PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file that holds no more than that is quicker written anew as a whole
 
-# The last column of each is the checksum of the others; see `_sealed`.
-_SCHEMA = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
-CREATE TABLE entries (
-    key TEXT PRIMARY KEY, value BLOB, created INTEGER, changed INTEGER, lease INTEGER, seal INTEGER
-) WITHOUT ROWID;
-CREATE TABLE history (revision INTEGER PRIMARY KEY, events BLOB, seal INTEGER);
-CREATE TABLE leases (id INTEGER PRIMARY KEY, ttl REAL, disconnect_ttl REAL, anonymous INTEGER, seal INTEGER);
-CREATE TABLE sessions (id BLOB PRIMARY KEY, number INTEGER, seal INTEGER) WITHOUT ROWID;
-CREATE TABLE replies (
-    session BLOB, request INTEGER, response BLOB, seal INTEGER, PRIMARY KEY (session, request)
-) WITHOUT ROWID;
-"""
+
+class Unwritable(Exception):
+    """SQLite, or Python before it, refused a row for what is in it, and will again. Nothing of the group is there."""
 
 
 class Journal:
@@ -80,6 +89,8 @@ class Journal:
     Attributes:
         commits: How many groups have been written.
         in_doubt: Whether it is unknown if the last group is on disk.
+        only_deletes: Whether the disk is so full that only what takes something away may be appended.
+        answered: Whether the last failure is settled: whoever caused it is told so by a reply that is in the store now.
 
     Raises:
         StoreUsageError: Another server has it, another version wrote it, it is damaged, or it cannot be used.
@@ -98,18 +109,26 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._probing = threading.Lock()  # held while it is probed whether the disk takes anything
         self._closed = False
+        self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
+        self._store_id, self._group = "", 0  # the number of the last group that is durable
+        self._untidy = True  # there may be room to be given back
         self.commits = 0
-        self.in_doubt = False
-        self._lock_file = _take_lock(self._directory)
+        self.in_doubt = self.only_deletes = self.answered = False
+        self._lock_file = take_lock(self._directory)
         let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
         try:
-            with self._reporting():
+            with reporting(self._path):
                 if not self._path.exists():
                     self._create(new_id)
-                self._check()
+                warn_if_open_to_others(self._directory)
+                found = verify(self._directory)
+                migrations.check_format(found, self._path)
+                if found != rows.FORMAT:
+                    migrations.carry_over(self._directory, found)
         except BaseException:
             self._lock_file.close()
             raise
+        self._reserve.take()
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -118,52 +137,27 @@ class Journal:
         partial = self._directory / UNFINISHED
         for left_over in self._directory.glob(f"{UNFINISHED}*"):
             left_over.unlink()
+        make_file(partial)
         with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-            database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT};")
-            database.execute("INSERT INTO meta VALUES (?, ?, ?)", _sealed("store_id", new_id))
+            database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it does nothing
+            database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
+            database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
             database.execute("COMMIT")
             database.execute("PRAGMA journal_mode=WAL")
         os.replace(partial, self._path)
-        _sync_directory(self._directory)
-
-    def _check(self) -> None:
-        """Refuse another version's file, and a damaged one."""
-        with contextlib.closing(self._open_to_read()) as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version == 0 and not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
-                raise sqlite3.DatabaseError("it is empty")
-            if version != FORMAT:
-                raise StoreUsageError(
-                    f"{self._path} has format {version}, and this release reads format {FORMAT}: use the release that "
-                    f"wrote it, or another data_dir"
-                )
-            (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            if health != "ok":
-                raise sqlite3.DatabaseError(health)
+        sync_directory(self._directory)
 
     def _open_to_read(self) -> sqlite3.Connection:
-        """A connection that changes nothing, not even when it is closed: one that could write would then tidy up."""
-        return sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        return open_to_read(self._path)
 
     def _open_to_write(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the platters
+        database.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
+        database.execute("PRAGMA secure_delete=OFF")  # Debian's default writes zeros over what goes: twice the writing
         return database
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Say of whatever a damaged file leads to what is wrong, and what to do."""
-        try:
-            yield
-        except StoreUsageError:
-            raise
-        except Exception as error:
-            raise StoreUsageError(
-                f"{self._path} is damaged or cannot be used ({error}); nothing in it was changed: restore it from a "
-                f"backup, or move it away to begin with an empty store"
-            ) from error
 
     def load(self) -> Saved:
         """Everything that is durable. To be called before `start`, and while no writer runs.
@@ -171,9 +165,10 @@ class Journal:
         Raises:
             StoreUsageError: It is damaged.
         """
-        with self._reporting():
+        with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
-                saved = _load(database)
+                saved = rows.load(database)
+                self._store_id, self._group = rows.last_group(database)
             if self._database is None:
                 self._database = self._open_to_write()
         return saved
@@ -225,19 +220,35 @@ class Journal:
         return True
 
     def try_again(self) -> bool:
-        """After a failure: whether there is room to write again. What was pending has been given up by its server."""
+        """After a failure: whether anything can be written again; `only_deletes` says whether that is all.
+
+        What was pending has been given up by its server.
+        """
         assert self._database is not None, "it has been written to before"
         with self._wake:
             self._pending.clear()
             self._durable = self._appended
         with self._probing:
-            return not self._closed and self._probe(self._database)
+            if self._closed:
+                return False
+            self._empty_log()
+            self.only_deletes = not (self._reserve.take() and self._probe(self._database, PROBE_BYTES))
+            if not self.only_deletes:
+                return True
+            self._reserve.give_up()
+            return self._probe(self._database, 0)
 
-    def _probe(self, database: sqlite3.Connection) -> bool:
+    def has_room(self) -> bool:
+        """Whether more than deletes can be written again: what they have freed has been given back to the disk."""
+        if self.only_deletes and self._reserve.take():
+            self.only_deletes = False
+        return not self.only_deletes
+
+    def _probe(self, database: sqlite3.Connection, size: int) -> bool:
         """Write something as large as a group may be, and take it away again."""
         try:
             database.execute("BEGIN IMMEDIATE")
-            database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?), 0)", (PROBE_BYTES,))
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', zeroblob(?), 0)", (size,))
             database.execute("COMMIT")
             database.execute("DELETE FROM meta WHERE name = 'probe'")
         except sqlite3.Error as error:
@@ -261,218 +272,226 @@ class Journal:
             log.error("%s takes nothing: what was not acknowledged is given up", self._directory)
             return
         self._closed = True
+        self._mark.close()
         if self._database is not None:
             self._database.close()
-        if not self._lock_file.closed:
-            fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a child that was forked a moment ago may still have it, too
-        self._lock_file.close()
+            migrations.forget_older_formats(self._directory)
+        release_lock(self._lock_file)
         self._probing.release()
 
     def _write(self, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
         while True:
             with self._wake:
                 while not self._pending and not self._stopping:
-                    self._wake.wait()
+                    if not self._wake.wait(IDLE_SECONDS if self._untidy else None) and not self._pending:
+                        break
                 group, self._pending, last = self._pending, [], self._appended
+                stopping = self._stopping
             if not group:
-                return
+                if stopping:
+                    return
+                while self._untidy and not self._pending and not self._stopping:
+                    self._tidy_up()
+                continue
             try:
-                self._commit(group)
-            except Exception as error:  # whatever it is: a writer that is silently gone stops everybody
+                self._commit_or_wait(group)
+            except Unwritable as error:
+                self._write_without_culprit(group, last, str(error), on_durable)
+                on_failure(str(error))
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is: a writer that is silently gone stops everybody
                 self._roll_back()
-                # Those that Python raises, and not SQLite, have no code, and prove nothing.
-                code = getattr(error, "sqlite_errorcode", None)
-                if isinstance(error, sqlite3.Error) and code not in _WITHOUT_ITS_END:
-                    self.in_doubt = True
-                if not isinstance(error, sqlite3.Error):
-                    log.exception("a group of facts cannot be written, which is a defect")
+                self._judge(error)
                 on_failure(str(error))
                 return
             self._durable = last
             on_durable(last)
 
+    def _commit_or_wait(self, group: list[Facts]) -> None:
+        """Write a group as soon as nobody else holds SQLite's lock, and there is room for it."""
+        self.answered, said, emptied = False, False, False
+        while True:
+            try:
+                self._commit(group)
+            except sqlite3.OperationalError as error:
+                self._roll_back()
+                if _is(error, sqlite3.SQLITE_BUSY) and not self._stopping:
+                    if not said:
+                        said = True
+                        log.warning("%s waits: another process holds SQLite's lock on it", self._path)
+                elif _is(error, *_WITHOUT_ITS_END) and not emptied:
+                    emptied = True
+                    if not self._empty_log():
+                        raise
+                else:
+                    raise
+            else:
+                return
+
+    def _judge(self, error: Exception) -> None:
+        """Note what a failure leaves behind."""
+        # Those that Python raises, and not SQLite, have no code, and prove nothing.
+        code = getattr(error, "sqlite_errorcode", None)
+        if isinstance(error, sqlite3.Error) and code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
+            self.in_doubt = True
+        if not isinstance(error, sqlite3.Error):
+            log.exception("a group of facts cannot be written, which is a defect")
+
+    def _write_without_culprit(
+        self, group: list[Facts], last: int, why: str, on_durable: Callable[[int], None]
+    ) -> None:
+        """Write a group step by step, up to the one that cannot be written; of that, an answer to its sender.
+
+        What comes after it may rest upon it: it is given up, and asked again by its senders.
+        """
+        first = last - len(group) + 1
+        for number, facts in enumerate(group, first):
+            try:
+                self._commit_or_wait([facts])
+            except Unwritable:
+                log.exception("a change is refused, since it can never be written: %s", why)
+                with contextlib.suppress(Unwritable):
+                    self._commit_or_wait([rows.refusal_of(facts, why)])
+                    self.answered = True
+                return
+            except Exception as error:  # noqa: BLE001 - as in `_write`
+                self._roll_back()
+                self._judge(error)
+                return
+            self._durable = number
+            on_durable(number)
+
     def _commit(self, group: list[Facts]) -> None:
-        """Write a group in one transaction. Of several words on one thing, the last is what is kept."""
+        """Write a group in one transaction.
+
+        Raises:
+            Unwritable: It is refused for what is in it.
+            sqlite3.Error: It could not be written now.
+        """
         assert self._database is not None, "the writer runs on an open file"
-        changed: dict[str, Event] = {}
-        sessions: dict[bytes, int | None] = {}
-        replies: dict[bytes, dict[int, Any]] = {}
-        acknowledged: dict[bytes, int] = {}
-        history: list[tuple[Any, ...]] = []
-        granted: list[tuple[Any, ...]] = []
-        ended: list[tuple[int]] = []
-        revision = compacted = last_lease = last_session = 0
-        for facts in group:
-            for events in facts.revisions:
-                revision = events[0].revision
-                changed.update((event.key, event) for event in events)
-                history.append(_sealed(revision, wire.encode_events(events)))
-            compacted = max(compacted, facts.compacted)
-            for lease in facts.granted:
-                last_lease = max(last_lease, lease.id)
-                soon = None if lease.disconnect_ttl is None else float(lease.disconnect_ttl)
-                granted.append(_sealed(lease.id, float(lease.ttl), soon, int(lease.anonymous)))
-            ended.extend((lease_id,) for lease_id in facts.ended)
-            for session_id, number in facts.sessions.items():  # before the replies: in one step they are of the new one
-                sessions[session_id] = number
-                replies.pop(session_id, None)
-                acknowledged.pop(session_id, None)
-            last_session = max(last_session, facts.last_session)
-            for reply in facts.replies:
-                replies.setdefault(reply.session_id, {})[reply.request_id] = reply.response
-                acknowledged[reply.session_id] = reply.acknowledged
-        written = [
-            _sealed(event.key, event.value, event.create_revision, event.revision, event.lease)
-            for event in changed.values()
-            if event.kind == "put"
-        ]
-        deleted = [(event.key,) for event in changed.values() if event.kind == "delete"]
-        kept = [
-            _sealed(session_id, request_id, wire.encode_response(request_id, response))
-            for session_id, of_session in replies.items()
-            for request_id, response in of_session.items()
-            if request_id > acknowledged[session_id]
-        ]
-        highest = {"revision": revision, "compacted": compacted, "last_lease": last_lease, "last_session": last_session}
-        many = self._database.executemany
         self._database.execute("BEGIN IMMEDIATE")
-        many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
-        many("DELETE FROM entries WHERE key = ?", deleted)
-        many("INSERT INTO history VALUES (?, ?, ?)", history)
-        many("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", granted)
-        many("DELETE FROM leases WHERE id = ?", ended)
-        many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
-        many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
-        many(
-            "INSERT INTO sessions VALUES (?, ?, ?)",
-            [_sealed(id, number) for id, number in sessions.items() if number is not None],
-        )
-        many("DELETE FROM replies WHERE session = ? AND request <= ?", acknowledged.items())
-        many("INSERT INTO replies VALUES (?, ?, ?, ?)", kept)
-        many(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)",
-            [_sealed(name, value) for name, value in highest.items() if value],
-        )
-        if compacted:
-            self._database.execute("DELETE FROM history WHERE revision <= ?", (compacted,))
+        try:
+            rows.write(self._database, group, number=self._group + 1)
+        except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
+            self._roll_back()
+            raise Unwritable(str(error)) from error
         self._database.execute("COMMIT")
+        self._group += 1
         self.commits += 1
+        self._untidy = True
+        self._mark.write(self._store_id, self._group)
 
     def _roll_back(self) -> None:
         assert self._database is not None, "something was written to be rolled back"
         with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
             self._database.execute("ROLLBACK")
 
+    # ------------------------------------------------------------------------------------------ room
 
-# ------------------------------------------------------------------------------------------------------- the rows
+    def _empty_log(self) -> bool:
+        """Move what is in SQLite's log into the database, where each page is once; whether the log is empty now."""
+        assert self._database is not None, "it has been written to before"
+        for attempt in range(2):
+            with contextlib.suppress(sqlite3.Error):
+                (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    return attempt == 0 or self._reserve.take()
+            self._reserve.give_up()  # the database itself may have to grow for that
+        return False
 
-
-def _sealed(*fields: Any) -> tuple[Any, ...]:
-    """A row, and its checksum: CRC-32, which tells damage, and is no proof against malice."""
-    seal = 0
-    for field in fields:
-        seal = zlib.crc32(field if isinstance(field, bytes) else str(field).encode(), seal)
-    return (*fields, seal)
-
-
-def _whole(table: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table without their checksums, as far as these are right."""
-    for row in rows:
-        if row != _sealed(*row[:-1]):
-            raise ValueError(f"a row of {table!r} is not as it was written")
-        yield row[:-1]
-
-
-def _load(database: sqlite3.Connection) -> Saved:
-    """A whole store, read and found consistent; `ValueError`, or whatever else, if not."""
-
-    def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
-        return _whole(table, database.execute(f"SELECT * FROM {table} {which}"))  # noqa: S608 - our own names
-
-    meta = dict(rows("meta", "WHERE name != 'probe'"))
-    numbers: dict[bytes, int] = dict(rows("sessions"))
-    replies: dict[bytes, list[tuple[int, Any]]] = {id: [] for id in numbers}
-    for session_id, request_id, response in rows("replies", "ORDER BY session, request"):
-        replies[session_id].append((request_id, _response_from(response)))
-    saved = Saved(
-        store_id=str(meta["store_id"]),
-        revision=int(meta.get("revision", 0)),
-        compacted=int(meta.get("compacted", 0)),
-        last_lease=int(meta.get("last_lease", 0)),
-        last_session=int(meta.get("last_session", 0)),
-        entries=tuple(
-            Entry(key=key, value=value, create_revision=created, mod_revision=changed, lease=lease)
-            for key, value, created, changed, lease in rows("entries")
-        ),
-        leases=tuple(
-            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=bool(anonymous))
-            for id, ttl, disconnect_ttl, anonymous in rows("leases")
-        ),
-        sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
-        history=tuple(wire.decode_events(events) for _, events in rows("history", "ORDER BY revision")),
-    )
-    revisions = [events[0].revision for events in saved.history]
-    if revisions != list(range(saved.compacted + 1, saved.revision + 1)):
-        raise ValueError(f"not every change from {saved.compacted + 1} to {saved.revision} is there")
-    leases = {None, *(lease.id for lease in saved.leases)}
-    if not all(entry.lease in leases and entry.mod_revision <= saved.revision for entry in saved.entries):
-        raise ValueError("a key is on a lease that is not there, or later than the last change")
-    return saved
+    def _tidy_up(self) -> None:
+        """Give a slice of what the file does not need back to the disk; `_untidy` says whether there is more."""
+        assert self._database is not None, "the writer runs on an open file"
+        try:
+            (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
+            (pages,) = self._database.execute("PRAGMA page_count").fetchone()
+            spare = free - (0 if self.only_deletes else max(FREE_PAGES_KEPT, pages // 4))
+            anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.only_deletes
+            if anew:
+                self._database.execute("VACUUM")
+            elif spare > 0:
+                self._database.execute(f"PRAGMA incremental_vacuum({min(spare, FREE_PAGES_AT_ONCE)})").fetchall()
+            self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
+            written = self._path.with_name(f"{FILE}-wal")
+            if not self._untidy and (spare > 0 or written.stat().st_size > LOG_BYTES):
+                self._database.execute("PRAGMA busy_timeout=0")  # whoever reads now is not to hold up the next group
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except (sqlite3.Error, OSError) as error:  # it is tried again after the next write
+            log.debug("%s keeps the room that it has: %s", self._path, error)
+            self._untidy = False
+        finally:
+            self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
 
-def _response_from(frame: bytes) -> Any:
-    """The response in a frame that was written by `_commit`."""
-    reply = wire.decode_server_frame(frame[4:])
-    assert isinstance(reply, wire.Reply), "only responses are kept"
-    return reply.response
+def _is(error: sqlite3.Error, *codes: int) -> bool:
+    """Whether an error is of one of these codes, or of a kind of it."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and (code in codes or code & 0xFF in codes)
 
 
-# -------------------------------------------------------------------------------------------------- the directory
+# ---------------------------------------------------------------------------------------------------------- reading
 
 
-def _take_lock(directory: Path) -> IO[str]:
-    """Keep other servers out of a directory for as long as the file is open.
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing, not even when it is closed: one that could write would then tidy up."""
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30)
 
-    Raises:
-        StoreUsageError: One is there already, or the directory cannot be used.
-    """
+
+@contextlib.contextmanager
+def reporting(path: Path) -> Iterator[None]:
+    """Say of whatever a damaged file leads to what is wrong, and what to do."""
     try:
-        _make(directory)
-        file = open(directory / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held open on purpose
-    except OSError as error:
-        raise StoreUsageError(f"data_dir {directory} cannot be used: {error.strerror or error}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        os.write(
-            file.fileno(), b"%d\n" % os.getpid()
-        )  # not through a buffer, which closing it would try to write again
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        file.close()
+        yield
+    except StoreUsageError:
+        raise
+    except Exception as error:
         raise StoreUsageError(
-            f"data_dir {directory} is in use by another server (process {holder}): stop that one, or use another "
-            f"directory"
-        ) from None
-    except OSError as error:  # a network's file system without locks, say: not to be taken for another server
-        file.close()
-        raise StoreUsageError(f"data_dir {directory} cannot be locked: {error.strerror or error}") from error
-    return file
+            f"{path} is damaged or cannot be used ({error}); nothing in it was changed: restore it from a backup, or "
+            f"move it away to begin with an empty store"
+        ) from error
 
 
-def _make(directory: Path) -> None:
-    """Make a directory and those above it, so that they, too, survive a power loss."""
-    if not directory.exists():
-        _make(directory.parent)
-        directory.mkdir(exist_ok=True)
-        _sync_directory(directory.parent)
+def verify(directory: Path, *, served: bool = False) -> int:
+    """Refuse a database that is no whole store, and one that has lost changes which were durable; its format.
+
+    Args:
+        directory: The data directory.
+        served: A server writes to it meanwhile, so that its log is not to be looked at.
+    """
+    path = directory / FILE
+    marked = Mark(directory).read()  # before the database: a server may write to both
+    with contextlib.closing(open_to_read(path)) as database:
+        database.execute("BEGIN")
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if not database.execute("SELECT 1 FROM sqlite_schema").fetchone():
+            raise sqlite3.DatabaseError("it is empty")
+        if not served and _log_is_damaged(path):
+            raise _lost(directory, "a change in its log is not as it was written, and others come after it")
+        migrations.check_format(version, path)
+        (health,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if health != "ok":
+            raise sqlite3.DatabaseError(health)
+        store_id, group = rows.last_group(database)
+    if marked is not None and marked[0] == store_id and marked[1] > group:
+        raise _lost(directory, f"it ends with write {group}, and write {marked[1]} was on the disk")
+    return int(version)
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, which the files' own fsync does not."""
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+def _log_is_damaged(path: Path) -> bool:
+    """Whether SQLite, which has read the log by now, has left out what was durable."""
+    written, index = path.with_name(f"{FILE}-wal"), path.with_name(f"{FILE}-shm")
+    if not written.exists() or not index.exists():
+        return False
+    frames = wal.frames_read(index.read_bytes()[:32])
+    if frames is None:
+        return False
+    with written.open("rb") as file:
+        return wal.is_damaged(file, size=written.stat().st_size, frames_read=frames)
+
+
+def _lost(directory: Path, what: str) -> StoreUsageError:
+    path = directory / FILE
+    return StoreUsageError(
+        f"{path} has lost changes that were acknowledged: {what}; nothing in it was changed: restore a backup (rdzv "
+        f"restore FILE DIR), or go on with what is left under a new identity (rdzv restore {path} NEWDIR)"
+    )

@@ -129,6 +129,7 @@ class Server:
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._probing: asyncio.Task[None] | None = None
+        self._goes_back = False  # to what is on disk, and nobody is told anything meanwhile
         self._nobody_left = asyncio.Event()
         self._alone = threading.Event()
         self._alone.set()
@@ -231,6 +232,8 @@ class Server:
         """Why nobody is taken in now, if so; it may be otherwise soon."""
         if self._leaving:
             return "the server is leaving"
+        if self._goes_back:
+            return f"the store is read from its disk again: {self._engine.read_only}"
         if self._journal is not None and self._journal.in_doubt:
             return f"nobody can be told anything now: {self._engine.read_only}, and what is on it is in doubt"
         if len(self._peers) >= self._connections_max:
@@ -531,20 +534,42 @@ class Server:
         # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
         what = "takes in nobody, since what is on disk is in doubt," if self._journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.store_id, reason, what)
+        self._engine.read_only = f"the disk does not take it ({reason})"  # and so nothing more of it is recorded
+        self._goes_back = True
         self.abort()
         if self._leaving:
             return
+        if self._probing is not None:
+            self._probing.cancel()
+        self._probing = asyncio.create_task(self._go_back(self._engine.read_only))
+        self._probing.add_done_callback(self.timer_ended)
+
+    async def _go_back(self, why: str) -> None:
+        """Read what is on disk, in a thread: that may take seconds, in which newcomers are told to come again."""
+        journal = self._journal
+        assert journal is not None
         try:
-            self._engine = Engine.restore(self._journal.load(), limits=self._limits, now=self._clock())
+            engine = await self._in_thread(
+                lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock())
+            )
         except StoreUsageError as error:
             self._stop_serving(error)
             return
-        self._engine.read_only = f"the disk does not take it ({reason})"
-        self._unwritten = Unwritten(durable=self._journal.appended, revision=self._engine.revision)
-        self._probing = asyncio.create_task(self._try_to_write())
-        self._probing.add_done_callback(self.timer_ended)
+        engine.read_only = why
+        self._restored(engine)
+        if not journal.answered:
+            await self._try_to_write(why)
+        else:  # who caused it is told so by a reply that is kept, and the disk takes everything else
+            self._write_on()
 
-    async def _try_to_write(self) -> None:
+    def _restored(self, engine: Engine) -> None:
+        """Serve what is on disk from now on."""
+        assert self._journal is not None
+        self._engine = engine
+        self._goes_back = False
+        self._unwritten = Unwritten(durable=self._journal.appended, revision=engine.revision)
+
+    async def _try_to_write(self, why: str) -> None:
         """Take writes again as soon as the disk does, but not before clients have been refused what it did not take.
 
         There may be room for the probe and not for what failed: its client, which is about to come back and ask again,
@@ -554,7 +579,18 @@ class Server:
         await anyio.sleep(TRY_AGAIN_AFTER)
         while not await self._in_thread(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
             await anyio.sleep(TRY_AGAIN_AFTER)
+        if self._journal.only_deletes:
+            log.warning("store %s has no room on its disk for more than deletes", self.store_id)
+            self._engine.only_deletes = why
+        self._write_on()
+        while self._journal.only_deletes:
+            await anyio.sleep(TRY_AGAIN_AFTER)
+            await self._in_thread(self._journal.has_room)
+        self._engine.only_deletes = None
         log.warning("store %s can write again", self.store_id)
+
+    def _write_on(self) -> None:
+        """The disk takes what is done from now on."""
         self._engine.read_only = None
         self.start_journal()
         self._record()  # sessions that were opened meanwhile

@@ -145,10 +145,10 @@ class Hanging(Journal):
             raise error
         super()._commit(group)
 
-    def _probe(self, database: sqlite3.Connection) -> bool:
+    def _probe(self, database: sqlite3.Connection, size: int) -> bool:
         self.hangs.set()
         self.may_go_on.wait(20.0)
-        return super()._probe(database)
+        return super()._probe(database, size)
 
 
 async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(

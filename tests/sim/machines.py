@@ -271,10 +271,8 @@ def _observed(kind: type[Server], observe_engine: Callable[[Engine], None]) -> t
     """A server that goes back to what is on its disk with an engine that is observed, too."""
 
     class Observed(kind):  # type: ignore[misc,valid-type]  # whichever it is
-        def _cannot_write(self, reason: str) -> None:
-            before = self._engine
-            super()._cannot_write(reason)
-            if self._engine is not before:
-                observe_engine(self._engine)
+        def _restored(self, engine: Engine) -> None:
+            super()._restored(engine)
+            observe_engine(engine)
 
     return Observed

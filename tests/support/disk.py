@@ -13,8 +13,8 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from store.server import journal
-from store.server.journal import Journal
+from store.disk import rows
+from store.server.journal import Journal, Unwritable
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,6 +27,26 @@ __all__ = ["Disk", "SimulatedJournal"]
 
 COMMIT_SECONDS = (0.0002, 0.004)  # what a group takes on a disk that is well
 PAGES_ALWAYS = 1_000_000
+
+
+class NoMark:
+    """Nothing is kept beside the database."""
+
+    def write(self, store_id: str, number: int) -> None:
+        """A group is durable."""
+
+
+class NoReserve:
+    """No room is kept back."""
+
+    held = True
+
+    def take(self) -> bool:
+        """There is as much as there is."""
+        return True
+
+    def give_up(self) -> None:
+        """There is no more."""
 
 
 class Disk:
@@ -49,9 +69,10 @@ class Disk:
         self.fail_next = 0
         self.stalled_until = 0.0  # true time
         self._journal: SimulatedJournal | None = None
+        self.mark, self.reserve = NoMark(), NoReserve()
         self.database = sqlite3.connect(":memory:", isolation_level=None)
-        self.database.executescript(journal._SCHEMA)
-        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", journal._sealed("store_id", store_id))
+        self.database.executescript(rows.SCHEMA)
+        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
     def open(
         self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal], now: Callable[[], float]
@@ -100,6 +121,8 @@ class SimulatedJournal(Journal):
         self._on_failure: Callable[[str], None] | None = None
         self.commits = 0
         self.in_doubt = False  # nothing of a group that fails here is on the disk
+        self.only_deletes = self.answered = False
+        self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files
 
     def _open_to_read(self) -> sqlite3.Connection:
         return _Borrowed(self._disk.database)  # type: ignore[return-value]  # to it, but for closing
@@ -130,7 +153,7 @@ class SimulatedJournal(Journal):
     def gone(self, *, reaches_the_disk: bool) -> None:
         """The process has died."""
         if self._in_hand is not None and reaches_the_disk:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error, Unwritable):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
@@ -151,10 +174,13 @@ class SimulatedJournal(Journal):
             self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
             return
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
+        self.answered = False
         try:
             self._commit(group)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, Unwritable) as error:
             self._roll_back()
+            if isinstance(error, Unwritable):
+                self._write_without_culprit(group, last, str(error), self._on_durable)
             on_failure, self._on_durable = self._on_failure, None
             on_failure(str(error))
             return

@@ -10,6 +10,7 @@ import pytest
 from store.engine.changeset import Facts, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
+from tests.store.server.test_journal import tried
 from tests.support.disk import Disk, SimulatedJournal
 from tests.support.hosts import Timeline
 
@@ -104,9 +105,9 @@ def test_a_full_disk_takes_nothing_and_takes_it_again_when_there_is_room(machine
         machine.journal.append(Facts(revisions=[put(revision, f"key {revision}" * 50)]))
     machine.timeline.run(1001.0)
     assert machine.failures == ["database or disk is full"]
-    assert not machine.journal.try_again()
+    assert tried(machine.journal) == "only deletes"
     machine.disk.make_room()
-    assert machine.journal.try_again()
+    assert tried(machine.journal) == "everything"
     machine.disk.fail_next = 1
     machine.journal.start(on_durable=machine.durable.append, on_failure=machine.failures.append)
     machine.journal.append(Facts(revisions=[put(machine.journal.load().revision + 1, "a")]))

@@ -10,14 +10,17 @@ import signal
 import sqlite3
 import textwrap
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from store.disk.directory import FILE, LOCK, RESERVE, UNFINISHED
+from store.disk.rows import FORMAT
 from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
 from store.errors import StoreUsageError
-from store.messages import Added, Entry, Event, Written
-from store.server.journal import FILE, FORMAT, LOCK, UNFINISHED, Journal
+from store.messages import Added, Entry, Event, Failed, Written
+from store.server.journal import Journal
 from tests.support.journals import HeldBack
 from tests.support.processes import start_python
 
@@ -339,6 +342,13 @@ def fill(journal: Journal, pages: int = 0) -> None:
     journal._database.execute(f"PRAGMA max_page_count={count + pages}")
 
 
+def tried(journal: Journal) -> str:
+    """What can be written after a failure."""
+    if not journal.try_again():
+        return "nothing"
+    return "only deletes" if journal.only_deletes else "everything"
+
+
 def empty_out(journal: Journal) -> None:
     assert journal._database is not None
     journal._database.execute("PRAGMA max_page_count=1000000")
@@ -358,11 +368,11 @@ def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_bac
     saved = journal.load()
     assert [entry.key for entry in saved.entries] == ["before"]
     assert (saved.revision, saved.last_lease) == (1, 0)
-    assert not journal.try_again(), "there is still no room"
+    assert tried(journal) == "only deletes", "there is still no room"
     journal.append(change(put(2, "given up")))
-    assert not journal.try_again()
+    assert tried(journal) == "only deletes"
     empty_out(journal)
-    assert journal.try_again()
+    assert tried(journal) == "everything"
     assert journal.durable == journal.appended
     outcome.start(journal)
     outcome.wait_for(journal.append(change(put(2, "after"))))
@@ -390,7 +400,7 @@ def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog
     outcome.start(journal)
     journal.append(replied(A, 2**63))
     assert "too large" in outcome.wait_for_failure()
-    assert "defect" in caplog.text
+    assert "can never be written" in caplog.text
     assert journal.try_again()
     outcome.start(journal)
     outcome.wait_for(journal.append(change(put(1, "k"))))
@@ -431,23 +441,25 @@ async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tm
         journal.append(change(put(2, "large", bytes(1_000_000))))
         print("failed:", outcome.wait_for_failure())
         print(journal.load().revision, journal.durable)
-        large = change(put(2, "large", bytes(100_000)))
-        while journal.try_again():
-            outcome.start(journal)
-            journal.append(large)
-            outcome.wait_for_failure()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print("again:", journal.try_again())
+        journal.try_again()
         outcome.start(journal)
-        outcome.wait_for(journal.append(change(put(2, "after", bytes(1_000_000)))))
+        for revision in range(2, 60):
+            outcome.wait_for(journal.append(change(put(revision, "small", bytes(3000)), compacted=revision)))
+        print("each of them found room again where the others had been")
+        journal.stop()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print("again:", journal.try_again() and not journal.only_deletes)
+        outcome.start(journal)
+        outcome.wait_for(journal.append(change(put(60, "after", bytes(1_000_000)))))
         journal.close()
     """
     async with start_python("-c", textwrap.dedent(script), str(tmp_path)) as child:
         await child.line("failed: ")
         await child.line("1 1")
+        await child.line("each of them")
         await child.line("again: True")
         assert await child.wait() == 0
-    assert [entry.key for entry in saved_in(tmp_path).entries] == ["after", "before"]
+    assert [entry.key for entry in saved_in(tmp_path).entries] == ["after", "before", "small"]
 
 
 # ------------------------------------------------------------------------------------------------------- refusals
@@ -538,7 +550,9 @@ def test_another_versions_file_is_refused_and_not_changed(tmp_path: Path) -> Non
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
         database.executescript(f"CREATE TABLE other (x); PRAGMA user_version={FORMAT + 1}")
     before = contents(tmp_path)
-    with pytest.raises(StoreUsageError, match=f"format {FORMAT + 1}, and this release reads format {FORMAT}"):
+    with pytest.raises(
+        StoreUsageError, match=f"format {FORMAT + 1}, and this release, which is older .* up to {FORMAT}:"
+    ):
         Journal(tmp_path, new_id="id")
     assert contents(tmp_path) == before
 
@@ -611,7 +625,7 @@ def test_a_damaged_file_beside_a_log_is_not_changed_either(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("statement", "complaint"),
     [
-        ("DELETE FROM history WHERE revision = 7", "not every change"),
+        ("DELETE FROM history WHERE place / 4096 = 7", "not every change"),
         ("DELETE FROM history", "not every change"),
         ("DELETE FROM leases WHERE id = 7", "a lease that is not there"),
         ("DELETE FROM sessions WHERE number = 7", "damaged"),
@@ -633,7 +647,7 @@ def test_a_store_that_was_not_finished_being_made_is_begun_anew(tmp_path: Path) 
     (tmp_path / UNFINISHED).write_bytes(b"half")
     (tmp_path / f"{UNFINISHED}-journal").write_bytes(b"half")
     assert kept(tmp_path) == Saved(store_id="id")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, LOCK])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, LOCK, RESERVE])
 
 
 def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
@@ -651,7 +665,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_server(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("store.server.journal.fcntl.flock", no_locks)
+    monkeypatch.setattr("store.disk.directory.fcntl.flock", no_locks)
     with pytest.raises(StoreUsageError, match="cannot be locked: No locks available"):
         Journal(tmp_path, new_id="id")
 
@@ -659,3 +673,64 @@ def test_a_file_system_without_locks_is_not_taken_for_another_server(
 def test_a_reply_of_any_sort_comes_back(tmp_path: Path) -> None:
     reply = KeptReply(session_id=A, acknowledged=0, request_id=3, response=Added(value=-5, revision=9))
     assert kept(tmp_path, [opened(A, 1), Facts(replies=[reply])]).sessions[0].replies == ((3, reply.response),)
+
+
+def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobody_else_anything(
+    tmp_path: Path,
+) -> None:
+    """It used to be read back and asked again for ever, with every connection dropped each time."""
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    journal._commit([opened(A, 1), opened(B, 2)])
+    assert journal._database is not None
+    journal._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+    outcome = Outcome()
+    journal.append(Facts(revisions=[(put(1, "before"),)], replies=replied(A, 1).replies))
+    large = put(2, "large", bytes(200_000))
+    journal.append(Facts(revisions=[(large,)], replies=replied(B, 1).replies))
+    journal.append(change(put(3, "rests upon it")))
+    outcome.start(journal)
+    assert "too big" in outcome.wait_for_failure()
+    assert journal.answered
+    assert not journal.in_doubt
+    assert outcome.durable == [1]
+    saved = journal.load()
+    assert [entry.key for entry in saved.entries] == ["before"]
+    (first, second) = sorted(saved.sessions, key=lambda session: session.number)
+    assert first.replies == ((1, Written(revision=1)),)
+    ((request_id, answer),) = second.replies
+    assert request_id == 1
+    assert isinstance(answer, Failed)
+    assert "nothing was done: string or blob too big" in answer.message
+    journal.start(on_durable=print, on_failure=print)
+    journal.append(change(put(2, "goes on")))
+    journal.close()
+    assert saved_in(tmp_path).revision == 2
+
+
+def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """320 MiB that were put and deleted used to leave files of 700 MB, also after a restart."""
+    monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.05)
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    outcome = Outcome()
+    outcome.start(journal)
+    for revision in range(1, 21):
+        journal.append(change(put(revision, f"k{revision}", bytes(1_000_000)), compacted=revision))
+    outcome.wait_for(20)
+    assert (tmp_path / FILE).stat().st_size + (tmp_path / f"{FILE}-wal").stat().st_size > 20_000_000
+    for revision in range(21, 41):
+        journal.append(change(delete(revision, f"k{revision - 20}"), compacted=revision))
+    outcome.wait_for(40)
+    journal.stop()  # it may be about to give it back: it has the time to begin anew
+    journal.start(on_durable=print, on_failure=print)
+    for _ in range(200):
+        if (tmp_path / FILE).stat().st_size < 200_000 and (tmp_path / f"{FILE}-wal").stat().st_size < 5_000_000:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("it keeps what it does not need")
+    journal.close()
+    assert saved_in(tmp_path).revision == 40

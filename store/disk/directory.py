@@ -1,0 +1,245 @@
+"""Shell: the files of a data directory: who may have them, what keeps a second server out, what proves them whole.
+
+    store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
+    lock                     held by the one server that has the directory
+    durable                  which group of changes was on the disk last; see `Mark`
+    reserve                  room kept back for deletes; see `Reserve`
+    store.sqlite3.format-1   what a newer release found, until its first clean stop
+
+What is in a store is its members' own affair, so the directory is made for its owner alone (0700), and so are the files
+(0600). One that exists and is open to others is left as it is, with one line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import zlib
+from typing import TYPE_CHECKING
+
+from store.errors import StoreUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import IO
+
+__all__ = [
+    "FILE",
+    "LOCK",
+    "MARK",
+    "RESERVE",
+    "UNFINISHED",
+    "Mark",
+    "Reserve",
+    "holder",
+    "make_file",
+    "release_lock",
+    "sync_directory",
+    "take_lock",
+    "warn_if_open_to_others",
+]
+
+log = logging.getLogger(__name__)
+
+FILE = "store.sqlite3"
+UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the right name is a damaged one
+LOCK = "lock"
+MARK = "durable"
+RESERVE = "reserve"
+RESERVE_BYTES = 512 * 1024  # some deletes: each takes a few pages of 4 KiB in the log, which then begins anew
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+# --------------------------------------------------------------------------------------------------------- the lock
+
+
+def take_lock(directory: Path) -> IO[str]:
+    """Keep other servers out of a directory, made if it is not there, for as long as the file is open.
+
+    Raises:
+        StoreUsageError: One is there already, or the directory cannot be used.
+    """
+    try:
+        _make(directory, mode=0o700)
+        file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
+    except OSError as error:
+        raise StoreUsageError(f"data_dir {directory} cannot be used: {error.strerror or error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        # Not through a buffer, which closing it would try to write again.
+        os.write(file.fileno(), b"%d\n" % os.getpid())
+    except BlockingIOError:
+        file.seek(0)
+        process = file.read().strip() or "unknown"
+        file.close()
+        raise StoreUsageError(
+            f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
+            f"directory"
+        ) from None
+    except OSError as error:  # a network's file system without locks, say: not to be taken for another server
+        file.close()
+        raise StoreUsageError(f"data_dir {directory} cannot be locked: {error.strerror or error}") from error
+    return file
+
+
+def release_lock(file: IO[str]) -> None:
+    """Let the next server have it, though a child that was forked a moment ago may still have the file open."""
+    if not file.closed:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
+
+
+@contextlib.contextmanager
+def holder(directory: Path) -> Iterator[str | None]:
+    """Which server has a directory: its process, or None, and then no server gets it before the context ends."""
+    try:
+        file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
+    except OSError:
+        yield None
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield file.read().strip() or "unknown"
+        else:
+            yield None
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _make(directory: Path, *, mode: int = 0o777) -> None:
+    """Make a directory and those above it, so that they, too, survive a power loss."""
+    if not directory.exists():
+        _make(directory.parent)
+        directory.mkdir(mode=mode, exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def make_file(path: Path) -> None:
+    """Make an empty file that only its owner may read; SQLite gives the files beside it the same mode."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable, which the files' own fsync does not."""
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def warn_if_open_to_others(directory: Path) -> None:
+    """Say it if other users of this machine may look into a data directory, or into its files."""
+    wider = [
+        f"{path} has mode {mode:04o}"
+        for path in (directory, directory / FILE)
+        if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & OTHERS
+    ]
+    if wider:
+        log.warning(
+            "other users of this machine may look into the store: %s; chmod 700 %s, and chmod 600 the files in it",
+            *(", ".join(wider), directory),
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- the mark
+
+
+class Mark:
+    """Beside the database, which group of changes was on the disk last.
+
+    SQLite takes a log whose end is damaged, or gone, for one that was never written, and goes on without it. The mark
+    is written after a group is durable and before anybody hears of it. It is not synced, since that would cost as much
+    as the group itself: after a power loss it may be an older one, which proves less and never too much.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / MARK
+        self._file: int | None = None
+
+    def read(self) -> tuple[str, int] | None:
+        """The store and its last group; None if there is no mark, or none that can be read."""
+        try:
+            text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
+            store_id, number = text.split()
+            if int(seal, 16) == zlib.crc32(text.encode()):
+                return store_id, int(number)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.debug("%s cannot be read: %s", self._path, error)
+        log.warning("%s is not as it was written: it proves nothing, and is written anew", self._path)
+        return None
+
+    def write(self, store_id: str, number: int) -> None:
+        """This group is durable. What hinders it is no harm to the store: the mark only proves less then."""
+        text = f"{store_id} {number}"
+        line = f"{text} {zlib.crc32(text.encode()):08x}\n".encode().rjust(64)
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
+                if os.fstat(self._file).st_size > len(line):
+                    os.ftruncate(self._file, 0)  # it is none of ours
+            os.pwrite(self._file, line, 0)
+
+    def close(self) -> None:
+        """Make it durable: on a clean stop there is time."""
+        number, self._file = self._file, None
+        if number is not None:
+            with contextlib.suppress(OSError):
+                os.fsync(number)
+            os.close(number)
+
+
+# ------------------------------------------------------------------------------------------------------ the reserve
+
+
+class Reserve:
+    """A file that takes up room, to be given up when a disk is full, so that deletes can still be written.
+
+    Attributes:
+        held: Whether the room is kept back now.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / RESERVE
+        self.held = False
+
+    def take(self) -> bool:
+        """Keep room back; whether there was enough of it."""
+        if self.held:
+            return True
+        try:
+            number = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                if os.fstat(number).st_size < RESERVE_BYTES:
+                    _allocate(number, RESERVE_BYTES)
+            finally:
+                os.close(number)
+        except OSError:
+            self.give_up()  # some of it may have been taken
+            return False
+        self.held = True
+        return True
+
+    def give_up(self) -> None:
+        """Let the room be used."""
+        self.held = False
+        with contextlib.suppress(OSError):
+            os.truncate(self._path, 0)
+
+
+def _allocate(number: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(number, 0, size)
+    else:  # macOS
+        os.pwrite(number, bytes(size), 0)

@@ -1,0 +1,237 @@
+"""What a store is as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
+
+SQLite itself has no checksums outside its write-ahead log, so each row carries one of its own: the last column is the
+CRC-32 of the others, which tells damage, and is no proof against malice.
+
+`FORMAT` stands for all that is written here: the tables, and the bytes in them, of events and of answers, which are
+those of the wire. A test holds a digest of every layout beside the number, so that neither changes without the other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
+from store.messages import Entry, Event, Failed, FailureKind
+from store.protocol import wire
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
+
+FORMAT = 2  # of the tables below, and of what is in their rows; PRAGMA user_version
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
+CREATE TABLE entries (
+    key TEXT PRIMARY KEY, value BLOB, created INTEGER, changed INTEGER, lease INTEGER, seal INTEGER
+) WITHOUT ROWID;
+CREATE TABLE history (place INTEGER PRIMARY KEY, events BLOB, seal INTEGER);
+CREATE TABLE leases (id INTEGER PRIMARY KEY, ttl REAL, disconnect_ttl REAL, anonymous INTEGER, seal INTEGER);
+CREATE TABLE sessions (id BLOB PRIMARY KEY, number INTEGER, seal INTEGER) WITHOUT ROWID;
+CREATE TABLE replies (
+    session BLOB, request INTEGER, response BLOB, seal INTEGER, PRIMARY KEY (session, request)
+) WITHOUT ROWID;
+"""
+
+# A revision's events are in rows of about this size, since SQLite takes no row above 1 GB, and a revision may be
+# larger: the end of a lease takes all of its keys with it. A row's place is the revision, then the part.
+PART_BYTES = 8 * 1024 * 1024
+PARTS = 1 << 12
+
+
+def seal(*fields: Any) -> tuple[Any, ...]:
+    """A row with its checksum."""
+    checksum = 0
+    for field in fields:
+        checksum = zlib.crc32(field if isinstance(field, bytes) else str(field).encode(), checksum)
+    return (*fields, checksum)
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
+    """Write a group in the transaction that is under way. Of several words on one thing, the last is what is kept.
+
+    Args:
+        database: It is written to.
+        group: The facts, in the order in which they came about.
+        number: That of the group, one more than of the last.
+    """
+    changed: dict[str, Event] = {}
+    sessions: dict[bytes, int | None] = {}
+    replies: dict[bytes, dict[int, Any]] = {}
+    acknowledged: dict[bytes, int] = {}
+    history: list[tuple[Any, ...]] = []
+    granted: list[tuple[Any, ...]] = []
+    ended: list[tuple[int]] = []
+    revision = compacted = last_lease = last_session = 0
+    for facts in group:
+        for events in facts.revisions:
+            revision = events[0].revision
+            changed.update((event.key, event) for event in events)
+            history.extend(_history_rows(revision, events))
+        compacted = max(compacted, facts.compacted)
+        for lease in facts.granted:
+            last_lease = max(last_lease, lease.id)
+            soon = None if lease.disconnect_ttl is None else float(lease.disconnect_ttl)
+            granted.append(seal(lease.id, float(lease.ttl), soon, int(lease.anonymous)))
+        ended.extend((lease_id,) for lease_id in facts.ended)
+        for session_id, session in facts.sessions.items():  # before the replies: in one step they are of the new one
+            sessions[session_id] = session
+            replies.pop(session_id, None)
+            acknowledged.pop(session_id, None)
+        last_session = max(last_session, facts.last_session)
+        for reply in facts.replies:
+            replies.setdefault(reply.session_id, {})[reply.request_id] = reply.response
+            acknowledged[reply.session_id] = reply.acknowledged
+    written = [
+        seal(event.key, event.value, event.create_revision, event.revision, event.lease)
+        for event in changed.values()
+        if event.kind == "put"
+    ]
+    deleted = [(event.key,) for event in changed.values() if event.kind == "delete"]
+    kept = [
+        seal(session_id, request_id, wire.encode_response(request_id, response))
+        for session_id, of_session in replies.items()
+        for request_id, response in of_session.items()
+        if request_id > acknowledged[session_id]
+    ]
+    highest = {
+        "revision": revision,
+        "compacted": compacted,
+        "last_lease": last_lease,
+        "last_session": last_session,
+        "group": number,
+    }
+    many = database.executemany
+    many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
+    many("DELETE FROM entries WHERE key = ?", deleted)
+    many("INSERT INTO history VALUES (?, ?, ?)", history)
+    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", granted)
+    many("DELETE FROM leases WHERE id = ?", ended)
+    many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
+    many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
+    many(
+        "INSERT INTO sessions VALUES (?, ?, ?)",
+        [seal(id, session) for id, session in sessions.items() if session is not None],
+    )
+    many("DELETE FROM replies WHERE session = ? AND request <= ?", acknowledged.items())
+    many("INSERT INTO replies VALUES (?, ?, ?, ?)", kept)
+    many(
+        "INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", [seal(name, value) for name, value in highest.items() if value]
+    )
+    if compacted:
+        database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
+
+
+def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:
+    """The rows of one revision."""
+    part, begin, size = 0, 0, 0
+    for index, event in enumerate(events):
+        size += len(event.key) + len(event.value)
+        if size > PART_BYTES or index == len(events) - 1:
+            yield seal(revision * PARTS + part, wire.encode_events(events[begin : index + 1]))
+            part, begin, size = part + 1, index + 1, 0
+    assert part <= PARTS, "a revision is bounded, and its parts with it"
+
+
+def refusal_of(facts: Facts, why: str) -> Facts:
+    """What is kept of facts that cannot be written: to whoever asked for them, that it was refused, and why."""
+    message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
+    answer = Failed(kind=FailureKind.LIMIT, message=message)
+    return Facts(
+        sessions=dict(facts.sessions),
+        last_session=facts.last_session,
+        replies=[
+            KeptReply(
+                session_id=reply.session_id,
+                acknowledged=reply.acknowledged,
+                request_id=reply.request_id,
+                response=answer,
+            )
+            for reply in facts.replies
+        ],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def last_group(database: sqlite3.Connection) -> tuple[str, int]:
+    """The store's identity, and the number of the last group that was written to it."""
+    meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('store_id', 'group')").fetchall())
+    return str(meta["store_id"]), int(meta.get("group", 0))
+
+
+def load(database: sqlite3.Connection) -> Saved:
+    """A whole store, read and found consistent; `ValueError`, or whatever else, if not."""
+
+    def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
+        return _whole(table, database.execute(f"SELECT * FROM {table} {which}"))  # noqa: S608 - our own names
+
+    meta = dict(rows("meta", "WHERE name != 'probe'"))
+    numbers: dict[bytes, int] = dict(rows("sessions"))
+    replies: dict[bytes, list[tuple[int, Any]]] = {id: [] for id in numbers}
+    for session_id, request_id, response in rows("replies", "ORDER BY session, request"):
+        replies[session_id].append((request_id, _response_from(response)))
+    saved = Saved(
+        store_id=str(meta["store_id"]),
+        revision=int(meta.get("revision", 0)),
+        compacted=int(meta.get("compacted", 0)),
+        last_lease=int(meta.get("last_lease", 0)),
+        last_session=int(meta.get("last_session", 0)),
+        entries=tuple(
+            Entry(key=key, value=value, create_revision=created, mod_revision=changed, lease=lease)
+            for key, value, created, changed, lease in rows("entries")
+        ),
+        leases=tuple(
+            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=bool(anonymous))
+            for id, ttl, disconnect_ttl, anonymous in rows("leases")
+        ),
+        sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
+        history=tuple(_history(rows("history", "ORDER BY place"))),
+    )
+    revisions = [events[0].revision for events in saved.history]
+    if revisions != list(range(saved.compacted + 1, saved.revision + 1)):
+        raise ValueError(f"not every change from {saved.compacted + 1} to {saved.revision} is there")
+    leases = {None, *(lease.id for lease in saved.leases)}
+    if not all(entry.lease in leases and entry.mod_revision <= saved.revision for entry in saved.entries):
+        raise ValueError("a key is on a lease that is not there, or later than the last change")
+    return saved
+
+
+def _whole(table: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table without their checksums, as far as these are right."""
+    for row in rows:
+        if row != seal(*row[:-1]):
+            raise ValueError(f"a row of {table!r} is not as it was written")
+        yield row[:-1]
+
+
+def _history(rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:
+    """The events of each revision, put together from its parts."""
+    revision, events = -1, list[Event]()
+    parts = 0
+    for place, part in rows:
+        if place // PARTS != revision:
+            if events:
+                yield tuple(events)
+            revision, events, parts = place // PARTS, [], 0
+        if place % PARTS != parts:
+            raise ValueError(f"a part of the change {revision} is not there")
+        events.extend(wire.decode_events(part))
+        parts += 1
+    if events:
+        yield tuple(events)
+
+
+def _response_from(frame: bytes) -> Any:
+    """The response in a frame that was written by `write`."""
+    reply = wire.decode_server_frame(frame[4:])
+    assert isinstance(reply, wire.Reply), "only responses are kept"
+    return reply.response

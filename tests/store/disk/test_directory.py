@@ -1,0 +1,124 @@
+"""The data directory: for its owner alone, for one server at a time, and with a mark of what was durable."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from store.disk.directory import MARK, RESERVE, Mark, Reserve, holder, release_lock, take_lock
+from store.server.journal import Journal
+from tests.store.server.test_journal import change, put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def everybody_may_read() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("everybody_may_read")
+def test_directory_and_files_are_made_for_their_owner_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path / "data", new_id="id")
+    journal.load()
+    journal._commit([change(put(1, "k"))])
+    assert mode(tmp_path / "data") == 0o700
+    modes = {path.name: mode(path) for path in (tmp_path / "data").iterdir()}
+    assert set(modes.values()) == {0o600}, modes
+    assert "store.sqlite3-wal" in modes
+    journal.close()
+    assert "may look into" not in caplog.text
+
+
+def test_what_others_may_look_into_is_left_and_named_with_its_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Journal(tmp_path / "data", new_id="id").close()
+    (tmp_path / "data").chmod(0o755)
+    (tmp_path / "data" / "store.sqlite3").chmod(0o644)
+    Journal(tmp_path / "data", new_id="id").close()
+    assert len(caplog.records) == 1
+    said = caplog.records[0].getMessage()
+    assert "data has mode 0755" in said
+    assert "store.sqlite3 has mode 0644" in said
+    assert "chmod 700" in said
+    assert mode(tmp_path / "data") == 0o755
+
+
+def test_who_has_a_directory_is_told_and_nobody_gets_it_meanwhile(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        assert process is None, "there is not even a lock"
+    lock = take_lock(tmp_path)
+    code = """import sys, pathlib
+from store.disk.directory import holder
+with holder(pathlib.Path(sys.argv[1])) as process:
+    print(process)"""
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(os.getpid())
+    release_lock(lock)
+    with holder(tmp_path) as process:
+        assert process is None
+
+
+def test_a_mark_says_what_was_written_last(tmp_path: Path) -> None:
+    mark = Mark(tmp_path)
+    assert mark.read() is None
+    for number in (9, 10, 100):
+        mark.write("store-1", number)
+        assert Mark(tmp_path).read() == ("store-1", number)
+    mark.close()
+    mark.close()
+    assert Mark(tmp_path).read() == ("store-1", 100)
+
+
+@pytest.mark.parametrize(
+    "what", [b"", b"store-1 7 00000000\n", b"store-1 seven 00000000\n", b"\xff" * 100, b"1 2 3 4 5"]
+)
+def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
+    tmp_path: Path, what: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / MARK).write_bytes(what)
+    mark = Mark(tmp_path)
+    assert mark.read() is None
+    assert "proves nothing" in caplog.text
+    mark.write("store-1", 8)
+    assert mark.read() == ("store-1", 8)
+    mark.close()
+
+
+def test_a_mark_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
+    (tmp_path / MARK).mkdir()
+    Mark(tmp_path).write("store-1", 1)
+
+
+def test_the_reserve_takes_room_and_gives_it_back(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path)
+    assert reserve.take()
+    assert reserve.take()
+    assert reserve.held
+    assert (tmp_path / RESERVE).stat().st_blocks * 512 >= 512 * 1024, "really taken, and not a hole"
+    reserve.give_up()
+    assert (tmp_path / RESERVE).stat().st_size == 0
+
+
+def test_a_reserve_there_is_no_room_for_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    reserve = Reserve(tmp_path)
+    monkeypatch.setattr("store.disk.directory._allocate", no_room)
+    assert not reserve.take()
+    assert not reserve.held

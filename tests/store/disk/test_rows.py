@@ -1,0 +1,129 @@
+"""The rows: one number stands for every layout in them, and a revision of any size fits."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from store import messages
+from store.disk import rows
+from store.engine.changeset import Facts, KeptReply, SavedLease
+from store.messages import Entry, Event, Failed, FailureKind, Response
+from store.protocol import wire
+from store.protocol.codec import LAYOUT_OF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LAYOUTS = {2: "aeb70d306f24dfc7"}
+"""What each format looks like: a digest over every layout in it."""
+
+
+def every_response() -> Iterator[Response]:
+    """One of each, with something in every field."""
+    entry = Entry(key="k", value=b"v", create_revision=1, mod_revision=2, lease=3)
+    samples: dict[str, Any] = {
+        "int": 7,
+        "bool": True,
+        "float": 1.5,
+        "Entry | None": entry,
+        "tuple[Entry | None, ...]": (entry, None),
+        "tuple[int | bool | Entry | None, ...]": (1, True, entry, None),
+        "tuple[str, ...]": ("a", "b"),
+        "dict[str, Any]": {"a": 1},
+        "FailureKind": FailureKind.LIMIT,
+        "str": "words",
+    }
+    for kind in sorted(Response.__subclasses__(), key=lambda kind: kind.__name__):
+        if kind in LAYOUT_OF:
+            yield kind(**{field.name: samples[str(field.type)] for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def layout() -> str:
+    """The digest of all that is in a database of ours."""
+    events = (
+        Event(kind="put", revision=5, key="k", value=b"v", create_revision=3, lease=4),
+        Event(kind="put", revision=5, key="l", value=b"", create_revision=5, lease=None),
+        Event(kind="delete", revision=5, key="m"),
+    )
+    kinds = [f"{kind.name} {kind.value}" for kind in FailureKind]
+    responses = [wire.encode_response(9, response) for response in every_response()]
+    parts = [rows.SCHEMA, *kinds, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
+    database = empty()
+    lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, anonymous=True)
+    facts = Facts(
+        revisions=[events],
+        granted=[lease],
+        replies=[
+            KeptReply(
+                session_id=b"s" * 16,
+                acknowledged=0,
+                request_id=9,
+                response=Failed(kind=FailureKind.LIMIT, message="no"),
+            )
+        ],
+    )
+    facts.opened(b"s" * 16, 1)
+    rows.write(database, [facts], number=1)
+    for table in ("meta", "entries", "history", "leases", "sessions", "replies"):
+        parts += map(repr, database.execute(f"SELECT * FROM {table}"))
+    return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *responses])).hexdigest()[:16]
+
+
+def empty() -> sqlite3.Connection:
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.executescript(rows.SCHEMA)
+    database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", "id"))
+    return database
+
+
+def test_the_format_number_stands_for_every_layout_in_a_row() -> None:
+    found = layout()
+    assert rows.FORMAT in LAYOUTS, f"note what format {rows.FORMAT} looks like: {rows.FORMAT}: {found!r}"
+    assert found == LAYOUTS[rows.FORMAT], (
+        f"something in the rows of the database is laid out in another way, and existing stores are taken for damaged: "
+        f"raise FORMAT in store/disk/rows.py to {rows.FORMAT + 1}, note {rows.FORMAT + 1}: {found!r} here, and, if "
+        f"format {rows.FORMAT} was ever released, add its migration to store/disk/migrations.py"
+    )
+
+
+def test_a_revision_in_parts_comes_back_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PART_BYTES", 50)
+    database = empty()
+    small = (Event(kind="put", revision=1, key="k", value=b"1", create_revision=1),)
+    large = tuple(
+        Event(kind="put", revision=2, key=f"k{number}", value=b"v" * number, create_revision=2) for number in range(60)
+    )
+    rows.write(database, [Facts(revisions=[small, large])], number=1)
+    assert database.execute("SELECT count(*) FROM history").fetchone()[0] > 10
+    assert rows.load(database).history == (small, large)
+    database.execute("DELETE FROM history WHERE place = ?", (2 * rows.PARTS + 3,))
+    with pytest.raises(ValueError, match="a part of the change 2 is not there"):
+        rows.load(database)
+
+
+def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PART_BYTES", 1)
+    database = empty()
+    events = [
+        tuple(Event(kind="put", revision=revision, key=key, value=b"vv", create_revision=1) for key in "ab")
+        for revision in (1, 2, 3)
+    ]
+    rows.write(database, [Facts(revisions=events, compacted=2)], number=1)
+    assert rows.load(database).history == (events[2],)
+    assert database.execute("SELECT count(*) FROM history").fetchone() == (2,)
+
+
+def test_what_is_refused_is_kept_as_the_answer_to_who_asked() -> None:
+    reply = KeptReply(session_id=b"s" * 16, acknowledged=3, request_id=4, response=messages.Written(revision=9))
+    facts = Facts(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
+    refused = rows.refusal_of(facts, "too big")
+    assert not refused.revisions
+    (answer,) = refused.replies
+    assert (answer.session_id, answer.acknowledged, answer.request_id) == (b"s" * 16, 3, 4)
+    assert isinstance(answer.response, Failed)
+    assert "too big" in answer.response.message
