@@ -17,7 +17,7 @@ from store.server import server as async_server
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
     from store.limits import Limits
@@ -62,7 +62,7 @@ def serve(
     insecure: bool = False,
     limits: Limits | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    sock: socket.socket | None = None,
+    sock: socket.socket | Sequence[socket.socket] | None = None,
 ) -> contextlib.AbstractContextManager[Server]:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
 

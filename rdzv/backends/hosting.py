@@ -1,7 +1,8 @@
 """Shell: which node starts the embedded store, and how long it lingers.
 
-The URL names a host. The node whose machine that is starts the store there, at its first connect, if nobody listens
-yet; of several on one machine the one whose bind succeeds. It never does so on a reconnect: a node that replaces the
+The URL names a host. The node whose machine that is starts the store there, while it first looks for one, if nobody
+listens yet; of several on one machine the one whose bind succeeds. An address is bound as it is; for the machine's name
+all its addresses are, as PyTorch's own rendezvous does. It never starts one on a reconnect: a node that replaces the
 store's host must not found a second, empty store beside a run that lives on elsewhere.
 
 The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import socket
+from ssl import CERT_REQUIRED
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Host", "host_if_called_for"]
 
 log = logging.getLogger(__name__)
-
-NOT_OURS = (errno.EADDRNOTAVAIL,)
 
 
 class Host:
@@ -77,53 +78,83 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         raise RendezvousSettingsError(
             f"is_host is set, but there is no certificate to serve {settings.endpoint.url} with; give cert and key"
         )
-    sock = _bind(host, port, insist=settings.is_host is True)
-    if sock is None:
-        return None
-    stack = contextlib.ExitStack()
+    insist = settings.is_host is True
     try:
+        is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
+        address = _address_to_listen_on(host, port, may_be_open=settings.insecure or is_closed_to_strangers)
+        stack = contextlib.ExitStack()
         server = stack.enter_context(
-            store.sync.serve(sock=sock, token=token, tls=tls, insecure=settings.insecure, data_dir=settings.data_dir)
+            store.sync.serve(
+                address, port, token=token, tls=tls, insecure=settings.insecure, data_dir=settings.data_dir
+            )
         )
     except StoreUsageError as error:
-        sock.close()
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
+    except OSError as error:
+        if not insist:
+            return None  # it is another machine's, or another process was first
+        why = error.strerror or str(error)
+        raise RendezvousConnectionError(
+            f"is_host is set, but the store cannot be started on {host}:{port}: {why}"
+        ) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
     return Host(server, stack, linger=settings.close_timeout)
 
 
-def _bind(host: str, port: int, *, insist: bool) -> socket.socket | None:
-    """A socket bound to the URL's host, or None if that is another machine, or somebody is there already."""
+def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
+    """Where to listen for a URL's host: "" for every address of this machine, if the host is its name.
+
+    A name may stand for several addresses of this machine, and for others elsewhere: on Debian a machine calls itself
+    127.0.1.1. Nodes of one machine that bind all its addresses cannot start two stores, and those elsewhere reach it.
+
+    Raises:
+        OSError: The name has no address, none of its addresses is this machine's, or somebody listens there already.
+    """
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        if insist:
-            raise RendezvousConnectionError(f"is_host is set, but {host!r} names no address: {error}") from error
-        return None  # a name that is not there yet is not this machine's
-    last: OSError | None = None
-    for family, kind, protocol, _, address in addresses:
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            if not _somebody_listens(family, address):
-                sock.listen()  # several may bind at once, on some systems; one can listen
-                return sock
-            last = OSError(errno.EADDRINUSE, "somebody listens there already")
-        except OSError as error:
-            last = error
-        sock.close()
-    if insist:
-        assert last is not None
-        why = "it is no address of this machine" if last.errno in NOT_OURS else str(last)
-        raise RendezvousConnectionError(
-            f"is_host is set, but the store cannot be started on {host}:{port}: {why}"
-        ) from last
-    return None
+        raise OSError(errno.EADDRNOTAVAIL, f"{host!r} names no address: {error}") from error
+    ours = [(family, address) for family, _, _, _, address in found if _is_of_this_machine(family, address)]
+    if not ours:
+        raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
+    if any(_somebody_listens(family, address) for family, address in ours):
+        raise OSError(errno.EADDRINUSE, "somebody listens there already")
+    if host == "localhost" or _is_ip_address(host):
+        return host
+    if may_be_open:
+        return ""
+    first = str(ours[0][1][0])
+    if all(ipaddress.ip_address(str(address[0])).is_loopback for _, address in ours):
+        log.warning(
+            "the store listens on %s only, which is all that %s stands for here, and no other machine reaches it: "
+            "give the run a token or mutual TLS, or say insecure=1, and it will listen on every address",
+            first,
+            host,
+        )
+    return first
+
+
+def _is_ip_address(host: str) -> bool:
+    """Whether a host is written as an address, not as a name."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_of_this_machine(family: int, address: tuple[object, ...]) -> bool:
+    """Whether an address is one of this machine's: then, and only then, a socket can be bound to it."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
 
 
 def _somebody_listens(family: int, address: tuple[object, ...]) -> bool:
-    """Whether a wildcard listener has this address of ours: some systems let one bind beside it."""
+    """Whether somebody listens at an address of ours, perhaps on all of them: some systems let one bind beside it."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(address) == 0

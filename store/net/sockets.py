@@ -78,7 +78,11 @@ def forget(owner: object) -> None:
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address that `host` stands for ("": all interfaces), all to one port; 0: to a free one.
+    """Sockets that listen on every address that `host` stands for, all on one port.
+
+    Args:
+        host: "" stands for all interfaces.
+        port: 0 stands for a free one.
 
     Raises:
         OSError: The host is unknown, or none of its addresses is this machine's, or the port is taken.
@@ -107,7 +111,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
-    """A socket bound to this address; None if this machine does not have it, or nothing of its family."""
+    """A socket that listens on this address; None if this machine does not have it, or nothing of its family."""
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
@@ -118,6 +122,8 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would take the port from "0.0.0.0"
         sock.setblocking(False)
         sock.bind(address)
+        # Several sockets may be bound to one port until one of them listens; uvloop would not say that it cannot.
+        sock.listen()
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRNOTAVAIL:

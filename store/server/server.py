@@ -33,6 +33,7 @@ import contextlib
 import ipaddress
 import logging
 import secrets
+import socket
 import ssl
 import threading
 import time
@@ -61,8 +62,7 @@ from store.server.unwritten import Unwritten
 
 if TYPE_CHECKING:
     import os
-    import socket
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from store.limits import Limits
     from store.messages import Event, Request
@@ -768,7 +768,7 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
 
 
 async def _listen(
-    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, sock: socket.socket | None
+    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, socks: Sequence[socket.socket]
 ) -> list[asyncio.Server]:
     """Listen on every address that `host` stands for, all on the same port.
 
@@ -776,7 +776,7 @@ async def _listen(
     forked child crash when it ends.
     """
     loop = asyncio.get_running_loop()
-    socks = [sock] if sock is not None else await anyio.to_thread.run_sync(bound_sockets, host, port)
+    socks = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
     listeners = []
     try:
         for bound in socks:
@@ -801,7 +801,7 @@ async def serve(
     insecure: bool = False,
     limits: Limits | None = None,
     data_dir: str | os.PathLike[str] | None = None,
-    sock: socket.socket | None = None,
+    sock: socket.socket | Sequence[socket.socket] | None = None,
 ) -> AsyncIterator[Server]:
     """Serve a store for as long as the context lasts.
 
@@ -813,15 +813,18 @@ async def serve(
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
         limits: What clients may ask.
-        sock: A bound socket to listen on, instead of `host` and `port`.
+        sock: A bound socket to listen on, or several with one port, instead of `host` and `port`.
 
     Raises:
         StoreUsageError: It would be open to strangers, or `data_dir` cannot be used; the message says why.
         OSError: The address cannot be bound.
     """
-    bound_host = sock.getsockname()[0] if sock is not None else host
+    socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
+    addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
+    bound_host = addresses[0] if len(addresses) == 1 else host
     secret = _token_bytes(token)
-    _check_exposure(bound_host, token=secret, tls=tls, insecure=insecure)
+    for address in addresses:
+        _check_exposure(address, token=secret, tls=tls, insecure=insecure)
     files = raise_file_limit()
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
@@ -836,7 +839,7 @@ async def serve(
         server.limit_connections(files - 64)  # the rest of the process needs some, too
         doorstep = None if tls is None else Doorstep(server, tls)
         protocol = server.protocol if doorstep is None else doorstep.protocol
-        listeners = await _listen(protocol, host, port, sock=sock)
+        listeners = await _listen(protocol, host, port, socks=socks)
         listening = [one for listener in listeners for one in listener.sockets]
         let_go_in_children(server, *listening)
         server.host = bound_host

@@ -76,6 +76,81 @@ def test_it_is_not_opened_to_strangers_unless_told_so() -> None:
     asyncio.run(host.aclose())
 
 
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that resolve as a test says, whatever this machine's own resolver thinks."""
+    known: dict[str, list[str]] = {}
+    resolve = socket.getaddrinfo
+
+    def look_up(host: str | None, port: int, **options: Any) -> list[Any]:
+        if host not in known:
+            return resolve(host, port, **options)
+        return [found for address in known[host] for found in resolve(address, port, **options)]
+
+    monkeypatch.setattr("socket.getaddrinfo", look_up)
+    return known
+
+
+def can_reach(address: str, port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((address, port)) == 0
+
+
+def test_for_this_machines_name_it_listens_on_all_its_addresses(names: dict[str, list[str]]) -> None:
+    """Debian calls a machine 127.0.1.1 in its own /etc/hosts, where nobody else reaches it."""
+    names["head"] = ["127.0.1.1"]
+    port = free_port()
+    host = host_of(f"tcp://head:{port}/job", insecure=True)
+    assert host is not None
+    assert can_reach("127.0.1.1", port)
+    assert can_reach("127.0.0.1", port), "and so every address"
+    asyncio.run(host.aclose())
+
+
+def test_two_names_of_this_machine_make_one_store(names: dict[str, list[str]]) -> None:
+    """A name with two local addresses founded two stores."""
+    names["head"], names["head-ib"] = ["127.0.1.1"], ["127.0.2.1"]
+    names["round-robin"] = ["192.0.2.1", "127.0.2.1"]  # another machine's, and one of ours
+    port = free_port()
+    host = host_of(f"tcp://head:{port}/job", insecure=True)
+    assert host is not None
+    assert host_of(f"tcp://head-ib:{port}/job", insecure=True) is None
+    assert host_of(f"tcp://round-robin:{port}/job", insecure=True) is None
+    with pytest.raises(RendezvousConnectionError, match="somebody listens there already"):
+        host_of(f"tcp://head-ib:{port}/job", insecure=True, is_host=True)
+    asyncio.run(host.aclose())
+
+
+def test_who_binds_last_of_several_at_once_does_not_host(names: dict[str, list[str]]) -> None:
+    names["head"] = ["127.0.1.1"]
+    port = free_port()
+    found: list[Host | None] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(host_of(f"tcp://head:{port}/job", insecure=True)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (host,) = [one for one in found if one is not None]
+    asyncio.run(host.aclose())
+
+
+def test_a_name_that_is_loopback_here_and_open_to_all_stays_on_loopback_and_says_so(
+    names: dict[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    names["head"] = ["127.0.1.1"]
+    port = free_port()
+    host = host_of(f"tcp://head:{port}/job")
+    assert host is not None
+    assert can_reach("127.0.1.1", port)
+    assert not can_reach("127.0.0.1", port)
+    assert "listens on 127.0.1.1 only" in caplog.text
+    assert "token or mutual TLS, or say insecure=1" in caplog.text
+    asyncio.run(host.aclose())
+
+
 async def test_it_waits_for_those_still_connected_but_not_for_ever() -> None:
     port = free_port()
     host = host_of(f"tcp://127.0.0.1:{port}/job", close_timeout=0.5)
