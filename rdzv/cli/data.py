@@ -1,0 +1,98 @@
+"""Shell: the subcommands for a durable store's directory: check, backup, restore. They need no connection to a server.
+
+What they do is in `store.disk.copies`; a store that is damaged ends `check` and `backup` with 1, and one line.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rdzv.cli.command import DONE, FAILED, Command
+from store import StoreUsageError
+from store.net.threads import in_thread
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from store.disk.copies import Report
+
+__all__ = ["COMMANDS"]
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
+
+
+def _add_backup_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_directory(parser)
+    parser.add_argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet")
+
+
+def _add_restore_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there")
+
+
+async def _check(options: argparse.Namespace) -> int:
+    from store.disk import copies
+
+    return await _carry_out("check", lambda: copies.check(options.directory), "is whole")
+
+
+async def _back_up(options: argparse.Namespace) -> int:
+    from store.disk import copies
+
+    return await _carry_out(
+        "backup", lambda: copies.back_up(options.directory, options.file), f"was copied to {options.file}"
+    )
+
+
+async def _restore(options: argparse.Namespace) -> int:
+    from store.disk import copies
+
+    return await _carry_out(
+        "restore",
+        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8)),
+        f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced",
+    )
+
+
+async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
+    try:
+        report = await in_thread(work)
+    except StoreUsageError as error:
+        sys.stderr.write(f"rdzv {name}: {error}\n")
+        return FAILED
+    served = f"; process {report.served_by} serves it" if report.served_by else ""
+    print(
+        f"store {report.store_id} {done}: format {report.format}, revision {report.revision}, {report.keys} keys with "
+        f"{report.value_bytes} bytes, {report.leases} leases, {report.sessions} sessions, {report.changes} past "
+        f"changes; {report.file_bytes} bytes on the disk{served}"
+    )
+    return DONE
+
+
+COMMANDS = (
+    Command(
+        name="check",
+        help="read all of a durable store, and say what is in it",
+        run=_check,
+        add_arguments=_add_directory,
+    ),
+    Command(
+        name="backup",
+        help="copy a durable store into one file, also while a server has it",
+        run=_back_up,
+        add_arguments=_add_backup_arguments,
+    ),
+    Command(
+        name="restore",
+        help="make a store of such a copy, under a new identity",
+        run=_restore,
+        add_arguments=_add_restore_arguments,
+    ),
+)

@@ -1,0 +1,168 @@
+"""Shell: look at a durable store, copy it, and put a copy in its place: `rdzv check`, `backup` and `restore`.
+
+Looking and copying change nothing, and work beside the server that has the directory. A copy is one file, whole and
+read through before it gets its name. What is restored from one gets a new identity: clients that knew the store would
+otherwise go on as if what was written since the copy were still there, and two of them might hold one lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from store.disk import migrations, rows
+from store.disk.directory import FILE, UNFINISHED, holder, release_lock, sync_directory, take_lock
+from store.disk.verification import open_to_read, reporting, verify
+from store.errors import StoreUsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from store.engine.changeset import Saved
+
+__all__ = ["Report", "back_up", "check", "restore"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is in a whole store.
+
+    Attributes:
+        store_id: Its identity.
+        format: Of its database.
+        revision: Of its last change.
+        keys: How many there are.
+        value_bytes: What their values take.
+        leases: How many there are.
+        sessions: Clients that are remembered.
+        changes: How many past changes are kept for watches.
+        file_bytes: What its files take on the disk.
+        served_by: The process of the server that has it now.
+    """
+
+    store_id: str
+    format: int
+    revision: int
+    keys: int
+    value_bytes: int
+    leases: int
+    sessions: int
+    changes: int
+    file_bytes: int
+    served_by: str | None = None
+
+
+def check(directory: Path) -> Report:
+    """Read all of a store, and say what is in it.
+
+    Raises:
+        StoreUsageError: There is none, it is damaged, or it has lost changes; the message says what to do.
+    """
+    path = _store_in(directory)
+    with holder(directory) as process, reporting(path):
+        version = verify(directory, served=process is not None)
+        if version != rows.FORMAT:
+            raise StoreUsageError(f"{path} is whole, of format {version}: the next start of a server carries it over")
+        with contextlib.closing(open_to_read(path)) as database:
+            saved = _load(database)
+    files = [file.stat().st_size for file in directory.iterdir() if file.name.startswith(FILE)]
+    return _report(saved, served_by=process, file_bytes=sum(files))
+
+
+def back_up(directory: Path, target: Path) -> Report:
+    """Copy a store into one file, as it is at one moment.
+
+    Raises:
+        StoreUsageError: The store is damaged, or the copy cannot be made.
+    """
+    path = _store_in(directory)
+    if target.exists():
+        raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
+    with holder(directory) as process, reporting(path):
+        verify(directory, served=process is not None)
+        try:
+            migrations.copy(path, target)
+        except OSError as error:
+            raise StoreUsageError(f"{target} cannot be written: {error.strerror or error}") from error
+    try:
+        return _read_copy(target, served_by=process)
+    except BaseException:
+        target.unlink()
+        raise
+
+
+def restore(source: Path, directory: Path, *, new_id: str) -> Report:
+    """Make a store of a copy, in a directory without one, and under a new identity.
+
+    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again.
+
+    Raises:
+        StoreUsageError: The copy is damaged, or there is a store in the directory.
+    """
+    if not source.is_file():
+        raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
+    lock = take_lock(directory)
+    try:
+        path, partial = directory / FILE, directory / UNFINISHED
+        if path.exists():
+            raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
+        for left_over in directory.glob(f"{UNFINISHED}*"):
+            left_over.unlink()
+        with reporting(source):
+            with contextlib.closing(open_to_read(source)) as database:
+                (version,) = database.execute("PRAGMA user_version").fetchone()
+                migrations.check_format(version, source)
+                if version == rows.FORMAT:
+                    _load(database)  # before anything is made of it
+            migrations.copy(source, partial)
+        with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
+            database.execute("DELETE FROM sessions")
+            database.execute("DELETE FROM replies")
+            database.execute("COMMIT")
+        report = _read_copy(partial)
+        os.replace(partial, path)
+        sync_directory(directory)
+    finally:
+        release_lock(lock)
+    return report
+
+
+def _store_in(directory: Path) -> Path:
+    path = directory / FILE
+    if not path.exists():
+        raise StoreUsageError(f"there is no store in {directory}: name the directory given as --data-dir")
+    return path
+
+
+def _read_copy(path: Path, *, served_by: str | None = None) -> Report:
+    with reporting(path), contextlib.closing(open_to_read(path)) as database:
+        return _report(_load(database), served_by=served_by, file_bytes=path.stat().st_size)
+
+
+def _load(database: sqlite3.Connection) -> Saved:
+    """All of a store, with SQLite's own structure looked through, too."""
+    database.execute("BEGIN")  # at one moment, beside a server that writes
+    (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+    if health != "ok":
+        raise sqlite3.DatabaseError(health)
+    return rows.load(database)
+
+
+def _report(saved: Saved, *, served_by: str | None, file_bytes: int) -> Report:
+    return Report(
+        store_id=saved.store_id,
+        format=rows.FORMAT,
+        revision=saved.revision,
+        keys=len(saved.entries),
+        value_bytes=sum(len(entry.value) for entry in saved.entries),
+        leases=len(saved.leases),
+        sessions=len(saved.sessions),
+        changes=len(saved.history),
+        file_bytes=file_bytes,
+        served_by=served_by,
+    )
