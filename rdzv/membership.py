@@ -1,4 +1,4 @@
-"""What a node has of a round it is in: the information it was given, and whether that still holds.
+"""What a member is given of a round, and whether it still is a member.
 
 A `RendezvousInfo` is handed to the user and outlives its round. The `Membership` behind it says why the round is over
 for this node, once it is, to whoever asks and to whoever wanted to be told.
@@ -47,7 +47,7 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
     _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
 
     def superseded(self) -> str | None:
-        """Why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
+        """Return why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
         return self._membership.over
 
     def on_superseded(self, callback: Callable[[str], None]) -> None:
@@ -60,7 +60,7 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
             self._membership.tell(self._membership.over)
 
     async def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        """Read all members, by rank, with what each brought. The cost grows with their number: call it when needed."""
         return await self._read_roster()
 
     def __new__(cls, *, store: SharedStore, rank: int, world_size: int, **_: object) -> Self:
@@ -82,7 +82,7 @@ class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: S
     _read_roster: Callable[[], list[Participant]] = field(repr=False)
 
     def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought. This reads something of every member: call it when needed."""
+        """Read all members, by rank, with what each brought. The cost grows with their number: call it when needed."""
         return self._read_roster()
 
     def __new__(cls, *, store: BlockingSharedStore, rank: int, world_size: int, **_: object) -> Self:
@@ -98,7 +98,7 @@ class Membership:
     rank: int
     arrival: int
     over: str | None = None  # why the node is not in the round any more
-    dropped: bool = False  # it was not asked
+    dropped: bool = False  # not by its own wish
     on_over: deque[Callable[[str], None]] = field(default_factory=deque)
 
     def tell(self, reason: str) -> None:

@@ -19,7 +19,7 @@ __all__ = ["check_credentials", "connect", "is_etcd"]
 
 
 def is_etcd(url: str) -> bool:
-    """Whether a URL is that of an etcd cluster."""
+    """Return whether a URL is that of an etcd cluster."""
     return url.startswith(("etcd://", "etcds://"))
 
 
@@ -37,7 +37,7 @@ async def connect(
 
     Args:
         url: `tcp://host:port`, `etcd://host:port,host:port`; `tcps://` and `etcds://` for TLS.
-        token: What this client proves to know, and asks the server to prove; not for etcd.
+        token: The shared secret, which both sides prove to know; not for etcd.
         tls: A client-side context for TLS; without it the system's certificates are trusted.
         user: Whom to log in as; for etcd.
         password: The user's.
@@ -56,7 +56,7 @@ async def connect(
 
         cluster = Cluster.parse(url)
         async with etcd.Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
-            # To type checkers it is what nearly everybody has; what all stores have in common is `interface.Store`.
+            # Typed as what nearly everybody has; what all stores have in common is `interface.Store`.
             yield cast("Client", client)
         return
     address = Address.parse(url)
@@ -66,7 +66,7 @@ async def connect(
 
 
 def check_credentials(url: str, *, token: str | bytes | None, user: str | None, password: str | None) -> None:
-    """Refuse what only the other kind of store knows: whoever gives it believes that it does something."""
+    """Refuse credentials that this kind of store would ignore."""
     if is_etcd(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
     if not is_etcd(url) and (user is not None or password is not None):

@@ -1,9 +1,9 @@
-"""Pure: a quicker way to make a frozen noun, for the rooms that make several in every call.
+"""Pure: a faster constructor for frozen dataclasses, for the rooms that make several in every call.
 
 The constructor of a frozen dataclass sets each field by name, through `object.__setattr__`: an `Entry` takes 600 ns,
-and one blocking call makes some ten nouns on both sides of the socket together. The functions made here fill an
-ordinary dataclass of the same fields, and then say that it has been the frozen one all along, which the equal layout
-of their slots permits: 180 ns, and of a call 10 % less. What comes out is the frozen noun and nothing else.
+and one blocking call makes some ten of them on both sides of the socket. The constructors made here fill an ordinary
+dataclass of the same fields and then set `__class__` to the frozen one, which equal slots permit. That takes 180 ns,
+and 10 % less of a call. The result is an instance of the frozen dataclass and nothing else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ N = TypeVar("N")
 
 
 def constructor(noun: type[N]) -> Callable[..., N]:
-    """What makes a noun of all its fields, given in the order of their definition; none may be left out."""
+    """Return a function that makes a noun of all its fields, in the order of their definition."""
 
     def become(self: Any) -> None:
         self.__class__ = noun

@@ -1,7 +1,7 @@
 """What any store can do: every named call, said once over one `call`.
 
 `Store` is for those who await, `BlockingStore` for those who block; the two have the same names and arguments. A store
-on another system (an etcd cluster, a test's fake) implements `call` and `watch`, and has all the rest.
+on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
 
 Every call takes `timeout=` in seconds; without it the client's own default holds, except for `wait`, which waits.
 Write calls take `when=`, conditions made by `store.when`: if one of them does not hold, `ConditionFailed` is raised and
@@ -115,14 +115,14 @@ def _compare_and_set(
 
 
 def _keys(keys: Iterable[str]) -> tuple[str, ...]:
-    """Several keys; one string would be taken for its letters."""
+    """Return several keys; refuse one string, which would be taken for its letters."""
     if isinstance(keys, str):
         raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
     return tuple(keys)
 
 
 def _entries(entries: Iterable[Entry | None]) -> list[Entry]:
-    """The entries of a listing in which none can be missing."""
+    """Return the entries of a listing in which none can be missing."""
     return [entry for entry in entries if entry is not None]
 
 
@@ -141,7 +141,7 @@ class Watch(ABC):
 
     @abstractmethod
     def batches(self) -> AsyncIterator[list[Event]]:
-        """The same, one list per revision. A large snapshot comes in several lists, the last ending in `synced`."""
+        """Yield one list per revision. A large snapshot comes in several lists; the last ends in `synced`."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         async for events in self.batches():
@@ -215,24 +215,24 @@ class Store(ABC):
         when: Iterable[Condition] = (),
         timeout: float | None = None,
     ) -> int:
-        """Write a key and give the revision; with `ttl` it simply expires, with `lease` it goes when that lapses."""
+        """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
         request = Put(key, value, ttl=ttl, lease=_id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
-        """What a key holds, or None."""
+        """Return what a key holds, or None."""
         return (await self.call(Get(key), timeout=timeout)).entry
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
-        """What several keys hold at one revision, in the order asked."""
+        """Return what several keys hold at one revision, in the order asked."""
         return list((await self.call(GetMany(keys=_keys(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
-        """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
+        """Return all entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
         return _entries((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         return (await self.call(Count(prefix=prefix), timeout=timeout)).count
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
@@ -301,18 +301,18 @@ class Store(ABC):
         return Lease(self, id=granted.lease, ttl=granted.ttl)
 
     async def ping(self, *, timeout: float | None = None) -> float:
-        """How many seconds an answer takes."""
+        """Measure how many seconds an answer takes."""
         started = perf_counter()  # not the loop's clock: uvloop's counts whole milliseconds
         await self.call(Ping(), timeout=timeout)
         return perf_counter() - started
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The server's counters, by name."""
+        """Return the server's counters, by name."""
         return (await self.call(Stats(), timeout=timeout)).figures
 
     @abstractmethod
     def time(self) -> float:
-        """Seconds on this client's clock."""
+        """Return seconds on this client's clock."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -346,7 +346,7 @@ class Lease:
         await self._store.call(Revoke(lease=self.id), timeout=timeout)
 
     async def time_to_live(self, *, timeout: float | None = None) -> float:
-        """How many seconds it has left."""
+        """Return how many seconds it has left."""
         return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
@@ -365,7 +365,7 @@ class BlockingWatch(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[list[Event]]:
-        """The same, one list per revision."""
+        """Yield one list per revision."""
 
     def __iter__(self) -> Iterator[Event]:
         for events in self.batches():
@@ -401,24 +401,24 @@ class BlockingStore(ABC):
         when: Iterable[Condition] = (),
         timeout: float | None = None,
     ) -> int:
-        """Write a key and give the revision; with `ttl` it simply expires, with `lease` it goes when that lapses."""
+        """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
         request = Put(key, value, ttl=ttl, lease=_id_of(lease))
         return self.call(_guarded(request, when), timeout=timeout).revision
 
     def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
-        """What a key holds, or None."""
+        """Return what a key holds, or None."""
         return self.call(Get(key), timeout=timeout).entry
 
     def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
-        """What several keys hold at one revision, in the order asked."""
+        """Return what several keys hold at one revision, in the order asked."""
         return list(self.call(GetMany(keys=_keys(keys)), timeout=timeout).entries)
 
     def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
-        """All entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
+        """Return all entries whose keys start with `prefix`, sorted by key; with `keys_only` their values are empty."""
         return _entries(self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout).entries)
 
     def count(self, prefix: str, *, timeout: float | None = None) -> int:
-        """How many keys start with `prefix`."""
+        """Count the keys that start with `prefix`."""
         return self.call(Count(prefix=prefix), timeout=timeout).count
 
     def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
@@ -475,18 +475,18 @@ class BlockingStore(ABC):
         return BlockingLease(self, id=granted.lease, ttl=granted.ttl)
 
     def ping(self, *, timeout: float | None = None) -> float:
-        """How many seconds an answer takes."""
+        """Measure how many seconds an answer takes."""
         started = perf_counter()
         self.call(Ping(), timeout=timeout)
         return perf_counter() - started
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The server's counters, by name."""
+        """Return the server's counters, by name."""
         return self.call(Stats(), timeout=timeout).figures
 
     @abstractmethod
     def time(self) -> float:
-        """Seconds on this client's clock."""
+        """Return seconds on this client's clock."""
 
     def __enter__(self) -> Self:
         return self
@@ -516,5 +516,5 @@ class BlockingLease:
         self._store.call(Revoke(lease=self.id), timeout=timeout)
 
     def time_to_live(self, *, timeout: float | None = None) -> float:
-        """How many seconds it has left."""
+        """Return how many seconds it has left."""
         return self._store.call(TimeToLive(lease=self.id), timeout=timeout).remaining

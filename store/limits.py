@@ -12,23 +12,23 @@ MIB = 1024 * KIB
 
 
 def _limit(default: float, help: str, *, past: str) -> Any:
-    """A limit: what it bounds, and what becomes of who goes past it."""
+    """Return a limit: its default, what it bounds, and what happens past it."""
     return field(default=default, metadata={"help": help, "past": past})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a server refuses to go beyond. Bytes, counts, and seconds where the name says neither.
+    """The limits of a server, in bytes, counts or seconds.
 
-    Each says in its metadata what it bounds, for this reader, for `rdzv serve --help` and for docs/limits.md,
-    and what becomes of who goes past it. Where nothing else is said that is `LimitExceeded`, naming what was too much,
-    the limit and the remedy; nothing was done then, and nobody else is disturbed.
+    Each limit's metadata says what it bounds and what happens past it; docs/limits.md shows both.
+    `LimitExceeded` names the value, the limit and the remedy; the request has changed nothing, and no other client is
+    disturbed.
     """
 
     frame_bytes_max: int = _limit(
         64 * MIB,
         "One message on the wire. It bounds what a transaction, an answer and a value can be.",
-        past="`LimitExceeded` from the client; one that sends it all the same is hung up on",
+        past="`LimitExceeded` from the client; a connection that sends one all the same is closed",
     )
     value_bytes_max: int = _limit(
         32 * MIB,
@@ -40,7 +40,7 @@ class Limits:
     stored_bytes_max: int = _limit(
         1024 * MIB,
         "All keys and values together, each counted with its bookkeeping.",
-        past="`LimitExceeded` for what would make them more",
+        past="`LimitExceeded` for requests that would add to it",
     )
     history_bytes_max: int = _limit(
         64 * MIB,
@@ -73,27 +73,27 @@ class Limits:
     outboxes_bytes_max: int = _limit(
         1024 * MIB,
         "What waits for all slow readers together.",
-        past="who has most waiting is hung up on; its client comes back and resumes",
+        past="the connection with most waiting is closed; its client reconnects and resumes",
     )
     inboxes_bytes_max: int = _limit(
         1024 * MIB,
         "What has come of messages that are not whole yet, or cannot be carried out yet, of all connections together.",
-        past="who takes up most of it, and for longest, is hung up on; its client comes back and sends it again",
+        past="the connection that takes up most, and for longest, is closed; its client reconnects and sends it again",
     )
     journal_bytes_max: int = _limit(
         64 * MIB,
         "Changes that the disk of a durable store has not taken yet.",
-        past="who writes is read no further until it has",
+        past="the requests of clients that write are not read until it has",
     )
     connections_max: int = _limit(
         32_768,
         "Connections, those that have not said hello yet included.",
-        past="refused; clients say so, and try again until their time is up",
+        past="refused; the client says so, and tries again until its time is up",
     )
     sessions_max: int = _limit(
         65_536,
         "Sessions, connected or not.",
-        past="refused; clients say so, and try again until their time is up",
+        past="refused; the client says so, and tries again until its time is up",
     )
     session_replies_max: int = _limit(
         4_096,
@@ -121,12 +121,12 @@ class Limits:
     handshake_timeout: float = _limit(
         10.0,
         "How long a connection may take for TLS, and then to say hello and prove the token.",
-        past="hung up on; clients say so, and try again until their time is up",
+        past="the connection is closed; its client says so, and tries again until its time is up",
     )
     frame_timeout: float = _limit(
         30.0,
         "How long a peer may leave a frame half sent.",
-        past="hung up on; its client comes back and sends it again",
+        past="the connection is closed; its client reconnects and sends it again",
     )
 
     def __post_init__(self) -> None:

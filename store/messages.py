@@ -69,7 +69,7 @@ __all__ = [
 
 
 def key_bytes(key: str) -> int:
-    """What a key takes: Python keeps, and UTF-8 sends, up to four bytes for each character that is not ASCII."""
+    """Return the bytes that a key may take: up to four for each character, in memory and in UTF-8; one if ASCII."""
     return len(key) if key.isascii() else 4 * len(key)
 
 
@@ -133,7 +133,7 @@ class Condition:
     expected: int | bytes | bool
 
     def holds(self, entry: Entry | None) -> bool:
-        """Whether it does, of what the key holds."""
+        """Return whether the condition holds, given what the key holds."""
         match self.target:
             case Target.MOD_REVISION:
                 return (entry.mod_revision if entry else 0) == self.expected
@@ -239,7 +239,7 @@ class Watching(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(Response):
-    """Nothing to say but that it was done."""
+    """The request was done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ class FailureKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Response):
-    """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for the person who reads it."""
+    """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for people."""
 
     kind: FailureKind
     message: str
@@ -483,12 +483,12 @@ _MUTATIONS = frozenset(MUTATIONS)
 
 
 def mutates(request: Request[Any]) -> bool:
-    """Whether a request changes the store; a guarded one does what it guards."""
+    """Return whether a request changes the store; a guarded request counts as what it guards."""
     return type(_unguarded(request)) in _MUTATIONS
 
 
 def only_takes_away(request: Request[Any]) -> bool:
-    """Whether a mutation can only make the store smaller."""
+    """Return whether a mutation can only make the store smaller."""
     request = _unguarded(request)
     if type(request) is Transact:
         return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
@@ -496,7 +496,7 @@ def only_takes_away(request: Request[Any]) -> bool:
 
 
 def waits(request: Request[Any]) -> bool:
-    """Whether a request is answered only when something happens."""
+    """Return whether a request is answered only when something happens."""
     return type(_unguarded(request)) is Wait
 
 

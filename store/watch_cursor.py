@@ -30,7 +30,7 @@ class WatchCursor:
         return self._next is not None
 
     def opening(self) -> tuple[Watch, Event | None]:
-        """The request that opens it now, and what its reader must be told first, if anything."""
+        """Return the request that opens it now, and what its reader must be told first, if anything."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
         reset = Event(kind="reset", revision=0) if self._seen_any else None
@@ -38,23 +38,23 @@ class WatchCursor:
         return Watch(prefix=self._prefix, snapshot=self._snapshot), reset
 
     def opened(self, revision: int) -> None:
-        """The server has opened it, and will send every change after `revision`."""
+        """Note that the server has opened it, and will send every change after `revision`."""
         if self._next is None and not self._snapshot:
             self._next = revision + 1
 
     def delivered(self, events: tuple[Event, ...]) -> None:
-        """These events have come."""
+        """Note that these events have come."""
         last = events[-1]
         self._seen_any = True
         if last.kind == "synced" or self._next is not None:
             self._next = last.revision + 1  # within a snapshot there is no revision to resume from
 
     def nothing_before(self, revision: int) -> None:
-        """Whatever there was up to this revision has come: the server has since answered from it."""
+        """Note that everything up to this revision has come: the server has answered from it since."""
         if self._next is not None:
             self._next = max(self._next, revision + 1)
 
     def compacted(self) -> bool:
-        """What it asked for is no longer kept. True if it goes on with a reset and a new snapshot."""
+        """Note that history is gone. Return whether the watch goes on, with a reset and a new snapshot."""
         self._next = None
         return self._snapshot

@@ -1,7 +1,7 @@
 """Conditions that read like what they mean: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
-`==` on these terms makes a `Condition` rather than comparing; that is the whole trick of this room. There is no `!=`:
-Python would make one by turning a condition into False, and a transaction without its condition is what it must not be.
+`==` on these terms makes a `Condition` instead of comparing. `!=` is refused: Python would turn it into False, and the
+transaction would lack its condition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Revision:
     """A revision of a key, waiting to be compared."""
 
     __slots__ = ("_key", "_target")
-    __hash__ = None  # type: ignore[assignment]  # a term is no dictionary key: it is half a sentence
+    __hash__ = None  # type: ignore[assignment]  # its `==` does not compare, so it cannot be a dictionary key
 
     def __init__(self, key: str, target: Target) -> None:
         self._key, self._target = key, target
@@ -53,25 +53,25 @@ class _Value:
 
 
 def mod_revision(key: str) -> _Revision:
-    """The revision at which `key` was last changed; 0 if it does not exist."""
+    """Return a term for the revision at which `key` was last changed; 0 if it does not exist."""
     return _Revision(key, Target.MOD_REVISION)
 
 
 def create_revision(key: str) -> _Revision:
-    """The revision at which `key` was made; 0 if it does not exist."""
+    """Return a term for the revision at which `key` was made; 0 if it does not exist."""
     return _Revision(key, Target.CREATE_REVISION)
 
 
 def value(key: str) -> _Value:
-    """What `key` holds; a key that does not exist equals no value."""
+    """Return a term for the value of `key`; a key that does not exist equals no value."""
     return _Value(key)
 
 
 def exists(key: str) -> Condition:
-    """`key` exists."""
+    """Return the condition that `key` exists."""
     return Condition(key=key, target=Target.EXISTS, expected=True)
 
 
 def missing(key: str) -> Condition:
-    """`key` does not exist."""
+    """Return the condition that `key` does not exist."""
     return Condition(key=key, target=Target.EXISTS, expected=False)

@@ -86,7 +86,7 @@ class Rules:
     keep: float = 86_400.0
 
     def admitted(self, count: int) -> int:
-        """How many of so many nodes a round takes in; none if they are fewer than it needs."""
+        """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
@@ -119,7 +119,7 @@ PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
 
 
 def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
-    """What the coordinator should do now.
+    """Return what the coordinator should do now.
 
     Args:
         view: Its picture of the run.
@@ -152,12 +152,12 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
 
 
 def hindered(progress: Progress, problem: str) -> Progress:
-    """The same, with what keeps the round from being completed though everything is there for it."""
+    """Return the same progress with the problem that keeps the round from being completed."""
     return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress:
-    """How far the run is, in numbers."""
+    """Return how far the run is, in numbers."""
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.admitted(joined) < rules.capacity:
@@ -170,8 +170,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum a regroup would admit nobody, and nobody is beyond it either: all of them are needed, and wait
-    # on their join timeouts. A spare's stands still (promise R1).
+    # Below the minimum a regroup admits nobody, and nobody is a spare either: all are needed, and their join timeouts
+    # run. A spare's join timeout is suspended (promise R1).
     room = rules.admitted(live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _spares_are(view, rules, spares)
@@ -222,7 +222,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """So many of the candidates: those whom the order chooses, or else the first to come."""
+    """Choose `count` of the candidates: as the order chooses, or else the first to come."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or count >= len(candidates):
         return candidates[:count]
@@ -236,7 +236,7 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
-    """The round that can be committed: members of the last round first, then newcomers, as many as there is room."""
+    """Return the round to commit: members of the last round first, then newcomers, as many as there is room."""
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(arrivals))
     previous = {node_id: member.rank for node_id, member in view.members.items()}
@@ -259,7 +259,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
 
 
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
-    """When `current` must be written, given what was written last; None: there is nothing new in it.
+    """Return when `current` must be written, given what was written last; None: there is nothing new in it.
 
     At once when its kind changes; else after 1 ms per node, from 50 ms to 5 s: a thousand arrivals are not announced
     to each of them a thousand times, and what a node is sent does not grow with their number. A last call that runs is
@@ -288,7 +288,7 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 
 
 def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
-    """What a run waits for, in words (promise R16).
+    """Return what a run waits for, in words (promise R16).
 
     Args:
         progress: How far it is; None if nobody has said so yet.
@@ -373,7 +373,7 @@ class Refused:
 
 
 def follow(me: Me, head: Head, *, now: float) -> Parked | RoundToCheck | Refused:
-    """What the head means to a node that has arrived.
+    """Return what the head means to a node that has arrived.
 
     A round is looked at before a closing: both are known only if the round came first, for a commit is conditional on
     there being no closing.
@@ -406,7 +406,7 @@ def _explain_spare(progress: Progress) -> str:
 
 
 def _is_spare(me: Me, head: Head) -> bool:
-    """Whether there is no room for this node, as far as the last progress knows."""
+    """Return whether there is no room for this node, as far as the last progress knows."""
     progress = head.progress
     if progress is not None and me.node_id in progress.spare_ids:
         return True
@@ -434,17 +434,17 @@ class JoinClock:
             self._since = now
 
     def left(self, now: float) -> float:
-        """Seconds that are left; 0 when it is over."""
+        """Return the seconds that remain; 0 when it is over."""
         running = 0.0 if self._since is None else now - self._since
         return max(self._timeout - self._used - running, 0.0)
 
     def deadline(self, now: float) -> float | None:
-        """When it will be over; None while it stands still."""
+        """Return when it will be over; None while it stands still."""
         return None if self._since is None else now + self.left(now)
 
 
 def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None) -> list[Change]:
-    """What a member must be told that it has not been told yet.
+    """Return what a member must be told that it has not been told yet.
 
     Args:
         seen: The last change of each kind that it was told of this round.

@@ -93,7 +93,7 @@ class Chapter:
 
 
 def pack_chapters(chapters: Sequence[Chapter]) -> bytes:
-    """To bytes; the oldest are left out until it is few enough of them."""
+    """Pack the chapters; leave out the oldest until they fit into `BYTES_MOST`."""
     packed = [_packed(chapter) for chapter in chapters[-CHAPTERS_MOST:]]
     size = sum(map(len, packed))
     while len(packed) > 1 and size > BYTES_MOST:
@@ -102,7 +102,7 @@ def pack_chapters(chapters: Sequence[Chapter]) -> bytes:
 
 
 def unpack_chapters(value: bytes) -> tuple[Chapter, ...]:
-    """From what the key holds.
+    """Unpack what the key holds.
 
     Raises:
         RendezvousStateError: It is no history of ours.
@@ -151,7 +151,7 @@ def _seconds(value: object) -> float | None:
 
 
 class Chronicle:
-    """What a coordinator remembers in order to write the history: the chapters, of which the last is of today.
+    """What a coordinator remembers in order to write the history: its chapters; the last is about the current round.
 
     Nothing it hands out counts before `written` says that it stands in the store.
     """
@@ -167,7 +167,7 @@ class Chronicle:
     def completed(
         self, number: int, node_ids: Sequence[str], *, known: Iterable[str], now: float
     ) -> tuple[Chapter, ...]:
-        """The history with a round that is about to be committed; `known` were in the one before."""
+        """Return the history with a round that is about to be committed; `known` were in the one before."""
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
         chapter = Chapter(
@@ -181,7 +181,7 @@ class Chronicle:
         return (*self._chapters[1 - CHAPTERS_MOST :], chapter)
 
     def continued(self, progress: Progress, closed: Closed | None, *, now: float) -> tuple[Chapter, ...] | None:
-        """The history with this progress's news of the round that stands; None if it has none."""
+        """Return the history with this progress's news of the current round; None if it has none."""
         chapter = self._chapters[-1] if self._chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
@@ -207,7 +207,7 @@ class Chronicle:
         return (*self._chapters[:-1], replace(chapter, incidents=(*told, *news)[:INCIDENTS_MOST]))
 
     def written(self, chapters: Sequence[Chapter], *, now: float) -> None:
-        """This stands in the store now."""
+        """Note that these chapters are in the store now."""
         if not self._chapters or self._chapters[-1].number != chapters[-1].number:
             self._began = now
         self._chapters = tuple(chapters)
@@ -220,7 +220,7 @@ class Chronicle:
 
 
 def describe(chapters: Sequence[Chapter]) -> list[str]:
-    """The history as lines of text."""
+    """Return the history as lines of text."""
     lines = []
     for chapter in chapters:
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
@@ -241,7 +241,7 @@ def _names(node_ids: Sequence[str], count: int) -> str:
 
 
 def timeline(run_id: str, chapters: Sequence[Chapter]) -> dict[str, Any]:
-    """The history as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
+    """Return the history as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
 
     A row for the rounds, and one for each node that was named; microseconds since the first round that is remembered.
     A time that nobody knows is drawn a second wide, and says so.
@@ -275,7 +275,7 @@ def timeline(run_id: str, chapters: Sequence[Chapter]) -> dict[str, Any]:
 
 
 def _named(row: int | None, name: str) -> dict[str, Any]:
-    """What a row is called; None: the whole."""
+    """Name a row; None names the whole process."""
     kind = "process_name" if row is None else "thread_name"
     return {"ph": "M", "pid": 1, "tid": row or 0, "name": kind, "args": {"name": name}}
 

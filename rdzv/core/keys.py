@@ -97,7 +97,7 @@ class Keys:
         return f"{self.root}history"
 
     def node(self, node_id: str) -> str:
-        """One node's record."""
+        """Return one node's record."""
         return f"{self.nodes}{node_id}"
 
     def banned(self, node_id: str) -> str:
@@ -105,21 +105,21 @@ class Keys:
         return f"{self.bans}{node_id}"
 
     def unfit(self, node_id: str) -> str:
-        """Why one node failed its health check."""
+        """Return why one node failed its health check."""
         return f"{self.unfits}{node_id}"
 
     def attempt(self, number: int, term: int) -> str:
-        """The prefix of one coordinator's attempt at one round."""
+        """Return the prefix of one coordinator's attempt at one round."""
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """One bucket of ranks, or the prefix of all."""
+        """Return one bucket of ranks, or the prefix of all."""
         return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:
-        """One bucket of the roster, or the prefix of all."""
+        """Return one bucket of the roster, or the prefix of all."""
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def shared(self, number: int, term: int) -> str:
-        """The prefix of what a round's members share."""
+        """Return the prefix of what a round's members share."""
         return f"{self.attempt(number, term)}store/"

@@ -125,7 +125,7 @@ class by_topology:  # noqa: N801  an order like the others, that also chooses
         return sorted(arrivals, key=lambda record: (natural(self._domain(record)), natural(record.node_id)))
 
     def choose(self, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int) -> Sequence[NodeRecord]:
-        """So many of the candidates, in whole domains as far as that is possible."""
+        """Choose `count` of the candidates, in whole domains as far as possible."""
         inhabited = {self._domain(record) for record in kept}
         domains: dict[str, list[NodeRecord]] = {}
         for record in candidates:
@@ -162,7 +162,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
 
 
 def order_named(name: str | RankOrder) -> RankOrder:
-    """The order that a setting names: one of `RANK_ORDERS`, or topology:ATTRIBUTE.
+    """Return the order that a setting names: one of `RANK_ORDERS`, or topology:ATTRIBUTE.
 
     Raises:
         RendezvousSettingsError: It names none.

@@ -56,7 +56,7 @@ class Phase(Enum):
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Which bucket of ranks a node is in; the same on every machine."""
+    """Return which bucket of ranks a node is in; the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
@@ -89,7 +89,7 @@ class NodeRecord:
     arrival: int = 0
 
     def pack(self) -> bytes:
-        """To bytes; the node's id is in its key, the arrival in its revision."""
+        """Pack it into bytes; the node's id is in its key, the arrival in its revision."""
         plain: dict[str, Any] = {"incarnation": self.incarnation, "address": self.address, "port": self.port}
         if self.arrived_after >= 0:
             plain["arrived_after"] = self.arrived_after
@@ -105,7 +105,7 @@ class NodeRecord:
 
     @classmethod
     def unpack(cls, node_id: str, value: bytes, *, arrival: int) -> NodeRecord:
-        """From what a node's key holds, and the revision at which it was written."""
+        """Unpack what a node's key holds; `arrival` is the revision at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> NodeRecord:
             return cls(
@@ -134,12 +134,12 @@ class Member:
 
 
 def pack_members(members: Sequence[Member]) -> bytes:
-    """One bucket of ranks."""
+    """Pack one bucket of ranks."""
     return pack([(member.node_id, member.rank, member.arrival) for member in members])
 
 
 def unpack_members(value: bytes) -> list[Member]:
-    """From one bucket of ranks."""
+    """Unpack one bucket of ranks."""
 
     def build(plain: Sequence[Any]) -> list[Member]:
         return [
@@ -170,12 +170,12 @@ class Participant:
 
 
 def pack_roster(participants: Sequence[Participant]) -> bytes:
-    """One bucket of the roster."""
+    """Pack one bucket of the roster."""
     return pack([(one.node_id, one.rank, one.address, one.payload, dict(one.attributes)) for one in participants])
 
 
 def unpack_roster(value: bytes) -> list[Participant]:
-    """From one bucket of the roster."""
+    """Unpack one bucket of the roster."""
 
     def build(plain: Sequence[Any]) -> list[Participant]:
         return [
@@ -217,7 +217,7 @@ class Round:
     revision: int = 0
 
     def pack(self) -> bytes:
-        """To bytes."""
+        """Pack it into bytes."""
         return pack(
             {
                 "number": self.number,
@@ -232,7 +232,7 @@ class Round:
 
     @classmethod
     def unpack(cls, value: bytes, *, revision: int) -> Round:
-        """From what the key holds, and the revision at which it was written."""
+        """Unpack what the key holds; `revision` is that at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> Round:
             return cls(
@@ -270,12 +270,12 @@ class Closed:
     by: str = ""
 
     def pack(self) -> bytes:
-        """To bytes."""
+        """Pack it into bytes."""
         return pack({"reason": self.reason, "by": self.by})
 
     @classmethod
     def unpack(cls, value: bytes) -> Closed:
-        """From what the key holds."""
+        """Unpack what the key holds."""
         return unpack("the closing", value, lambda plain: cls(reason=of(str, plain["reason"]), by=of(str, plain["by"])))
 
 
@@ -294,12 +294,12 @@ class Ban:
     now: bool = False
 
     def pack(self) -> bytes:
-        """To bytes."""
+        """Pack it into bytes."""
         return pack({"reason": self.reason, "by": self.by, "now": self.now})
 
     @classmethod
     def unpack(cls, value: bytes) -> Ban:
-        """From what the key holds."""
+        """Unpack what the key holds."""
         return unpack(
             "a ban",
             value,
@@ -357,7 +357,7 @@ class Progress:
     spare_ids: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
-        """To bytes; by position, because every node is sent this."""
+        """Pack it into bytes, by position: every node is sent this, so it is kept short."""
         return pack(
             (
                 self.phase.value,
@@ -382,7 +382,7 @@ class Progress:
 
     @classmethod
     def unpack(cls, value: bytes) -> Progress:
-        """From what the key holds."""
+        """Unpack what the key holds."""
 
         def build(plain: Sequence[Any]) -> Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
@@ -503,10 +503,10 @@ class RunStatus:
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
-    """What all nodes of a run must agree on; equal settings give equal bytes."""
+    """Pack what all nodes of a run must agree on; equal settings give equal bytes."""
     return pack(dict(sorted(shared.items())))
 
 
 def unpack_settings(value: bytes) -> dict[str, Any]:
-    """From what the key holds."""
+    """Unpack what the key holds."""
     return unpack("the settings of the run", value, dict)

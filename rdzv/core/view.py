@@ -121,7 +121,7 @@ class View:
             self._count(now)
 
     def record(self, node_id: str) -> NodeRecord:
-        """What a node that is here has said of itself, whether it is in the last round or waits for the next."""
+        """Return what a node that is here has said of itself, whether it is in the last round or waits for the next."""
         return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
@@ -141,7 +141,7 @@ class View:
         self._count(now)
 
     def stand(self, members: Iterable[Member]) -> bool:
-        """Whether each of these, chosen a moment ago, waits still, by the same arrival."""
+        """Return whether each of these, chosen a moment ago, waits still, by the same arrival."""
         arrivals = {node_id: record.arrival for node_id, record in self.waiting.items()}
         return all(arrivals.get(member.node_id) == member.arrival for member in members)
 
@@ -168,7 +168,7 @@ class View:
         self._inherited = None
 
     def _goes_on(self, inherited: Progress) -> bool:
-        """Whether the last call that ran when this was said still runs.
+        """Return whether the last call that ran when this was said still runs.
 
         It does if those who stood then and stand now are enough; else the count fell below the minimum while nobody
         was looking, and those who have come since begin a new one.

@@ -174,13 +174,13 @@ class Plans:
             raise self.superseded_error(reason)
 
     def superseded_error(self, reason: str) -> RoundSupersededError:
-        """The error that says so, and what to do."""
+        """Return the error that says so, and what to do."""
         return RoundSupersededError(
             f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
         )
 
     def _fenced(self, request: Request[Any]) -> Request[Any]:
-        """The request, conditional on the fence; a transaction that fails reads what the fence looks at."""
+        """Return the request, conditional on the fence; a transaction that fails reads what the fence looks at."""
         if type(request) is Transact:
             return Transact(
                 when=(*self._fence, *request.when),
@@ -190,7 +190,7 @@ class Plans:
         return _make_guarded(self._fence, request) if self._fence else request
 
     def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
-        """The response as the plan expects it: if a transaction has failed, it was not because of the fence."""
+        """Return the response as the plan expects it: if a transaction has failed, it was not because of the fence."""
         if response.succeeded:
             return response
         assert isinstance(request, Transact), "a transaction's result answers a transaction"
@@ -205,7 +205,7 @@ class Plans:
         return TransactionResult(succeeded=False, results=response.results[reads:], revision=response.revision)
 
     def _explained(self, error: StoreError, seconds: float) -> _OutOfTime:
-        """What a plan hears of an error, if it is one that it may hear of; all others are raised."""
+        """Return the error that a plan may handle; raise all others."""
         if isinstance(error, ConditionFailed):
             raise self.superseded_error(self._superseded() or str(error)) from error
         reason = self._superseded()
@@ -246,7 +246,7 @@ class Plans:
         return [entry.value for entry in listing.entries if entry is not None]
 
     def _found_late(self, names: tuple[str, ...], held: tuple[str, ...], late: _OutOfTime) -> Plan[list[bytes]]:
-        """What the keys hold after all, when the time for waiting is over."""
+        """Return what the keys hold after all, when the time for waiting is over."""
         missing = yield from self._missing(names, held)
         # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
         found = (yield from self._read(held)) if not missing else None
@@ -266,7 +266,7 @@ class Plans:
                 raise _waited_in_vain(names, missing, late.seconds) from late
 
     def check(self, keys: Iterable[str]) -> Plan[bool]:
-        """Whether all keys exist."""
+        """Return whether all keys exist."""
         conditions = tuple(when.exists(self._value_key(key)) for key in _keys(keys))
         result: TransactionResult = yield Transact(when=conditions, then=())
         return result.succeeded
@@ -318,7 +318,7 @@ class Plans:
         return counted.count > 0
 
     def list_keys(self) -> Plan[list[str]]:
-        """The keys that hold values; as in PyTorch, queues are not among them."""
+        """Return the keys that hold values; as in PyTorch, queues are not among them."""
         listing: Listing = yield List(prefix=self._prefix, keys_only=True)
         keys = [entry.key for entry in listing.entries if entry is not None]
         queues = {_escaped_key_of(key, self._queues) for key in keys if key.startswith(self._queues)}
@@ -326,11 +326,11 @@ class Plans:
         return [key for key in values if _escaped(key) not in queues]
 
     def num_keys(self) -> Plan[int]:
-        """How many keys hold values."""
+        """Return how many keys hold values."""
         return len((yield from self.list_keys()))
 
     def _missing(self, names: tuple[str, ...], held: tuple[str, ...]) -> Plan[tuple[str, ...]]:
-        """Which of the keys do not exist, without reading the others' values; all, if the store does not say."""
+        """Return which of the keys do not exist, without reading the others' values; all, if the store does not say."""
         if not held:
             return ()
         try:
@@ -341,7 +341,7 @@ class Plans:
         return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
 
     def _read(self, held: tuple[str, ...]) -> Plan[list[bytes] | None]:
-        """What the keys hold at one revision, or None if they do not all exist."""
+        """Return what the keys hold at one revision, or None if they do not all exist."""
         distinct = tuple(dict.fromkeys(held))
         result: TransactionResult = yield Transact(
             when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))
@@ -386,7 +386,7 @@ class Plans:
                 yield from self._wait_for_push(key, mark)
 
     def queue_len(self, key: str) -> Plan[int]:
-        """How many items a queue holds; 0 if there is no such queue."""
+        """Return how many items a queue holds; 0 if there is no such queue."""
         counted: Counted = yield Count(prefix=self._queue_prefix(key))
         return counted.count
 
@@ -463,7 +463,7 @@ def _escaped_key_of(item: str, prefix: str) -> str:
 
 
 def _common_prefix(keys: Iterable[str]) -> str:
-    """What all of these begin with."""
+    """Return what all of these begin with."""
     first, last = min(keys), max(keys)
     for at, character in enumerate(first):
         if not last.startswith(character, at):

@@ -10,7 +10,7 @@ Names, order of arguments and meaning are those of PyTorch 2.13, with these diff
 - A queue's key cannot be that of a value as well.
 
 Every request is conditional on this node's being a member of the round. Once it is not, whatever it asks, and whatever
-it waits for, ends with `RoundSupersededError` (promises R9, R10). What is done is said in `plans`, once for both.
+it waits for, ends with `RoundSupersededError` (promises R9, R10). `operations` says what is done, once for both.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Twin:
         self._timeout = _seconds(timeout)
 
     def clone(self) -> Self:
-        """Another object for the same keys, with a timeout of its own."""
+        """Return another object for the same keys, with a timeout of its own."""
         return copy.copy(self)
 
     def _limit(self, timeout: timedelta | float | None) -> float:
@@ -157,7 +157,7 @@ class SharedStore(_Twin):
         )
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
-        """The blocking twin, for the same keys under the same fence, on a client of its own."""
+        """Return the blocking twin, for the same keys under the same fence, on a client of its own."""
         return BlockingSharedStore(
             client,
             prefix=self._prefix,
@@ -217,7 +217,7 @@ class SharedStore(_Twin):
         await self._run(self._plans.wait(keys), timeout)
 
     async def check(self, keys: Iterable[str]) -> bool:
-        """Whether all keys exist now."""
+        """Return whether all keys exist now."""
         return await self._run(self._plans.check(keys))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
@@ -233,11 +233,11 @@ class SharedStore(_Twin):
         return await self._run(self._plans.delete_key(key))
 
     async def num_keys(self) -> int:
-        """How many keys of this round hold values."""
+        """Return how many keys of this round hold values."""
         return await self._run(self._plans.num_keys())
 
     async def list_keys(self) -> list[str]:
-        """The keys of this round that hold values, sorted."""
+        """Return the keys of this round that hold values, sorted."""
         return await self._run(self._plans.list_keys())
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
@@ -261,7 +261,7 @@ class SharedStore(_Twin):
         return await self._run(self._plans.queue_pop(key, block))
 
     async def queue_len(self, key: str) -> int:
-        """How many items a queue holds."""
+        """Return how many items a queue holds."""
         return await self._run(self._plans.queue_len(key))
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
@@ -335,7 +335,7 @@ class BlockingSharedStore(_Twin):
         self._run(self._plans.wait(keys), timeout)
 
     def check(self, keys: Iterable[str]) -> bool:
-        """Whether all keys exist now."""
+        """Return whether all keys exist now."""
         return self._run(self._plans.check(keys))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
@@ -347,11 +347,11 @@ class BlockingSharedStore(_Twin):
         return self._run(self._plans.delete_key(key))
 
     def num_keys(self) -> int:
-        """How many keys of this round hold values."""
+        """Return how many keys of this round hold values."""
         return self._run(self._plans.num_keys())
 
     def list_keys(self) -> list[str]:
-        """The keys of this round that hold values, sorted."""
+        """Return the keys of this round that hold values, sorted."""
         return self._run(self._plans.list_keys())
 
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
@@ -371,7 +371,7 @@ class BlockingSharedStore(_Twin):
         return self._run(self._plans.queue_pop(key, block))
 
     def queue_len(self, key: str) -> int:
-        """How many items a queue holds."""
+        """Return how many items a queue holds."""
         return self._run(self._plans.queue_len(key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:

@@ -72,7 +72,7 @@ class Client(interface.BlockingStore):
         return Watch(self, self._client.watch(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def time(self) -> float:
-        """Seconds on this machine's monotonic clock."""
+        """Return seconds on this machine's monotonic clock."""
         return time.monotonic()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Watch(interface.BlockingWatch):
             self._client._soon(scope.cancel)
 
     def batches(self) -> Iterator[list[Event]]:
-        """One list of events per revision; see `interface.BlockingWatch`."""
+        """Return one list of events per revision; see `interface.BlockingWatch`."""
         while not self._closed:
             batch = self._client._run(self._next())
             if batch is not None:

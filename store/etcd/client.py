@@ -163,7 +163,7 @@ class Client(interface.Store):
             await self.gateway.aclose()
 
     def fail(self, error: StoreError) -> None:
-        """This client is of no more use; everyone who waits is told why, and the first reason counts."""
+        """Make this client useless: every call under way raises the error. The first error counts."""
         if self._failed is None:
             self._failed = error
             for scope in tuple(self._scopes):
@@ -190,17 +190,17 @@ class Client(interface.Store):
         return self._failed
 
     def time(self) -> float:
-        """Seconds on the event loop's clock."""
+        """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
     async def _own_address(self) -> str | None:
-        """This machine's address on the way to the cluster."""
+        """Return this machine's address on the way to the cluster."""
         host, port = self.gateway.here
         with contextlib.suppress(OSError):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
             for family, kind, _, _, target in found:
                 with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
-                    sock.connect(target)  # which sends nothing: it only chooses the way
+                    sock.connect(target)  # sends nothing: it only chooses a route
                     address: str = sock.getsockname()[0]
                     return address
         return None
@@ -213,7 +213,7 @@ class Client(interface.Store):
             raise unsent(self._failed)
 
     async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
-        """Await something for as long as this client is of use."""
+        """Await something until this client fails; then raise what it failed of."""
         self._check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)

@@ -77,7 +77,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, url: str) -> Cluster:
-        """The cluster that a URL names.
+        """Return the cluster that a URL names.
 
         Raises:
             StoreUsageError: It is not the URL of an etcd cluster; the message says what is wrong with it.
@@ -122,7 +122,7 @@ def _end(prefix: bytes) -> bytes:
 
 
 def span_of(prefix: str) -> Span:
-    """The keys that start with a prefix."""
+    """Return the keys that start with a prefix."""
     start = prefix.encode()
     return start or b"\0", _end(start)
 
@@ -159,7 +159,7 @@ def _key(kv: Json) -> str:
 
 
 def entry_in(response: Json) -> Entry | None:
-    """What a read of one key found."""
+    """Return what a read of one key found."""
     kvs = response.get("kvs")
     return entry_of(kvs[0]) if kvs else None
 
@@ -173,7 +173,7 @@ def watch_request(keys: Iterable[str | Span], *, start_revision: int) -> list[Js
 
 
 def events_of(result: Json, hidden: str) -> list[list[Event]]:
-    """The changes in one message of a watch, one list per revision; etcd never splits a revision."""
+    """Return the changes in one message of a watch, one list per revision; etcd never splits a revision."""
     batches: list[list[Event]] = []
     for change in result.get("events", ()):
         event = _event(change)
@@ -226,7 +226,7 @@ def compare(condition: Condition) -> Json:
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
-    """The error for conditions one of which does not hold."""
+    """Return the error for conditions one of which does not hold."""
     shown = [
         f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r:.40}"
         for condition in conditions[:4]
@@ -270,7 +270,7 @@ INVALID, NOT_FOUND, DENIED, UNAUTHENTICATED = 3, 5, 7, 16
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
-    """What a refusal by etcd means: an error for the caller, or something that the client deals with.
+    """Return what a refusal by etcd means: an error for the caller, or something that the client deals with.
 
     Args:
         code: That of gRPC.

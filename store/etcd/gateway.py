@@ -227,12 +227,12 @@ class Gateway:
         return self._message(reply) if "result" in reply or "header" not in reply else reply
 
     def attempt_limit(self, failures: int) -> float:
-        """Seconds for the next attempt, after so many that failed."""
+        """Return seconds for the next attempt, after so many that failed."""
         first = ATTEMPT_FIRST if len(self._cluster.urls) > 1 else ATTEMPT_ALONE
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def _post(self, here: int, path: str, body: Json, token: str | None, limit: float) -> Json:
-        """One request to one member, and its answer."""
+        """Make one request to one member, and return its answer."""
         try:
             with anyio.fail_after(limit):
                 async with self._open(here, path, [body], token) as response:
@@ -254,7 +254,7 @@ class Gateway:
         return self._session.post(self._cluster.urls[here] + path, data=content, headers=headers)
 
     def _explained(self, error: Exception, limit: float) -> Exception:
-        """What an attempt came to that brought no answer."""
+        """Return the error for an attempt that brought no answer."""
         match error:
             case aiohttp.ClientConnectorCertificateError():
                 words = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
@@ -308,7 +308,7 @@ class Gateway:
         raise verdict
 
     def _message(self, line: Json) -> Json:
-        """One message of a stream."""
+        """Return the message in one line of a stream."""
         if "result" not in line:
             self._refuse(line)
         result: Json = line["result"]
@@ -427,7 +427,7 @@ class Gateway:
     # ------------------------------------------------------------------------------------------ who we are
 
     async def _logged_in(self, here: int, limit: float) -> str | None:
-        """The token to show, fetched if need be; None if nobody needs to log in."""
+        """Return the token to show, fetched if need be; None if nobody needs to log in."""
         if self._user is None or self._token is not None:
             return self._token or None
         async with self._logging_in:
@@ -496,7 +496,7 @@ class Stream:
         return self
 
     async def read(self) -> list[Json] | None:
-        """The next messages, none if there were only half ones; None if it is time to open it anew.
+        """Return the next messages, none if there were only half ones; None if it is time to open it anew.
 
         A peer that has gone without a word is noticed: if nothing comes for a while, its member is asked.
 

@@ -41,7 +41,7 @@ class Reads:
         self.hidden = hidden
 
     async def read(self, guard: Sequence[Condition], asked: Jsons, deadline: float) -> tuple[Jsons, int]:
-        """Several reads at one revision; what each found, and the revision."""
+        """Read several ranges at one revision; return what each found, and the revision."""
         if not guard and len(asked) == 1:
             reply = await self.gateway.ask("kv/range", asked[0], deadline=deadline, what="reading")
             return [reply], int(reply["header"]["revision"])
@@ -62,7 +62,7 @@ class Reads:
         return [response["response_range"] for response in responses], int(reply["header"]["revision"])
 
     async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
-        """Several keys at one revision, that of the first of perhaps several requests."""
+        """Read several keys at one revision: that of the first request, if it takes several."""
         while True:
             entries: MaybeEntries = []
             revision = 0
@@ -80,7 +80,7 @@ class Reads:
                 return Listing(entries=tuple(entries), revision=revision)
 
     async def list(self, request: List, guard: tuple[Condition, ...], deadline: float) -> Listing:
-        """All entries under a prefix, at one revision."""
+        """Return all entries under a prefix, at one revision."""
         while True:
             try:
                 pages = [
@@ -96,7 +96,7 @@ class Reads:
     async def pages(
         self, prefix: str, guard: tuple[Condition, ...], deadline: float, *, keys_only: bool = False
     ) -> AsyncIterator[tuple[Entries, int]]:
-        """All entries under a prefix, sorted, in pieces of one revision; and that revision."""
+        """Yield all entries under a prefix, sorted, in pieces of one revision, each with that revision."""
         revision = 0
         for first, last in spans(prefix, self.hidden):
             after: bytes | None = first
@@ -112,7 +112,7 @@ class Reads:
                 after = entries[-1].key.encode(errors="surrogateescape") + b"\0" if more else None
 
     async def stats(self, deadline: float) -> Figures:
-        """The few figures that etcd gives."""
+        """Return the few figures that etcd gives."""
         revision = await self.gateway.current_revision(deadline)
         status = await self.gateway.ask("maintenance/status", {}, deadline=deadline, what="stats")
         return Figures(
@@ -127,7 +127,7 @@ class Reads:
         )
 
     async def count(self, request: Count, guard: tuple[Condition, ...], deadline: float) -> Counted:
-        """How many keys start with a prefix."""
+        """Count the keys that start with a prefix."""
         asked = [range_of(span, count_only=True) for span in spans(request.prefix, self.hidden)]
         replies, revision = await self.read(guard, asked, deadline)
         return Counted(count=sum(int(reply.get("count", 0)) for reply in replies), revision=revision)

@@ -44,7 +44,7 @@ class Receipts:
         self._taking = asyncio.Lock()
 
     async def take(self, deadline: float) -> Receipt:
-        """One that nobody else uses."""
+        """Return a receipt that nobody else uses."""
         async with self._taking:
             now = anyio.current_time()
             if self._lease is None or now > self._good_until:
@@ -57,12 +57,12 @@ class Receipts:
         return Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=self._lease)
 
     def give_back(self, receipt: Receipt) -> None:
-        """It is free again; its revision is known. What is not given back lapses."""
+        """Free a receipt whose revision is known. A receipt that is not given back lapses."""
         if receipt.lease == self._lease:
             self._free.append(receipt)
 
     async def stand(self, deadline: float) -> bool:
-        """Whether their lease is still there; if not, the next one is on a new one."""
+        """Return whether their lease is still there; if not, the next one is on a new one."""
         asked = {"ID": str(self._lease)}
         reply = await self._gateway.ask("lease/timetolive", asked, deadline=deadline, what="a question")
         if int(reply.get("TTL", 0)) > 0:

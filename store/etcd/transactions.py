@@ -220,7 +220,7 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 def rests_on(branch: Branch) -> list[str]:
-    """The keys whose values must be read before a branch can be sent: what it adds or appends to."""
+    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to."""
     return [operation.key for operation in branch.operations if isinstance(operation, Add | Append)]
 
 
@@ -321,7 +321,7 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Json]:
 
 
 def outcome(write: Write, receipt: Receipt | None, reply: Json, *, hidden: str, fence: bool = False) -> Outcome:
-    """What came of a transaction that `transaction` made of the same arguments."""
+    """Return what came of a transaction that `transaction` made of the same arguments."""
     revision = int(reply["header"]["revision"])
     responses = reply.get("responses", [])
     if receipt is not None and not reply.get("succeeded"):
@@ -379,7 +379,7 @@ def _result(
 
 
 def answer(request: Request[Any], outcome: Outcome) -> Response:
-    """The response to a request, of what came of it."""
+    """Return the response to a request, given its outcome."""
     results, revision = outcome.results, outcome.revision
     match request:
         case Put():
@@ -415,7 +415,7 @@ def recovery(write: Write, found: Entry, *, hidden: str) -> Json:
 
 
 def recovered(write: Write, found: Entry, reply: Json, *, hidden: str) -> Outcome:
-    """What came of that write."""
+    """Return what came of that write."""
     branch = _branch(write, found.value)
     raw = iter(reply.get("responses", []))
     results: list[Any] = []

@@ -65,12 +65,12 @@ class Watch(interface.Watch):
         self._release()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """One list of events per revision; see `interface.Watch`."""
+        """Return one list of events per revision; see `interface.Watch`."""
         while True:
             yield await self.next_batch()
 
     async def next_batch(self) -> list[Event]:
-        """The next list of events."""
+        """Return the next list of events."""
         while not self._batches:
             if self._closed:
                 raise StoreUsageError("the watch is closed")

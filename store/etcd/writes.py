@@ -79,7 +79,7 @@ class Writes:
         return answer(request, done)
 
     async def _on_leases(self, write: Write, deadline: float) -> tuple[Write, list[int]]:
-        """The write with a lease of its own for each put that has a TTL; and these leases."""
+        """Return the write with a new lease for each put that has a TTL; and these leases."""
         leases = []
         branches = []
         for branch in (write.then, write.otherwise):
@@ -157,7 +157,7 @@ class Writes:
             return done
 
     async def _recovered(self, write: Write, receipt: Receipt, found: Entry | None, deadline: float) -> Outcome:
-        """What came of an attempt whose answer was lost: its receipt says which way it went."""
+        """Return what came of an attempt whose answer was lost: its receipt says which way it went."""
         if found is None or found.mod_revision <= receipt.revision:
             raise _nobody_knows(self._gateway.name)
         body = recovery(write, found, hidden=self._reads.hidden)
