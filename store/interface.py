@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from store.errors import StoreError, StoreUsageError
+from store.errors import LimitExceeded, StoreError, StoreUsageError
 from store.messages import (
     Add,
     Append,
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
 
 DEFAULT_TIMEOUT = 30.0  # seconds for a call of any client, unless it is made or called with another
+DELETED_AT_ONCE = 4096  # keys, by `delete_prefix`; a server that takes fewer deletes fewer
 
 R = TypeVar("R", bound=Response)
 Keys: TypeAlias = "Iterable[str]"
@@ -240,8 +241,23 @@ class Store(ABC):
         return (await self.call(_guarded(Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
-        """Delete all keys that start with `prefix`; how many there were."""
-        return (await self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=timeout)).count
+        """Delete all keys that start with `prefix`; how many there were.
+
+        At one revision, unless there are more than the server changes at once (`writes_max`): then in several steps.
+        """
+        total, at_most = 0, None
+        while True:
+            request = DeletePrefix(prefix=prefix, at_most=at_most)
+            try:
+                count = (await self.call(_guarded(request, when), timeout=timeout)).count
+            except LimitExceeded:
+                if at_most is not None:
+                    raise
+                at_most = DELETED_AT_ONCE
+                continue
+            total += count
+            if at_most is None or count == 0:
+                return total
 
     async def compare_and_set(
         self,
@@ -426,8 +442,23 @@ class BlockingStore(ABC):
         return self.call(_guarded(Delete(key), when), timeout=timeout).count > 0
 
     def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
-        """Delete all keys that start with `prefix`; how many there were."""
-        return self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=timeout).count
+        """Delete all keys that start with `prefix`; how many there were.
+
+        At one revision, unless there are more than the server changes at once (`writes_max`): then in several steps.
+        """
+        total, at_most = 0, None
+        while True:
+            request = DeletePrefix(prefix=prefix, at_most=at_most)
+            try:
+                count = self.call(_guarded(request, when), timeout=timeout).count
+            except LimitExceeded:
+                if at_most is not None:
+                    raise
+                at_most = DELETED_AT_ONCE
+                continue
+            total += count
+            if at_most is None or count == 0:
+                return total
 
     def compare_and_set(
         self,

@@ -54,6 +54,11 @@ class Limits:
         past="`LimitExceeded`",
     )
     operations_max: int = _limit(16_384, "Conditions, operations, or keys, in one request.", past="`LimitExceeded`")
+    writes_max: int = _limit(
+        4_096,
+        "Keys that one request writes or deletes. A lease with more of them goes in several revisions.",
+        past="`LimitExceeded`; a client's `delete_prefix` deletes more in several steps",
+    )
     watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.", past="`LimitExceeded`")
     waits_bytes_max: int = _limit(
         8 * MIB,

@@ -45,6 +45,7 @@ __all__ = [
     "LeaseState",
     "List",
     "Listing",
+    "ListingPart",
     "Operation",
     "Ping",
     "Pong",
@@ -174,6 +175,13 @@ class Listing(Response):
 
     entries: tuple[Entry | None, ...]
     revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingPart(Response):
+    """The first entries of a listing that is long; more come under the same id, and a `Listing` of the last ones."""
+
+    entries: tuple[Entry | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,9 +365,10 @@ class Count(Request[Counted]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePrefix(Request[Counted]):
-    """Delete all keys that start with `prefix`, at one revision."""
+    """Delete all keys that start with `prefix`, at one revision; with `at_most`, the first so many of them."""
 
     prefix: str
+    at_most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ class Admission:
                     assert_never(operation)
             written[operation.key] = size
             room.append((operation.key, size))
+        self.check_writes(len(written))
         self.check_revision(sum(written.values()))
         self.check_room(room)
         self.check_answer(answer)
@@ -174,6 +175,11 @@ class Admission:
                 f"the store would hold {size} bytes; stored_bytes_max is {self._limits.stored_bytes_max}: delete some"
             )
 
+    def check_writes(self, count: int) -> None:
+        """Refuse to change more keys at once than others can wait for (promise S11)."""
+        if count > self._limits.writes_max:
+            raise LimitExceeded(f"the request changes {count} keys; writes_max is {self._limits.writes_max}: split it")
+
     def check_revision(self, size: int) -> None:
         """Refuse to change more at once than a disk takes in one piece, and than watchers take in one message."""
         if size > self._limits.revision_bytes_max:
@@ -237,7 +243,7 @@ class Admission:
             LeaseNotFound: It has lapsed, or was revoked.
         """
         lease = self._leases.get(id)
-        if lease is None:
+        if lease is None or lease.ending:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from store.engine.scans import Scan
     from store.engine.watches import Watcher
     from store.messages import Event, Response
 
-__all__ = ["Answer", "Applied", "Delivery"]
+__all__ = ["Answer", "Applied", "Delivery", "Overtaken", "Work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,42 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overtaken:
+    """A watch that was being opened has ended: what follows `revision` is no longer kept. Its client resumes there."""
+
+    watcher: Watcher
+    revision: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """A request that takes more than one turn, and how far it has come.
+
+    Attributes:
+        watcher: Whose request it is, and its id.
+        scan: What is being read; None if that is over, or was not asked for.
+        keys_only: Whether values are left out.
+        prefix: What is watched; None if nothing is.
+        next_revision: From which revision on a watch must still be told what has happened.
+    """
+
+    watcher: Watcher
+    scan: Scan | None
+    keys_only: bool = False
+    prefix: str | None = None
+    next_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a request led to: the response (None while it is parked), and what others must now be told."""
+    """What a request led to.
+
+    Attributes:
+        response: What to answer; None while it is parked. While there is `work`, it is a part of the answer.
+        deliveries: What others must now be told.
+        work: What is left to do, in turns to come.
+    """
 
     response: Response | None
-    deliveries: tuple[Delivery | Answer, ...] = ()
+    deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()
+    work: Work | None = None

@@ -6,6 +6,7 @@ and gives its events, which the engine announces.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from store.engine.admission import sum_of
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
+    from store.engine.scans import Scan
 
 __all__ = ["Changes"]
 
@@ -29,6 +31,7 @@ class Changes:
 
     Attributes:
         facts: What a journal must be told; None if nobody keeps it.
+        scans: Those that are told what a key held before it is changed.
     """
 
     def __init__(self, keys: Keyspace, leases: Leases, *, facts: Facts | None) -> None:
@@ -36,6 +39,7 @@ class Changes:
         self._leases = leases
         self.facts = facts
         self._events: list[Event] = []
+        self.scans: dict[Scan, None] = {}
 
     @property
     def begun(self) -> bool:
@@ -95,6 +99,8 @@ class Changes:
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self._keys.revision + 1
         before = self._keys.get(key)
+        for scan in self.scans:
+            scan.note(key, before)
         if before is not None and before.lease != lease:
             self._detach(key, before.lease)
         entry = _make_entry(key, value, before.create_revision if before else revision, revision, lease)
@@ -102,12 +108,14 @@ class Changes:
         if lease is not None:
             record = self._leases.get(lease)
             assert record is not None, "a put on a lease that is gone was refused"
-            record.keys.add(key)
+            record.keys[key] = None
         self._events.append(put_event(entry))
         return revision
 
     def erase(self, key: str) -> bool:
         """Delete a key, if it is there."""
+        for scan in self.scans:
+            scan.note(key, self._keys.get(key))
         entry = self._keys.pop(key)
         if entry is None:
             return False
@@ -119,7 +127,7 @@ class Changes:
     def _detach(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.get(lease_id)
         if lease is not None:
-            lease.keys.discard(key)
+            lease.keys.pop(key, None)
             if lease.anonymous and not lease.keys:
                 self._forget_lease(lease)
 
@@ -136,12 +144,17 @@ class Changes:
             )
         return lease
 
-    def end_lease(self, lease: LeaseRecord) -> None:
-        """End a lease, and delete its keys."""
-        for key in sorted(lease.keys):
+    def end_lease(self, lease: LeaseRecord, *, most: int) -> bool:
+        """End a lease, and delete its keys, at `most` so many now; whether that was all."""
+        keys = sorted(lease.keys) if len(lease.keys) <= most else list(islice(lease.keys, most))
+        lease.ending = True
+        for key in keys:
             self.erase(key)
+        if lease.keys:
+            return False
         if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
             self._forget_lease(lease)
+        return True
 
     def _forget_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)

@@ -16,19 +16,19 @@ its sockets: a keep-alive that has arrived is never overtaken by its own lease (
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission, shown, sum_of
-from store.engine.applied import Answer, Applied, Delivery
+from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
 from store.engine.changes import Changes
 from store.engine.changeset import Facts, KeptReply
 from store.engine.keyspace import Keyspace, answer_bytes, put_event
 from store.engine.leases import Leases
 from store.engine.reply_size import reply_cost
+from store.engine.scans import PART_BYTES, Scan
 from store.engine.sessions import Forgotten, Session, Sessions
 from store.engine.waits import Parked, Waits, wait_bytes
-from store.engine.watches import History, Watcher, Watches, event_bytes, watch_bytes
+from store.engine.watches import History, Watcher, Watches, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.fast_init import constructor
 from store.limits import Limits
@@ -61,6 +61,7 @@ from store.messages import (
     LeaseState,
     List,
     Listing,
+    ListingPart,
     Ping,
     Pong,
     Put,
@@ -76,23 +77,23 @@ from store.messages import (
     Watch,
     Watching,
     Written,
-    key_bytes,
     mutates,
     only_takes_away,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from store.engine.changeset import Saved
 
-__all__ = ["Answer", "Applied", "Delivery", "Engine"]
+__all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
-SNAPSHOT_BATCH_BYTES = 256 * 1024  # a snapshot comes in pieces, so that its frames stay small
+REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
+LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
 
 
 # Of what almost every request makes.
-_make_applied = constructor(Applied)
+_make_applied, _make_entry = constructor(Applied), constructor(Entry)
 _make_found, _make_written, _make_added = constructor(Found), constructor(Written), constructor(Added)
 _make_compared, _make_listing = constructor(CompareAndSetResult), constructor(Listing)
 
@@ -141,7 +142,9 @@ class Engine:
         )
         self._peer = self._request_id = 0  # whose request is being carried out, and which
         self._when: tuple[Condition, ...] = ()  # on what condition
-        self._deliveries: list[Delivery | Answer] = []
+        self._deliveries: list[Delivery | Answer | Overtaken] = []
+        self._work: Work | None = None  # what is left to do of the request being carried out
+        self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._lapsed = 0
 
@@ -160,7 +163,7 @@ class Engine:
             engine._keys.put(entry, None)
             lease = engine._leases.get(entry.lease) if entry.lease is not None else None
             if lease is not None:
-                lease.keys.add(entry.key)
+                lease.keys[entry.key] = None
         engine._history.restore(saved.history, compacted=saved.compacted)
         engine._sessions.restore(saved.sessions, last=saved.last_session, now=now, cost=reply_cost)
         return engine
@@ -198,6 +201,9 @@ class Engine:
         self._leases.advance(now)
         self._leases.peer_closed(peer)
         self._watches.peer_closed(peer)
+        work = self._works.pop(peer, None)
+        if work is not None and work.scan is not None:
+            del self._changes.scans[work.scan]
         self._waits.peer_closed(peer)
         session = self._session_of.pop(peer, None)
         if session is not None:
@@ -253,6 +259,9 @@ class Engine:
             assert not self._changes.begun, "a refused request has changed nothing"
             response = Failed(kind=_FAILURES[type(error)], message=str(error))
         self._announce()
+        work, self._work = self._work, None
+        if work is not None:
+            self._works[peer] = work
         if changes and response is not None:
             session.keep(request_id, response, reply_cost(response))
             if self._changes.facts is not None:
@@ -261,7 +270,19 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
-        return _make_applied(response, self._take_deliveries())
+        return _make_applied(response, self._take_deliveries(), work)
+
+    def go_on(self, work: Work) -> Applied:
+        """Do the next step of a request that takes several. What others have done meanwhile is not seen by it."""
+        response: Response | None = None
+        if work.prefix is None:
+            response = self._list_part(work)
+        else:
+            self._open_watch(work)
+        if self._work is None:
+            del self._works[work.watcher[0]]
+        more, self._work = self._work, None
+        return _make_applied(response, self._take_deliveries(), more)
 
     def _refuse_mutation(self, session: Session, request: Request[Any]) -> Failed | None:
         """What to answer a mutation that cannot be made, or whose reply could not be kept; None if it may be made."""
@@ -277,7 +298,7 @@ class Engine:
             refusal = self._admission.check_reply(session, request)
         return refusal
 
-    def _take_deliveries(self) -> tuple[Delivery | Answer, ...]:
+    def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         if not self._deliveries:
             return ()
         deliveries, self._deliveries = tuple(self._deliveries), []
@@ -290,12 +311,22 @@ class Engine:
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
 
-    def tick(self, *, now: float) -> tuple[Delivery | Answer, ...]:
-        """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned."""
+    def tick(self, *, now: float) -> tuple[Delivery | Answer | Overtaken, ...]:
+        """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
+
+        One with more than `writes_max` keys goes in several revisions, and it and whatever else is due in several
+        ticks, so that others are served in between: it is due again at once.
+        """
         self._leases.advance(now)
-        for lease in self._leases.due():
-            self._lapsed += 1
-            self._changes.end_lease(lease)
+        room = self.limits.writes_max
+        for lease in self._leases.due(most=LAPSES_AT_ONCE):
+            if room <= 0:
+                self._leases.due_again(lease)
+                continue
+            self._lapsed += not lease.ending
+            room -= len(lease.keys)
+            if not self._changes.end_lease(lease, most=self.limits.writes_max):
+                self._leases.due_again(lease)
             self._announce()
         self._expire_sessions(now)
         return self._take_deliveries()
@@ -329,6 +360,10 @@ class Engine:
             "requests": self._requests,
         }
 
+    @property
+    def _asker(self) -> Watcher:
+        return self._peer, self._request_id
+
     def _dispatch(self, request: Request[Any]) -> Response | None:
         """Carry out one request; None if it is parked."""
         self._when = ()
@@ -357,21 +392,31 @@ class Engine:
         self._admission.check_answer(sum(map(answer_bytes, entries)))
         return _make_listing(entries, self.revision)
 
-    def _list(self, request: List) -> Listing:
-        entries = []
-        room = self.limits.frame_bytes_max - 1024
-        for key in self._keys.index.with_prefix(request.prefix):
-            entry = self._keys.entries[key]
-            if request.keys_only:
-                entry = replace(entry, value=b"")
-            room -= answer_bytes(entry)
-            if room < 0:
-                raise LimitExceeded(
-                    f"the keys under {request.prefix!r} do not fit in one frame of frame_bytes_max = "
-                    f"{self.limits.frame_bytes_max} bytes; list longer prefixes one by one, or the keys only"
-                )
-            entries.append(entry)
-        return Listing(entries=tuple(entries), revision=self.revision)
+    def _list(self, request: List) -> Listing | ListingPart:
+        scan = Scan(self._keys, request.prefix)
+        return self._list_part(Work(watcher=self._asker, scan=scan, keys_only=request.keys_only))
+
+    def _list_part(self, work: Work) -> Listing | ListingPart:
+        scan = work.scan
+        assert scan is not None, "what is listed is read"
+        entries = scan.part()
+        if work.keys_only:
+            entries = [
+                _make_entry(each.key, b"", each.create_revision, each.mod_revision, each.lease) for each in entries
+            ]
+        if self._scans_on(work):
+            return ListingPart(entries=tuple(entries))
+        return _make_listing(tuple(entries), scan.revision)
+
+    def _scans_on(self, work: Work) -> bool:
+        """Whether a scan has not come to its end; then it is told of changes from now on, and goes on later."""
+        assert work.scan is not None
+        if work.scan.done:
+            self._changes.scans.pop(work.scan, None)
+            return False
+        self._changes.scans[work.scan] = None
+        self._work = work
+        return True
 
     def _count(self, request: Count) -> Counted:
         return Counted(count=self._keys.index.count(request.prefix), revision=self.revision)
@@ -403,7 +448,12 @@ class Engine:
         return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
 
     def _delete_prefix(self, request: DeletePrefix) -> Counted:
-        keys = list(self._keys.index.with_prefix(request.prefix))
+        most = self.limits.writes_max
+        if request.at_most is None:
+            self._admission.check_writes(self._keys.index.count(request.prefix))
+        else:
+            most = max(min(most, request.at_most), 0)
+        keys = self._keys.index.stretch(request.prefix, after=None, most=most)
         for key in keys:
             self._changes.erase(key)
         return Counted(count=len(keys), revision=self._changes.revision)
@@ -463,11 +513,14 @@ class Engine:
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _revoke(self, request: Revoke) -> Done:
-        self._changes.end_lease(self._admission.lease(request.lease))
+        lease = self._admission.lease(request.lease)
+        self._admission.check_writes(len(lease.keys))
+        self._changes.end_lease(lease, most=self.limits.writes_max)
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:
         lease = self._admission.lease(request.lease)
+        self._admission.check_count(len(lease.keys), "keys, those of the lease")
         self._admission.check_answer(sum(map(len, lease.keys)))
         return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
 
@@ -480,55 +533,46 @@ class Engine:
         return Done()
 
     def _watch(self, request: Watch) -> Response:
-        peer, request_id = self._peer, self._request_id
         if request.snapshot and request.start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
-        if request.start_revision is not None and request.start_revision > self.revision + 1:
-            raise StoreUsageError(
-                f"a watch cannot start at revision {request.start_revision}: the store is at {self.revision}"
-            )
+        start = self.revision + 1 if request.start_revision is None else max(request.start_revision, 1)
+        if start > self.revision + 1:
+            raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self.revision}")
         self._admission.check_size(request.prefix, "prefix")
-        self._admission.check_open(peer, watch_bytes(request.prefix))
-        watcher = ((peer, request_id),)
-        if request.snapshot:
-            self._check_snapshot(request.prefix)
-            self._deliveries.extend(
-                Delivery(watchers=watcher, events=piece) for piece in self._snapshot(request.prefix)
+        self._admission.check_open(self._peer, watch_bytes(request.prefix))
+        scan = Scan(self._keys, request.prefix) if request.snapshot else None
+        if start <= self._history.compacted:
+            return Failed(
+                kind=FailureKind.COMPACTED,
+                message=f"the changes from revision {start} on are no longer kept: history begins "
+                f"at {self._history.compacted + 1}, since history_bytes_max is "
+                f"{self.limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
-        elif request.start_revision is not None:
-            past = self._history.since(request.start_revision, request.prefix)
-            if past is None:
-                return Failed(
-                    kind=FailureKind.COMPACTED,
-                    message=f"the changes from revision {request.start_revision} on are no longer kept: history begins "
-                    f"at {self._history.compacted + 1}, since history_bytes_max is "
-                    f"{self.limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
-                )
-            self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in past)
-        self._watches.add(peer, request_id, request.prefix)
+        self._open_watch(Work(watcher=self._asker, scan=scan, prefix=request.prefix, next_revision=start))
         return Watching(revision=self.revision)
 
-    def _check_snapshot(self, prefix: str) -> None:
-        size = sum(event_bytes(put_event(self._keys.entries[key])) for key in self._keys.index.with_prefix(prefix))
-        if size > self.limits.outbox_bytes_max:
-            raise LimitExceeded(
-                f"a snapshot of {prefix!r} takes {size} bytes; outbox_bytes_max is {self.limits.outbox_bytes_max}: "
-                f"watch longer prefixes one by one"
-            )
-
-    def _snapshot(self, prefix: str) -> Iterable[tuple[Event, ...]]:
-        """All keys under a prefix as puts, in pieces, the last one ending in `synced`."""
-        piece: list[Event] = []
-        size = 0
-        for key in self._keys.index.with_prefix(prefix):
-            entry = self._keys.entries[key]
-            piece.append(put_event(entry))
-            size += key_bytes(key) + len(entry.value)
-            if size >= SNAPSHOT_BATCH_BYTES:
-                yield tuple(piece)
-                piece, size = [], 0
-        piece.append(Event(kind="synced", revision=self.revision))
-        yield tuple(piece)
+    def _open_watch(self, work: Work) -> None:
+        """Tell a watch what is there, or what has happened since; once it knows all, it is told of every change."""
+        watcher = (work.watcher,)
+        assert work.prefix is not None
+        if work.scan is not None:
+            events = list(map(put_event, work.scan.part()))
+            if self._scans_on(work):
+                self._deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
+                return
+            events.append(Event(kind="synced", revision=work.scan.revision))
+            self._deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
+            work.scan = None
+        past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
+        if past is None:
+            self._deliveries.append(Overtaken(watcher=work.watcher, revision=work.next_revision - 1))
+            return
+        found, work.next_revision = past
+        self._deliveries.extend(Delivery(watchers=watcher, events=events) for events in found)
+        if work.next_revision <= self.revision:
+            self._work = work
+        else:
+            self._watches.add(*work.watcher, work.prefix)
 
     def _wait(self, request: Wait) -> Listing | None:
         peer, when = self._peer, self._when
@@ -538,12 +582,10 @@ class Engine:
             return self._listing(entries)
         for key in request.keys:
             self._admission.check_key(key)
-        names = frozenset(request.keys)
-        missing = {key for key in names if key not in self._keys.entries}
         cost = wait_bytes(request.keys, when)
         self._admission.check_open(peer, cost)
         self._admission.check_waits(peer, cost)
-        parked = Parked(keys=request.keys, names=names, missing=missing, when=when)
+        parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add((peer, self._request_id), parked, cost=cost)
         return None
 
@@ -553,13 +595,14 @@ class Engine:
         response: Response
         if not all(map(self._holds, parked.when)):
             response = Failed(kind=FailureKind.CONDITION, message=self._broken(parked.when))
-        elif not parked.missing:
+        elif (missing := parked.next_missing(self._keys.entries)) is not None:
+            self._waits.move(watcher, missing)
+            return
+        else:
             try:
                 response = self._entries_of(parked.keys)
             except LimitExceeded as error:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
-        else:
-            return
         self._waits.remove(watcher)
         self._deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
 

@@ -36,7 +36,8 @@ class LeaseRecord:
     lapses_at: float
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
-    keys: set[str] = field(default_factory=set)
+    keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
+    ending: bool = False  # its time is over, but not all of its keys are deleted yet
 
 
 class Leases:
@@ -109,10 +110,10 @@ class Leases:
         """Seconds until the lease lapses."""
         return max(lease.lapses_at - self._served, 0.0)
 
-    def due(self) -> list[LeaseRecord]:
-        """The leases whose time is over, in the order in which it ended; they are the caller's to end."""
+    def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
+        """The leases whose time is over, `most` of them, the first ones first; they are the caller's to end."""
         over: dict[int, LeaseRecord] = {}
-        while self._due and self._due[0][0] <= self._served:
+        while self._due and self._due[0][0] <= self._served and len(over) < most:
             _, id = heapq.heappop(self._due)
             lease = self._leases.get(id)
             if lease is None:
@@ -122,6 +123,10 @@ class Leases:
             else:
                 over[id] = lease
         return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
+
+    def due_again(self, lease: LeaseRecord) -> None:
+        """A lease of those that were due has not come to its end yet."""
+        heapq.heappush(self._due, (lease.lapses_at, lease.id))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""

@@ -73,6 +73,22 @@ class SortedKeys:
                 yield key
             place = 0
 
+    def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
+        """The first keys, at `most` so many, that start with `prefix` and come after `after`, in order."""
+        found: list[str] = []
+        if not self._chunks:
+            return found
+        at = self._chunk_of(prefix if after is None else after)
+        place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
+        while at < len(self._chunks) and len(found) < most:
+            piece = self._chunks[at][place : place + most - len(found)]
+            if piece and not piece[-1].startswith(prefix):
+                size = len(prefix)
+                return found + piece[: bisect_right(piece, prefix, key=lambda key: key[:size])]
+            found += piece
+            at, place = at + 1, 0
+        return found
+
     def count(self, prefix: str) -> int:
         """How many keys start with `prefix`: the sizes of the chunks between, not a look at each key."""
         if not prefix or not self._chunks:

@@ -1,8 +1,9 @@
 """Pure: who waits for which keys to exist, and under which conditions.
 
-A wait is known by its peer and the id of its request, as a watch is. It is found by every key that bears on it: those
-it waits for, also the ones that are there already, which may go before the others come, and those of its conditions.
-Whether it is over is the engine's to say, which has the keys.
+A wait is known by its peer and the id of its request, as a watch is. It stands at one key that is missing, and moves on
+to another one when that has come: so whoever writes a key that many wait for beside others pays for each of them once,
+and not with every write. It is found by the keys of its conditions, too. Whether it is over is the engine's to say,
+which has the keys.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from store.engine.watches import Watcher
     from store.messages import Condition, Event
 
 __all__ = ["WAIT_OVERHEAD", "Parked", "Waits", "wait_bytes"]
+
+_Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
 
 WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
 
@@ -28,13 +31,16 @@ class Parked:
     """A wait for keys that do not all exist yet; it ends early if `when` ceases to hold."""
 
     keys: tuple[str, ...]
-    names: frozenset[str]  # the same, to look things up in
-    missing: set[str]
+    missing: int  # the place in `keys` of one that does not exist, at which the wait stands
     when: tuple[Condition, ...]
 
-    def bears(self) -> frozenset[str]:
-        """The keys whose changes may end it."""
-        return self.names.union(condition.key for condition in self.when)
+    def next_missing(self, entries: Container[str]) -> int | None:
+        """The place of the next key that does not exist; None if all do."""
+        count = len(self.keys)
+        for place in range(self.missing, self.missing + count):
+            if self.keys[place % count] not in entries:
+                return place % count
+        return None
 
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
@@ -51,7 +57,8 @@ class Waits:
 
     def __init__(self) -> None:
         self._parked: dict[Watcher, Parked] = {}
-        self._on: dict[str, dict[Watcher, None]] = {}  # by key; dicts, for their order
+        self._at: _Places = {}  # by the missing key at which each stands
+        self._under: _Places = {}  # by the keys of its conditions
         self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
         self._bytes = 0
 
@@ -80,8 +87,16 @@ class Waits:
         self._parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
         self._bytes += cost
-        for key in parked.bears():
-            self._on.setdefault(key, {})[watcher] = None
+        self._stand(self._at, parked.keys[parked.missing], watcher)
+        for condition in parked.when:
+            self._stand(self._under, condition.key, watcher)
+
+    def move(self, watcher: Watcher, missing: int) -> None:
+        """The key at which a wait stands exists now; this one does not."""
+        parked = self._parked[watcher]
+        self._step_away(self._at, parked.keys[parked.missing], watcher)
+        parked.missing = missing
+        self._stand(self._at, parked.keys[missing], watcher)
 
     def remove(self, watcher: Watcher) -> None:
         """A wait is over."""
@@ -90,11 +105,17 @@ class Waits:
         self._bytes -= self._by[peer].pop(request_id)
         if not self._by[peer]:
             del self._by[peer]
-        for key in parked.bears():
-            waiting = self._on[key]
-            del waiting[watcher]
-            if not waiting:
-                del self._on[key]
+        self._step_away(self._at, parked.keys[parked.missing], watcher)
+        for condition in parked.when:
+            self._step_away(self._under, condition.key, watcher)
+
+    def _stand(self, places: _Places, key: str, watcher: Watcher) -> None:
+        places.setdefault(key, {})[watcher] = None
+
+    def _step_away(self, places: _Places, key: str, watcher: Watcher) -> None:
+        standing = places.get(key)
+        if standing is not None and standing.pop(watcher, self) is None and not standing:
+            del places[key]
 
     def peer_closed(self, peer: int) -> None:
         """Forget all waits of a peer."""
@@ -102,13 +123,12 @@ class Waits:
             self.remove((peer, request_id))
 
     def stirred(self, events: Iterable[Event]) -> dict[Watcher, Parked]:
-        """The waits that the changes of one revision bear on, once all of these have been noted."""
+        """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail."""
         stirred: dict[Watcher, Parked] = {}
         for event in events:
-            for watcher in self._on.get(event.key, ()):
-                parked = stirred[watcher] = self._parked[watcher]
-                if event.kind == "put":
-                    parked.missing.discard(event.key)
-                elif event.key in parked.names:
-                    parked.missing.add(event.key)
+            if event.kind == "put":
+                for watcher in self._at.get(event.key, ()):
+                    stirred[watcher] = self._parked[watcher]
+            for watcher in self._under.get(event.key, ()):
+                stirred[watcher] = self._parked[watcher]
         return stirred

@@ -7,8 +7,7 @@ server.
 
 from __future__ import annotations
 
-from collections import deque
-from itertools import islice
+from bisect import insort
 from typing import TYPE_CHECKING
 
 from store.messages import key_bytes
@@ -22,6 +21,7 @@ __all__ = ["History", "Watches", "event_bytes", "watch_bytes"]
 
 Watcher = tuple[int, int]  # the peer, and the id of its watch
 
+SWEPT_AT = 1024  # forgotten revisions that are not worth a sweep
 WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and of its peer: three dictionaries
 EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, as sys.getsizeof has it, rounded up
 
@@ -43,6 +43,7 @@ class Watches:
         self._watchers: dict[str, dict[Watcher, None]] = {}  # by prefix; dicts, for their order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[int, int] = {}  # how many distinct prefixes have this length
+        self._sorted_lengths: list[int] = []  # so that nobody looks for prefixes longer than a key
         self._count = 0
         self._bytes = 0
 
@@ -62,6 +63,8 @@ class Watches:
         """Open a watch."""
         if prefix not in self._watchers:
             self._watchers[prefix] = {}
+            if len(prefix) not in self._lengths:
+                insort(self._sorted_lengths, len(prefix))
             self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
         self._watchers[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
@@ -85,6 +88,7 @@ class Watches:
             self._lengths[len(prefix)] -= 1
             if not self._lengths[len(prefix)]:
                 del self._lengths[len(prefix)]
+                self._sorted_lengths.remove(len(prefix))
         return True
 
     def peer_closed(self, peer: int) -> None:
@@ -98,9 +102,11 @@ class Watches:
             return
         heard: dict[str, list[Event]] = {}
         for event in events:
-            for length in self._lengths:
+            for length in self._sorted_lengths:
+                if length > len(event.key):
+                    break
                 prefix = event.key[:length]
-                if len(prefix) == length and prefix in self._watchers:
+                if prefix in self._watchers:
                     heard.setdefault(prefix, []).append(event)
         for prefix, about in heard.items():
             yield tuple(self._watchers[prefix]), tuple(about)
@@ -111,7 +117,8 @@ class History:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._revisions: deque[tuple[Event, ...]] = deque()
+        self._revisions: list[tuple[Event, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
+        self._first = 0
         self._bytes = 0
         self._compacted = 0  # every change up to this revision is gone
 
@@ -136,19 +143,39 @@ class History:
         self._revisions.append(events)
         self._bytes += sum(map(event_bytes, events))
         while self._bytes > self._bytes_max:
-            oldest = self._revisions.popleft()
+            oldest = self._revisions[self._first]
+            self._revisions[self._first] = ()
+            self._first += 1
             self._bytes -= sum(map(event_bytes, oldest))
             self._compacted = oldest[0].revision
+        if self._first > SWEPT_AT and 2 * self._first > len(self._revisions):
+            del self._revisions[: self._first]
+            self._first = 0
 
     def since(self, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
         """The changes under `prefix` from `revision` on, one tuple per revision; None if some are gone."""
+        page = self.page(revision, prefix, most=len(self._revisions), bytes_max=self._bytes_max + 1)
+        return None if page is None else page[0]
+
+    def page(
+        self, revision: int, prefix: str, *, most: int, bytes_max: int
+    ) -> tuple[list[tuple[Event, ...]], int] | None:
+        """The first changes that `since` would give, and from which revision on to look next; None if some are gone.
+
+        No more than `most` revisions are looked at, and of what is found not much more than `bytes_max` is given.
+        """
         revision = max(revision, 1)  # 0 and below: from the beginning on
         if revision <= self._compacted:
             return None
-        skipped = revision - self._compacted - 1  # revisions have no gaps, so this is an index
+        at = self._first + revision - self._compacted - 1  # revisions have no gaps, so this is an index
         found = []
-        for events in islice(self._revisions, skipped, None):
-            matching = tuple(event for event in events if event.key.startswith(prefix))
+        size = 0
+        for events in self._revisions[at : at + most]:
+            revision += 1
+            matching = tuple([event for event in events if event.key.startswith(prefix)])
             if matching:
                 found.append(matching)
-        return found
+                size += sum(map(event_bytes, matching))
+                if size >= bytes_max:
+                    break
+        return found, revision

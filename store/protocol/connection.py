@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hmac
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from store.errors import (
@@ -29,14 +29,14 @@ from store.errors import (
     WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Failed, FailureKind, Response, mutates
+from store.messages import Failed, FailureKind, Listing, ListingPart, Response, mutates
 from store.protocol import wire
 from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from store.messages import Request
+    from store.messages import Entry, Request
 
 __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
@@ -183,6 +183,7 @@ class InFlight:
     mutates: bool
     sent: bool = False
     abandoned: bool = False  # its caller no longer waits for it
+    parts: list[Entry | None] = field(default_factory=list)  # of a long listing, as far as it has come
 
 
 class ClientConnection:
@@ -223,6 +224,8 @@ class ClientConnection:
     def disconnected(self) -> list[InFlight]:
         """The connection is gone. Gives back what cannot be sent again: its waiter has gone, too."""
         self.welcomed = None
+        for item in self.in_flight.values():
+            item.parts.clear()  # asked again, it is listed anew
         dropped = [item for item in self.in_flight.values() if item.abandoned]
         for item in dropped:
             self._forget(item)
@@ -258,6 +261,10 @@ class ClientConnection:
                 if isinstance(item, Sorry):
                     raise _refusal(item, self._name)
                 if isinstance(item, Reply):
+                    whole = self._put_together(item)
+                    if whole is None:
+                        continue
+                    item = whole
                     self._unanswered.pop(item.request_id, None)
                     self._note_revision(item.response)
                 elif isinstance(item, Events):
@@ -280,9 +287,23 @@ class ClientConnection:
         reply = wire.decode_server_frame(body)
         if type(reply) is not Reply or reply.request_id != item.request_id:
             return None
+        if type(reply.response) is ListingPart or item.parts:
+            return None
         self._forget(item)
         self._note_revision(reply.response)
         return reply.response
+
+    def _put_together(self, reply: Reply) -> Reply | None:
+        """A reply as a whole; None while parts of it are still to come."""
+        item = self.in_flight.get(reply.request_id)
+        match reply.response:
+            case ListingPart(entries=entries):
+                if item is not None:
+                    item.parts.extend(entries)
+                return None
+            case Listing(entries=entries, revision=revision) if item is not None and item.parts:
+                return Reply(reply.request_id, Listing(entries=(*item.parts, *entries), revision=revision))
+        return reply
 
     def _note_revision(self, response: Response) -> None:
         """Remember the latest revision that any answer came from, in case the store goes back behind it."""

@@ -499,8 +499,12 @@ def decode_events(encoded: bytes) -> tuple[Event, ...]:
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
     """A frame of events for one watch, from what `encode_events` made once for all."""
-    head = _EVENTS_HEAD.pack(len(encoded) + _EVENTS_HEAD.size - 4, 0x93, EVENTS, 0xCF, watch_id)
-    return head + encoded
+    return events_head(watch_id, len(encoded)) + encoded
+
+
+def events_head(watch_id: int, size: int) -> bytes:
+    """What comes before events that take `size` bytes encoded, in a frame for one watch."""
+    return _EVENTS_HEAD.pack(size + _EVENTS_HEAD.size - 4, 0x93, EVENTS, 0xCF, watch_id)
 
 
 def encode_lagged(watch_id: int, revision: int) -> bytes:

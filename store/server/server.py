@@ -43,9 +43,9 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from store.engine.engine import Answer, Delivery, Engine
+from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
-from store.messages import Failed, FailureKind, Stats
+from store.messages import Failed, FailureKind, Stats, Watch
 from store.net.address import Address, host_and_port
 from store.net.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
 from store.net.threads import in_thread
@@ -73,6 +73,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
+SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
@@ -302,7 +303,7 @@ class Server:
         assert peer.unread is not None, "whose turn it is has asked something"
         while True:
             if peer.work is not None:
-                self._go_on_with(peer)
+                self._go_on_with(peer, peer.work)
             else:
                 item = next(peer.unread, None)
                 if item is None:
@@ -387,17 +388,25 @@ class Server:
                 response = type(response)(figures=self.figures())  # type: ignore[call-arg]
             number, response = self._unwritten.wait_for(request, response)
             self._say(peer, wire.encode_response(request_id, response), number)
-        self._deliver(applied.deliveries)
+        peer.work = applied.work
+        self._deliver(applied.deliveries, opening=type(request) is Watch)
         took = self._stopwatch() - began
         if took > SLOW and self._complaints.say(now):
             log.warning("%s: its %s took %d ms", peer.name, type(request).__name__, took * 1000)
 
-    def _go_on_with(self, peer: Peer) -> None:
-        """One more step of a request that takes several."""
-        raise NotImplementedError
+    def _go_on_with(self, peer: Peer, work: Work) -> None:
+        """Do one more step of a request that takes several."""
+        applied = self._engine.go_on(work)
+        peer.work = applied.work
+        if applied.response is not None:
+            self._say(peer, wire.encode_response(work.watcher[1], applied.response))
+        self._deliver(applied.deliveries, opening=True)
 
-    def _deliver(self, deliveries: tuple[Delivery | Answer, ...]) -> None:
-        """Queue what a change means to others. A watched event is encoded once, however many watch."""
+    def _deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
+        """Queue what a change means to others. A watched event is encoded once, however many watch.
+
+        What a watch that is `opening` is told comes in steps, each of which waits until the outbox is nearly empty.
+        """
         ended: set[tuple[int, int]] = set()
         for delivery in deliveries:
             match delivery:
@@ -406,8 +415,12 @@ class Server:
                 case Delivery(watchers=watchers, events=events):
                     encoded = wire.encode_events(events)
                     for watcher in watchers:
-                        if watcher not in ended and not self._tell(watcher, encoded, events):
+                        if opening:
+                            self._say_events(watcher, encoded)
+                        elif watcher not in ended and not self._tell(watcher, encoded, events):
                             ended.add(watcher)  # nothing comes after its end
+                case Overtaken(watcher=(peer_id, watch_id), revision=revision):
+                    self._say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
 
     def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
@@ -427,7 +440,7 @@ class Server:
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
         size = weight(len(encoded) + EVENTS_HEAD_BYTES)
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            self._say(peer, wire.frame_events(watch_id, encoded))
+            self._say_events(watcher, encoded)
             return True
         if self._engine.end_watch(peer_id, watch_id):
             if not peer.lags:
@@ -435,6 +448,16 @@ class Server:
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
             self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
         return False
+
+    def _say_events(self, watcher: tuple[int, int], encoded: bytes) -> None:
+        """Queue events for one watch; those that are large are shared with all others who are told of them."""
+        peer_id, watch_id = watcher
+        peer = self._peers[peer_id]
+        if len(encoded) < SHARED_BYTES:
+            self._say(peer, wire.frame_events(watch_id, encoded))
+        else:
+            self._say(peer, wire.events_head(watch_id, len(encoded)))
+            self._say(peer, encoded)
 
     def _say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
         """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""

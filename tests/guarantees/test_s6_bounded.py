@@ -24,13 +24,13 @@ from store.messages import (
     Cancel,
     CompareAndSet,
     Delete,
+    DeletePrefix,
     Failed,
     FailureKind,
     Get,
     GetMany,
     Grant,
     Guarded,
-    List,
     Put,
     Request,
     TimeToLive,
@@ -123,7 +123,8 @@ CASES = [
     Case("lease_ttl_max", 60.0, Put("a", b"", ttl=61.0), "ttl is 61 s", "renew it", (Put("a", b"", ttl=60.0),)),
     Case("lease_ttl_max", 60.0, Grant(ttl=1.0, disconnect_ttl=61.0), "disconnect_ttl is 61 s", "renew it"),
     Case("frame_bytes_max", 10 * K, GetMany(keys=("big", "big")), "10086 bytes", "fewer keys", (BIG,), ROOM),
-    Case("frame_bytes_max", 10 * K, List(prefix=""), "10000 bytes", "longer prefixes", (BIG, BIG_TOO), ROOM),
+    Case("writes_max", 1, DeletePrefix(prefix=""), "2 keys", "split it", (Put("a", b""), Put("b", b""))),
+    Case("writes_max", 1, Transact(when=(), then=(Put("a", b""), Delete("b"))), "2 keys", "split it"),
     Case("frame_bytes_max", 10 * K, Wait(keys=("big", "big")), "10086 bytes", "fewer keys", (BIG,), ROOM),
     Case(
         "frame_bytes_max", 10 * K, Transact(when=(), then=(Put("a", b""), Get("big"), Get("big"))), "10086 bytes",
@@ -132,10 +133,6 @@ CASES = [
     Case(
         "frame_bytes_max", 10 * K, Transact(when=(), then=(Put("a", bytes(4999)), Get("a"), Get("a"), Get("a"))),
         "15000 bytes", "fewer keys", (), ROOM,
-    ),
-    Case(
-        "outbox_bytes_max", 600, Watch(prefix="", snapshot=True), "603 bytes", "longer prefixes",
-        (Put("a", b""), Put("b", b""), Put("c", b"")),
     ),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ import store
 from store import when
 from store.errors import ConnectionLost, LimitExceeded, WatchCompacted
 from store.limits import Limits
-from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Put, Request, Watch, Written
+from store.messages import Add, Append, CompareAndSet, Failed, Get, GetMany, Ping, Put, Request, Wait, Watch, Written
 from store.protocol import wire
 from tests.support.journals import a_peer, held_back
 from tests.support.stores import Peer
@@ -183,18 +183,30 @@ async def all_that_is_parked(scene: Scene) -> str:
     return message
 
 
-@past({"outbox_bytes_max": 20_000}, "bytes", "longer prefixes")
+@past({"outbox_bytes_max": 20_000}, "bytes", "ask again")
 async def an_outbox(scene: Scene) -> str:
     peer = await scene.a_peer()
-    await peer.answer(*peer.ask(Watch(prefix="a")))
+    asked, _, ping = peer.ask(Wait(keys=("b",)), Watch(prefix="a"), Ping())
+    await peer.answer(ping)
     peer.transport.pause_reading()
     while not any("reads too slowly" in record.getMessage() for record in scene.log.records):
         await scene.client.put("a", bytes(15_000))  # what the system's buffers take is not the server's
         assert scene.server.figures()["outbox_bytes"] <= 40_000
     scene.log.clear()
     await scene.client.put("b", bytes(15_000))
-    message = await refusal(scene.client.watch("", snapshot=True).__aenter__())
-    await scene.client.transact(then=[store.Delete("a"), store.Delete("b")])
+    peer.transport.resume_reading()
+    refused = await peer.answer(asked)
+    peer.transport.abort()
+    assert isinstance(refused, Failed)
+    return refused.message
+
+
+@past({"writes_max": 3}, "changes 4 keys", "split it")
+async def writes(scene: Scene) -> str:
+    message = await refusal(scene.client.transact(when=[], then=[Put(f"w/{number}", b"") for number in range(4)]))
+    for number in range(8):
+        await scene.client.put(f"w/{number}", b"")
+    assert await scene.client.delete_prefix("w/") == 8, "in several steps"
     return message
 
 

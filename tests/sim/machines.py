@@ -165,6 +165,8 @@ class StoreMachine:
         self._rate = cosmos.draw_rate()
         self._rng = random.Random(cosmos.rng.random())
         self._listener: Any = None
+        self._work_rng = random.Random(self._rng.random())
+        self._worked = 0.0
         self.dark = False  # the machine has no power
         self.leaving = False
         self.host: Host | None = None
@@ -213,13 +215,18 @@ class StoreMachine:
             engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())
         self._observe(engine)
         self.server = server = _observed(seams.server, self._observe)(
-            engine, clock=host.time, journal=journal, in_thread=host.in_thread
+            engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch
         )
         server.on_failure(lambda: cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}"))
         self._listener = cosmos.network.listen("store", server.protocol, loop=host)
         server.start_journal()
         for timer in (host.start(server.keep_time()), host.start(server.drop_the_silent())):
             timer.add_done_callback(server.timer_ended)
+
+    def _stopwatch(self) -> float:
+        """What requests take is drawn, since the clock stands still meanwhile: some take more than several turns."""
+        self._worked += self._work_rng.choice((0.0, 0.0, 0.0, 0.0003, 0.003, 0.02))
+        return self._worked
 
     def _observe(self, engine: Engine) -> None:
         observe(engine, self.books, durable=self.disk is not None)

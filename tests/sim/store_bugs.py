@@ -44,7 +44,7 @@ class ReplylessJournal(SimulatedJournal):
 
 
 _close = Sessions.close
-_since = History.since
+_page = History.page
 
 
 def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float) -> None:
@@ -55,9 +55,11 @@ def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float
     _close(self, session, peer=peer, now=now)
 
 
-def _since_the_next(self: History, revision: int, prefix: str) -> list[tuple[Event, ...]] | None:
+def _from_the_next(
+    self: History, revision: int, prefix: str, **options: Any
+) -> tuple[list[tuple[Event, ...]], int] | None:
     """Resume a watch one revision too late."""
-    return _since(self, revision + 1, prefix)
+    return _page(self, revision + 1, prefix, **options)
 
 
 def _planted(owner: type, name: str, bug: Any) -> Seams:
@@ -68,7 +70,7 @@ STORE_BUGS = {
     "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "an acknowledgement before the commit": Seams(server=HastyServer),
-    "an event lost on reconnecting": _planted(History, "since", _since_the_next),
+    "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }
 """Each bug by name, as it is planted."""

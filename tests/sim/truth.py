@@ -515,12 +515,13 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         finally:
             ticking = False
 
-    def observed_end(lease: LeaseRecord) -> None:
-        if ticking:
+    def observed_end(lease: LeaseRecord, *, most: int) -> bool:
+        if ticking and not lease.ending:
             books.lapsed(lease)
-        end_lease(lease)
-        if not durable:
+        ended = end_lease(lease, most=most)
+        if ended and not durable:
             books._ended.add(lease.id)
+        return ended
 
     def observed_close() -> tuple[Event, ...]:
         events = close()

@@ -9,9 +9,10 @@ What these do for a connection is what `server.py` and `client.py` do, without t
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from store.engine.engine import Answer, Delivery, Engine
+from store.engine.engine import Answer, Delivery, Engine, Overtaken
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -22,7 +23,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Event, Failed, Request, Response, Watching
+from store.messages import Event, Failed, Listing, ListingPart, Request, Response, Watching
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
@@ -74,7 +75,15 @@ class Desk:
             now=self.now,
         )
         self.take(applied.deliveries)
-        return applied.response
+        response, parts = applied.response, list[Any]()
+        while applied.work is not None:
+            if isinstance(applied.response, ListingPart):
+                parts += applied.response.entries
+            applied = self.engine.go_on(applied.work)
+            self.take(applied.deliveries)
+            if isinstance(applied.response, Listing):
+                response = replace(applied.response, entries=(*parts, *applied.response.entries))
+        return response
 
     def fails(self, request: Request[Any], *, peer: int = 1) -> Failed:
         """Hand in a request that is to be refused."""
@@ -82,7 +91,7 @@ class Desk:
         assert isinstance(response, Failed), response
         return response
 
-    def take(self, deliveries: Iterable[Delivery | Answer]) -> None:
+    def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
         """Note what is to be told to whom."""
         for delivery in deliveries:
             match delivery:
@@ -175,11 +184,15 @@ class Town(Desk):
 
     def _apply(self, peer: int, request_id: int, acknowledged: int, request: Request[Any]) -> None:
         applied = self.engine.apply(request, peer=peer, request_id=request_id, acknowledged=acknowledged, now=self.now)
-        if applied.response is not None:
-            self.links[peer].to_client += wire.encode_response(request_id, applied.response)
-        self.take(applied.deliveries)
+        while True:
+            if applied.response is not None:
+                self.links[peer].to_client += wire.encode_response(request_id, applied.response)
+            self.take(applied.deliveries)
+            if applied.work is None:
+                break
+            applied = self.engine.go_on(applied.work)
 
-    def take(self, deliveries: Iterable[Delivery | Answer]) -> None:
+    def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
         """Send what is to be told."""
         for delivery in deliveries:
             match delivery:

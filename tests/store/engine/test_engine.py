@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from store import when
 from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
-from store.engine.engine import SNAPSHOT_BATCH_BYTES, Engine
+from store.engine.engine import Engine
+from store.engine.scans import PART_BYTES
 from store.limits import Limits
 from store.messages import (
     Add,
@@ -550,9 +551,9 @@ def test_a_watch_with_a_snapshot_is_told_what_is_there_then_that_this_was_all() 
 def test_a_large_snapshot_comes_in_pieces_of_which_the_last_ends_in_synced() -> None:
     desk = Desk()
     for key in "abc":
-        desk.ask(Put(key, bytes(SNAPSHOT_BATCH_BYTES)))
+        desk.ask(Put(key, bytes(PART_BYTES)))
     desk.ask(Watch(prefix="", snapshot=True), request_id=5)
-    assert [[event.kind for event in piece] for piece in desk.told[1, 5]] == [["put"], ["put"], ["put"], ["synced"]]
+    assert [[event.kind for event in piece] for piece in desk.told[1, 5]] == [["put"], ["put"], ["put", "synced"]]
 
 
 def test_a_snapshot_and_a_start_revision_contradict_each_other() -> None:
@@ -704,7 +705,7 @@ def test_nothing_is_kept_of_waits_that_are_over() -> None:
     desk.disconnect(2)
     desk.ask(Put("x", b""), peer=9)
     waits = desk.engine._waits
-    assert (waits._parked, waits._on, waits._by) == ({}, {}, {})
+    assert (waits._parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
 
 
 # --------------------------------------------------------------------------------------------------------- sessions
@@ -827,8 +828,8 @@ A = Put("a", b"")
         ({"leases_max": 1}, [Grant(ttl=1.0)], Put("a", b"", ttl=1.0)),
         ({"lease_ttl_max": 1.0}, [], Grant(ttl=1.5)),
         ({"frame_bytes_max": 5000, "value_bytes_max": 900}, [Put("a", bytes(900))] * 2, GetMany(keys=("a",) * 6)),
-        ({"frame_bytes_max": 5000, "value_bytes_max": 900}, [Put(key, bytes(900)) for key in "abcde"], List(prefix="")),
-        ({"outbox_bytes_max": 200}, [A], Watch(prefix="", snapshot=True)),
+        ({"writes_max": 1}, [Put("a", b""), Put("b", b"")], DeletePrefix(prefix="")),
+        ({"writes_max": 1}, [], Transact(when=(), then=(Put("a", b""), Put("b", b"")))),
         ({"session_replies_max": 1}, [A], Put("b", b"")),
         ({"session_replies_bytes_max": 1}, [A], Put("b", b"")),
     ],

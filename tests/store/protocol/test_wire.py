@@ -120,6 +120,7 @@ MAYBE_ENTRIES = st.none() | ENTRIES
 RESPONSES: st.SearchStrategy[Response] = st.one_of(
     st.builds(messages.Written, revision=REVISIONS),
     st.builds(messages.Found, entry=MAYBE_ENTRIES),
+    st.builds(messages.ListingPart, entries=many(MAYBE_ENTRIES)),
     st.builds(messages.Listing, entries=many(MAYBE_ENTRIES), revision=REVISIONS),
     st.builds(messages.Counted, count=REVISIONS, revision=REVISIONS),
     st.builds(messages.CompareAndSetResult, succeeded=st.booleans(), entry=MAYBE_ENTRIES),
@@ -205,7 +206,7 @@ def test_there_is_a_strategy_above_for_every_message() -> None:
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
         if isinstance(kind, type) and issubclass(kind, tuple(base)) and kind not in base
     }
-    assert len(known) == 21 + 14
+    assert len(known) == 21 + 15
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:
