@@ -425,7 +425,6 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(64, Written, revision=_INT),
         Layout(65, Found, entry=_MAYBE_ENTRY),
         Layout(66, Listing, entries=_many(_MAYBE_ENTRY), revision=_INT),
-        Layout(78, ListingPart, entries=_many(_MAYBE_ENTRY)),
         Layout(67, Counted, count=_INT, revision=_INT),
         Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
         Layout(69, Added, value=_INT, revision=_INT),
@@ -437,6 +436,7 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(75, Pong, revision=_INT),
         Layout(76, Figures, figures=_Field(_check_figures)),
         Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
+        Layout(78, ListingPart, entries=_many(_MAYBE_ENTRY)),
     )
 }
 
