@@ -1,4 +1,4 @@
-"""What is measured, side by side with peers in one run: `python -m benchmarks.NAME [options]`.
+"""Benchmarks, each beside its competitors in one run: `python -m benchmarks.NAME [options]`.
 
     barrier     from the last node's arrival to everyone's done, beside PyTorch's c10d rendezvous; bytes per node
     calls       one blocking call, beside PyTorch's TCPStore and a bare socket echo

@@ -4,7 +4,7 @@
     python -m benchmarks.barrier --nodes 1024 4096 --runs 1         # simulated nodes: many to a process
 
 All nodes but one are connected and parked, spread over `--processes` processes; the last one, connected too, has a
-process of its own. Measured is from just before its `next_rendezvous` to the latest return of that call in any process.
+process of its own. The time runs from just before its `next_rendezvous` to its latest return in any process.
 Every node's rank and world size are checked. Parked nodes are told of the progress, so bytes also depend on how long
 the nodes take to arrive. Bytes are those in and out of our server from before the first connection
 until the last node is done, keep-alives included, divided by the number of nodes.

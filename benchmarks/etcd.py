@@ -3,7 +3,7 @@
     python -m benchmarks.etcd                                       # 4, 16, 64 and 128 nodes on one etcd
     python -m benchmarks.etcd --nodes 64 --runs 1 --fail-overs 3
 
-The round is that of `benchmarks.barrier`: all nodes but one are parked, and measured is from the arrival of the last
+The round is that of `benchmarks.barrier`: all nodes but one are parked, and the time runs from the arrival of the last
 until every node has its rank. Requests are those that etcd itself has counted (`/metrics`), from before the first
 connection until the last node is done, divided by the number of nodes; without those that renew leases and ask how
 etcd is, which are a matter of time and not of nodes.
