@@ -7,6 +7,8 @@
 not import a package with so common a name as `store`.
 """
 
+from typing import TYPE_CHECKING
+
 from rdzv import _import_guard as _import_guard  # isort: skip  # comes first: another `store` may shadow ours
 from rdzv import sync
 from rdzv._version import __version__ as __version__
@@ -43,7 +45,10 @@ from rdzv.errors import (
 from rdzv.interface import RendezvousHandler
 from rdzv.node.handler import RendezvousInfo
 from rdzv.shared_store.store import SharedStore
-from store import StoreError, serve
+from store import StoreError
+
+if TYPE_CHECKING:
+    from store import serve
 
 __all__ = [
     "Change",
@@ -87,3 +92,12 @@ __all__ = [
     "serve",
     "sync",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the server when it is first asked for: a node that hosts no store needs neither it nor sqlite3."""
+    if name != "serve":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from store import serve
+
+    return serve

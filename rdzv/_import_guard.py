@@ -54,6 +54,10 @@ if _found is not None:
 try:
     importlib.import_module("store")
 except ImportError as _error:
+    if _error.name in {"fcntl", "resource"}:  # of the standard library, where there is POSIX
+        raise ImportError(
+            f"rdzv runs on Linux and macOS, and Python has no {_error.name} on {sys.platform}: use WSL 2 on Windows"
+        ) from None
     if (_error.name or "").partition(".")[0] != "store":
         raise  # a dependency of ours is missing; it is named
     raise _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({_error})") from _error

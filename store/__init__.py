@@ -6,6 +6,8 @@ It knows nothing of rendezvous, and can be used by itself::
         await client.put("greeting", b"hello")
 """
 
+from typing import TYPE_CHECKING
+
 from store import sync, when
 from store.client.client import Client
 from store.connect import connect
@@ -38,7 +40,9 @@ from store.messages import (
     Put,
     TransactionResult,
 )
-from store.server.server import Server, serve
+
+if TYPE_CHECKING:
+    from store.server.server import Server, serve
 
 __all__ = [
     "Add",
@@ -76,3 +80,12 @@ __all__ = [
     "sync",
     "when",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the server when it is first asked for: a client needs neither it nor sqlite3."""
+    if name not in {"Server", "serve"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from store.server import server
+
+    return getattr(server, name)

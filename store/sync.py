@@ -12,7 +12,6 @@ from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
 from store.net.threads import PortalThread
-from store.server import server as async_server
 
 if TYPE_CHECKING:
     import socket
@@ -69,6 +68,8 @@ def serve(
     A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
     against anybody's lease. A forked child serves nothing, and leaves the context without a word.
     """
+    from store.server import server as async_server  # a client needs neither it nor sqlite3
+
     return _Serving(
         async_server.serve(
             host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import pytest
 
@@ -373,8 +373,9 @@ def test_a_front_door_exports_what_it_imports_and_says_so(package: str) -> None:
     ]
     imported = {
         (alias.asname or alias.name).partition(".")[0]
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", None) != "__future__"
+        for statement in tree.body
+        for node in (statement.body if is_lazy_import(statement) else [statement])
+        if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", None) not in NO_EXPORTS
         for alias in node.names
     }
     assert set(declared) == {name for name in imported if not name.startswith("_")}
@@ -390,6 +391,14 @@ def test_a_front_door_holds_no_logic(package: str) -> None:
     assert [ast.unparse(node) for node in logic] == []
 
 
+NO_EXPORTS = frozenset({"__future__", "typing"})
+
+
+def is_lazy_import(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether these names are there for type checkers, and loaded by `__getattr__` when somebody asks for them."""
+    return isinstance(node, ast.If) and is_type_checking(node.test)
+
+
 def belongs_in_a_front_door(node: ast.stmt, source: str) -> bool:
     match node:
         case ast.Import() | ast.ImportFrom():
@@ -398,6 +407,10 @@ def belongs_in_a_front_door(node: ast.stmt, source: str) -> bool:
             return True
         case ast.Assign():
             return is_all(node)
+        case ast.If() if is_lazy_import(node):
+            return all(isinstance(each, ast.Import | ast.ImportFrom) for each in node.body) and not node.orelse
+        case ast.FunctionDef(name="__getattr__"):
+            return True  # which loads them
         case ast.If():
             # `store` is a common name: a front door may check that it is not another package in disguise, if a
             # comment on or above the check says that this is what it does.

@@ -35,6 +35,7 @@ import logging
 import secrets
 import socket
 import ssl
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -52,7 +53,6 @@ from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.connection import ServerConnection
 from store.protocol.wire import Bye, Hello, Sorry
-from store.server.journal import Journal
 from store.server.log_limiter import Complaints
 from store.server.outbox import PIECE_BYTES, Budget, weight
 from store.server.peer import LEAVE_WITHIN, Peer
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
     from store.limits import Limits
     from store.messages import Event, Request
+    from store.server.journal import Journal
 
 __all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
 
@@ -790,6 +791,18 @@ def _token_bytes(token: str | bytes | None) -> bytes | None:
     return token.encode() if isinstance(token, str) else token
 
 
+def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
+    """The journal of a directory, with what it needs of Python loaded only now: a store in memory does without."""
+    try:
+        from store.server import journal
+    except ImportError as error:
+        raise StoreUsageError(
+            f"data_dir= needs Python's module {error.name}, which this Python does not have ({sys.platform}): use one "
+            f"that has sqlite3 and fcntl, on Linux or macOS, or serve the store in memory or from another machine"
+        ) from error
+    return journal.Journal(data_dir, new_id=secrets.token_hex(8))
+
+
 async def _listen(
     protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, socks: Sequence[socket.socket]
 ) -> list[asyncio.Server]:
@@ -855,7 +868,7 @@ async def serve(
         if data_dir is None:
             engine = Engine(store_id=secrets.token_hex(8), limits=limits)
         else:
-            journal = Journal(data_dir, new_id=secrets.token_hex(8))
+            journal = _open_journal(data_dir)
             stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)

@@ -522,7 +522,7 @@ async def test_s3_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_do
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ "what was acknowledged survives": and what was not is made again by who asks for it, once."""
-    monkeypatch.setattr("store.server.server.Journal", Unsynced)
+    monkeypatch.setattr("store.server.journal.Journal", Unsynced)
     monkeypatch.setattr("store.server.server.TRY_AGAIN_AFTER", 0.05)
     async with (
         store.serve(data_dir=tmp_path) as server,

@@ -154,7 +154,7 @@ class Hanging(Journal):
 async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("store.server.server.Journal", Hanging)
+    monkeypatch.setattr("store.server.journal.Journal", Hanging)
     monkeypatch.setattr("store.server.server.TRY_AGAIN_AFTER", 0.01)
     monkeypatch.setattr("store.server.server.STOP_WITHIN", 0.3)
     try:

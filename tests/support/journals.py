@@ -56,7 +56,7 @@ async def held_back(
     directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> AsyncIterator[tuple[store.Server, HeldBack]]:
     """A served store whose disk takes what it is let."""
-    monkeypatch.setattr("store.server.server.Journal", HeldBack)
+    monkeypatch.setattr("store.server.journal.Journal", HeldBack)
     async with store.serve(data_dir=directory, **options) as server:
         journal = server._journal
         assert isinstance(journal, HeldBack)

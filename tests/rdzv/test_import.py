@@ -1,0 +1,63 @@
+"""`import rdzv` costs little: what only a server needs is loaded when there is one, and may be missing until then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(script: str) -> str:
+    """What a fresh Python says."""
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    return told.stdout.strip()
+
+
+def test_neither_server_nor_journal_is_loaded_before_it_is_used() -> None:
+    loaded = run("""
+        import sys, rdzv, rdzv.sync, store, store.sync
+        servers = ("store.server", "store.disk", "store.engine", "sqlite3")
+        print(sorted(name for name in sys.modules if name.startswith(servers)))
+        assert rdzv.serve is store.serve
+        assert "store.server.server" in sys.modules
+        assert "store.server.journal" not in sys.modules
+    """)
+    assert loaded == "[]"
+
+
+def test_a_client_and_a_store_in_memory_do_without_sqlite3() -> None:
+    said = run("""
+        import sys
+        sys.modules["sqlite3"] = None  # as on a Python that was built without it
+        import rdzv, store
+        with store.sync.serve() as server, store.sync.connect(server.url) as client:
+            client.put("k", b"v")
+            assert client.get("k").value == b"v"
+        try:
+            store.sync.serve(data_dir="/nowhere").__enter__()
+        except store.StoreUsageError as error:
+            print(error)
+    """)
+    assert "data_dir= needs Python's module sqlite3, which this Python does not have" in said
+
+
+def test_where_there_is_no_fcntl_one_sentence_says_where_rdzv_runs() -> None:
+    said = run("""
+        import sys
+        class NotHere:
+            def find_spec(self, name, path=None, target=None):
+                if name == "fcntl":
+                    raise ModuleNotFoundError("No module named 'fcntl'", name="fcntl")
+        sys.modules.pop("fcntl", None)
+        sys.meta_path.insert(0, NotHere())  # as on Windows
+        try:
+            import rdzv
+        except ImportError as error:
+            print(error)
+    """)
+    assert said.startswith("rdzv runs on Linux and macOS")
+    assert "use WSL 2" in said
+    assert "\n" not in said
