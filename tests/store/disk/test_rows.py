@@ -14,17 +14,28 @@ from store.disk import rows
 from store.engine.changeset import Facts, KeptReply, SavedLease
 from store.messages import Entry, Event, Failed, FailureKind, Response
 from store.protocol import wire
-from store.protocol.codec import LAYOUT_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAYOUTS = {2: "aeb70d306f24dfc7"}
+LAYOUTS = {2: "8e1368d3acbed731"}
 """What each format looks like: a digest over every layout in it."""
 
 
+ANSWERS_TO_CHANGES: tuple[type[Response], ...] = (
+    messages.Written,
+    messages.Counted,
+    messages.CompareAndSetResult,
+    messages.Added,
+    messages.TransactionResult,
+    messages.Granted,
+    messages.Done,
+    messages.Failed,
+)
+
+
 def every_response() -> Iterator[Response]:
-    """One of each, with something in every field."""
+    """One of each that answers a change, and so is kept, with something in every field."""
     entry = Entry(key="k", value=b"v", create_revision=1, mod_revision=2, lease=3)
     samples: dict[str, Any] = {
         "int": 7,
@@ -38,9 +49,8 @@ def every_response() -> Iterator[Response]:
         "FailureKind": FailureKind.LIMIT,
         "str": "words",
     }
-    for kind in sorted(Response.__subclasses__(), key=lambda kind: kind.__name__):
-        if kind in LAYOUT_OF:
-            yield kind(**{field.name: samples[str(field.type)] for field in fields(kind)})  # type: ignore[arg-type]
+    for kind in ANSWERS_TO_CHANGES:
+        yield kind(**{field.name: samples[str(field.type)] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def layout() -> str:
@@ -50,9 +60,8 @@ def layout() -> str:
         Event(kind="put", revision=5, key="l", value=b"", create_revision=5, lease=None),
         Event(kind="delete", revision=5, key="m"),
     )
-    kinds = [f"{kind.name} {kind.value}" for kind in FailureKind]
     responses = [wire.encode_response(9, response) for response in every_response()]
-    parts = [rows.SCHEMA, *kinds, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
+    parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
     database = empty()
     lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, anonymous=True)
     facts = Facts(
