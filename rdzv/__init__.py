@@ -26,6 +26,7 @@ from rdzv.config.settings import Settings
 from rdzv.core.history import Chapter
 from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
 from rdzv.errors import (
+    MembersLostError,
     QueueEmptyError,
     RendezvousClosedError,
     RendezvousClosedException,
@@ -55,6 +56,7 @@ __all__ = [
     "Chapter",
     "Closed",
     "Dropped",
+    "MembersLostError",
     "NodesLeft",
     "NodesLost",
     "NodesWaiting",

@@ -8,6 +8,7 @@
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
     ├── RendezvousStateError          the store holds something that is not ours, or a call came out of order
+    ├── MembersLostError              members of the round were lost, on whom this node waited
     ├── RoundSupersededError          this node is no longer part of the round whose store it used
     ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
     └── QueueEmptyError               a queue of the round's shared store held nothing, and the caller would not wait
@@ -19,6 +20,7 @@ distinguish them.
 from __future__ import annotations
 
 __all__ = [
+    "MembersLostError",
     "QueueEmptyError",
     "RendezvousClosedError",
     "RendezvousClosedException",
@@ -83,6 +85,18 @@ class RendezvousStateError(RendezvousError):
 
 class RoundSupersededError(RendezvousError):
     """This node no longer belongs to the round: it left, was dropped, or a later round took its place."""
+
+
+class MembersLostError(RendezvousError):
+    """Members of the round were lost while this node waited in its shared store; meet again with `next_rendezvous`.
+
+    Attributes:
+        node_ids: Which ones, as far as they are known by name.
+    """
+
+    def __init__(self, message: str, *, node_ids: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.node_ids = node_ids
 
 
 class SharedStoreTimeoutError(RendezvousError, TimeoutError):

@@ -30,6 +30,7 @@ __all__ = [
     "StoreUsageError",
     "Unsupported",
     "UsedAfterFork",
+    "WaitEnded",
     "WatchCompacted",
     "unsent",
 ]
@@ -90,6 +91,10 @@ class ConditionFailed(StoreError):
 
 class Unsupported(StoreError):
     """The server does not know this request, or something in it: it is of an older release."""
+
+
+class WaitEnded(StoreError):
+    """The caller's own side has ended a wait (`BlockingStore.end_waits`): nothing was asked for in vain but time."""
 
 
 class WatchCompacted(StoreError):

@@ -407,6 +407,10 @@ class BlockingStore(ABC):
     def interrupt(self, error: StoreError) -> None:
         """Make this client useless: every call under way, and every later one, raises `error`. From any thread."""
 
+    @abstractmethod
+    def end_waits(self) -> None:
+        """End what waits under way, and every later wait, with `WaitEnded`. All else goes on. From any thread."""
+
     def put(
         self,
         key: str,

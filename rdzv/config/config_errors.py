@@ -23,7 +23,7 @@ _brief.maxlevel = 3
 
 NAME_LENGTH_SHOWN: Final = 80
 
-NUMBER_DIGITS_MAX: Final = 80
+NUMBER_DIGITS_MAX: Final = 4000
 """Python refuses to write integers of more than 4,300 digits, and nobody reads them."""
 
 

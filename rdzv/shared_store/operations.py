@@ -30,13 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import (
+    MembersLostError,
     QueueEmptyError,
     RendezvousConnectionError,
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
 from store import when
-from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError
+from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
 from store.fast_init import constructor
 from store.messages import (
     Add,
@@ -65,7 +66,7 @@ from store.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Plan", "Plans", "Step"]
+__all__ = ["Plan", "Plans", "Step", "nobody"]
 
 T = TypeVar("T")
 Plan: TypeAlias = Generator[Request[Any], Any, T]
@@ -88,6 +89,11 @@ NAMED_MAX: Final = 8
 _make_guarded = constructor(Guarded)
 
 
+def nobody() -> tuple[str, ...]:
+    """No member is known to have died."""
+    return ()
+
+
 class _OutOfTime(Exception):
     """The time is over; thrown into a plan, which may still look around before it gives up."""
 
@@ -104,6 +110,7 @@ class Plans:
         fence: What holds for as long as this node is a member of the round.
         lease: The lease that everything written goes with, if any: the run's own.
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
+        lost: Which members are known to have died since the round completed, if waits end because of that.
         unique: Makes names that nobody else makes.
     """
 
@@ -114,6 +121,7 @@ class Plans:
         fence: tuple[Condition, ...],
         lease: int | None = None,
         superseded: Callable[[], str | None],
+        lost: Callable[[], tuple[str, ...]] = nobody,
         unique: Callable[[], str],
     ) -> None:
         self._prefix = prefix
@@ -123,6 +131,7 @@ class Plans:
         self._lease = lease
         self._fence_reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in fence))
         self._superseded = superseded
+        self._lost = lost
         self._unique = unique
 
     # ------------------------------------------------------------------------------------------ driving a plan
@@ -137,6 +146,7 @@ class Plans:
 
         Raises:
             RoundSupersededError: This node is not a member of the round any more.
+            MembersLostError: What it waits for is not there, and members are gone who might have given it.
             SharedStoreTimeoutError: The time is over.
             RendezvousConnectionError: The store could not be reached in time.
         """
@@ -154,6 +164,9 @@ class Plans:
                 if left <= 0:
                     late = _OutOfTime(seconds, "the time is over")
                     continue
+                if type(request) is Wait and self._lost():
+                    late = _OutOfTime(seconds, "members were lost")  # the plan looks whether it need wait at all
+                    continue
                 try:
                     response = yield self._fenced(request), left
                     if type(response) is TransactionResult:
@@ -166,6 +179,10 @@ class Plans:
             return result
         except _OutOfTime as error:
             raise SharedStoreTimeoutError(str(error), timeout=seconds) from error
+        except SharedStoreTimeoutError as error:
+            if deadline > now() and (lost := self._lost()):
+                raise _lost_error(lost, error) from error
+            raise
 
     def check_membership(self) -> None:
         """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
@@ -213,9 +230,20 @@ class Plans:
             raise self.superseded_error(reason) from error
         if isinstance(error, StoreTimeoutError):
             return _OutOfTime(seconds, str(error))
+        if isinstance(error, WaitEnded):
+            return _OutOfTime(seconds, str(error))
         if isinstance(error, ConnectionLost):
             raise RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}") from error
+        self._name_the_users_key(error)
         raise error
+
+    def _name_the_users_key(self, error: StoreError) -> None:
+        """Have an error of the store name the key that the user wrote, not the one under which it is kept."""
+        text = str(error)
+        for before in (self._values, self._queues):
+            text = text.replace(before, "")
+        if text != str(error):
+            error.args = (text, *error.args[1:])
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -482,6 +510,17 @@ def _waited_in_vain(names: tuple[str, ...], missing: tuple[str, ...], seconds: f
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
     return SharedStoreTimeoutError(
         f"wait timed out after {seconds:g} s, still missing: {named}{more}{of_all}", keys=missing, timeout=seconds
+    )
+
+
+def _lost_error(lost: tuple[str, ...], missing: SharedStoreTimeoutError) -> MembersLostError:
+    named = ", ".join(map(shown, lost[:NAMED_MAX]))
+    more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
+    keys = ", ".join(map(shown, missing.keys[:NAMED_MAX]))
+    return MembersLostError(
+        f"the round has lost {named}{more}, and what this node waited for may never come: {keys or missing}; "
+        f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
+        node_ids=lost,
     )
 
 

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 from rdzv.config.config_errors import shown
-from rdzv.shared_store.operations import Plans
-from store.errors import StoreError
+from rdzv.shared_store.operations import Plans, nobody
+from store.errors import StoreError, WaitEnded
+from store.messages import waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdzv.shared_store.operations import Plan
     from store.interface import BlockingStore, Store
-    from store.messages import Condition
+    from store.messages import Condition, Request, Response
 
 __all__ = ["BlockingSharedStore", "SharedStore"]
 
@@ -79,10 +80,17 @@ class _Twin:
         lease: int | None,
         timeout: timedelta | float,
         superseded: Callable[[], str | None],
+        lost: Callable[[], tuple[str, ...]],
     ) -> None:
         self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
+        self._lost = lost
         self._plans = Plans(
-            prefix=prefix, fence=fence, lease=lease, superseded=superseded, unique=lambda: secrets.token_hex(16)
+            prefix=prefix,
+            fence=fence,
+            lease=lease,
+            superseded=superseded,
+            lost=lost,
+            unique=lambda: secrets.token_hex(16),
         )
         self._timeout = _seconds(timeout)
 
@@ -121,11 +129,12 @@ class _Twin:
 class _Ending:
     """What ends the calls under way, shared by all clones of a store."""
 
-    __slots__ = ("reason", "scopes")
+    __slots__ = ("reason", "scopes", "waits")
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.scopes: set[anyio.CancelScope] = set()
+        self.waits: set[anyio.CancelScope] = set()  # of the requests among them that wait for something
 
 
 class SharedStore(_Twin):
@@ -138,6 +147,7 @@ class SharedStore(_Twin):
         lease: What everything written goes with, if with anything.
         timeout: How long a wait may take, in seconds.
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
+        lost: Which members are known here to have died, if waits end because of that; see `end_waits`.
     """
 
     def __init__(
@@ -149,11 +159,17 @@ class SharedStore(_Twin):
         lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
+        lost: Callable[[], tuple[str, ...]] = nobody,
     ) -> None:
         self._client = client
         self._ending = ending = _Ending()
         super().__init__(
-            prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=lambda: ending.reason or superseded()
+            prefix=prefix,
+            fence=fence,
+            lease=lease,
+            timeout=timeout,
+            superseded=lambda: ending.reason or superseded(),
+            lost=lost,
         )
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
@@ -165,7 +181,16 @@ class SharedStore(_Twin):
             lease=self._lease,
             timeout=self._timeout,
             superseded=self._superseded,
+            lost=self._lost,
         )
+
+    def end_waits(self) -> None:
+        """End what waits, since members were lost, with `MembersLostError`; from the event loop. Clones included.
+
+        Waits that begin later end as `lost` says. What is there already is given all the same.
+        """
+        for scope in tuple(self._ending.waits):
+            scope.cancel()
 
     def supersede(self, reason: str) -> None:
         """End every call under way, and refuse every later one, with `RoundSupersededError`; from the event loop.
@@ -184,7 +209,10 @@ class SharedStore(_Twin):
                 request, left = next(steps)
                 while True:
                     try:
-                        response: Any = await self._client.call(request, timeout=left)
+                        if waits(request):
+                            response: Any = await self._wait(request, left)
+                        else:
+                            response = await self._client.call(request, timeout=left)
                     except StoreError as error:
                         request, left = steps.throw(error)
                     else:
@@ -195,6 +223,17 @@ class SharedStore(_Twin):
             finally:
                 self._ending.scopes.discard(scope)
         raise self._plans.superseded_error(self._ending.reason or "it was dropped")
+
+    async def _wait(self, request: Request[Any], left: float) -> Response:
+        """Make a request that waits, until `end_waits`."""
+        with anyio.CancelScope() as scope:
+            self._ending.waits.add(scope)
+            try:
+                response: Response = await self._client.call(request, timeout=left)
+                return response
+            finally:
+                self._ending.waits.discard(scope)
+        raise WaitEnded("members were lost")
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
@@ -273,7 +312,7 @@ class BlockingSharedStore(_Twin):
     """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
 
     A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
-    call ends with `RoundSupersededError`.
+    call ends with `RoundSupersededError`. What waits is ended by `client.end_waits`, if `lost` names somebody.
     """
 
     def __init__(
@@ -285,9 +324,10 @@ class BlockingSharedStore(_Twin):
         lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
+        lost: Callable[[], tuple[str, ...]] = nobody,
     ) -> None:
         self._client = client
-        super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded)
+        super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded, lost=lost)
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own: what a forked child uses instead of this one."""

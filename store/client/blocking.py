@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store import interface
 from store.client import client as async_client
@@ -33,6 +33,7 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
+    WaitEnded,
     WatchCompacted,
     unsent,
 )
@@ -91,6 +92,7 @@ class _Channel:
                     return cast("R", self._answer_to(item, deadline)), item.request_id
                 except OSError as error:
                     self.disconnected(error)
+                    self._client.check_wait(request)
         except _Expired:
             late = self._out_of_time(item, cast("float", timeout))
             self._give_up(item)
@@ -354,6 +356,8 @@ class Client(interface.BlockingStore):
         self._all: list[_Channel] = []
         self._seen_revision = 0  # by channels that are gone
         self._failed: StoreError | None = None
+        self._waiting: set[_Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._waits_ended = False
         self._pid = os.getpid()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -362,9 +366,13 @@ class Client(interface.BlockingStore):
         if timeout is None and not waits(request):
             timeout = self.timeout
         channel = self.take_channel()
+        if waits(request):
+            self._waiting.add(channel)
         try:
+            self.check_wait(request)  # once this is known to wait, so that `end_waits` misses nobody
             return channel.call(request, timeout)[0]
         finally:
+            self._waiting.discard(channel)
             self._free.append(channel)
             if self._failed is not None:
                 self._close_free()
@@ -395,7 +403,18 @@ class Client(interface.BlockingStore):
             if channel not in self._free:
                 channel.interrupt()
 
+    def end_waits(self) -> None:
+        """End every wait, now and later; see `BlockingStore.end_waits`."""
+        self._waits_ended = True
+        for channel in tuple(self._waiting):
+            channel.interrupt()  # should it have been answered meanwhile, the next call makes another connection
+
     # The channels and watches of this room call these.
+
+    def check_wait(self, request: Request[Any]) -> None:
+        """Raise `WaitEnded` if this request waits, and none may any more."""
+        if self._waits_ended and waits(request):
+            raise WaitEnded("waits were ended here")
 
     def seen_revision(self) -> int:
         """The latest revision that the store has shown on any channel: it must not go back behind it."""

@@ -14,20 +14,22 @@ import os
 import threading
 import time
 import weakref
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from store import interface
-from store.errors import ConnectionLost, StoreError, UsedAfterFork, unsent
+from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, unsent
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Ping, Request, Response
+from store.messages import Ping, Request, Response, waits
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
@@ -61,11 +63,13 @@ class Client(interface.BlockingStore):
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._failed: StoreError | None = None
+        self._waiting: set[Future[Any]] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._waits_ended = False
         self._pid = os.getpid()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
-        return self._run(self._client.call(request, timeout=timeout))
+        return self._run(self._client.call(request, timeout=timeout), is_wait=waits(request))
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
@@ -94,11 +98,17 @@ class Client(interface.BlockingStore):
             self._failed = error
         self._soon(functools.partial(self._client.fail, self._failed))
 
+    def end_waits(self) -> None:
+        """End every wait, now and later; see `BlockingStore.end_waits`."""
+        self._waits_ended = True
+        for future in tuple(self._waiting):
+            future.cancel()
+
     def _soon(self, callback: Callable[[], None]) -> None:
         if self._thread is not None and self._pid == os.getpid():
             self._thread.soon(callback)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T], *, is_wait: bool = False) -> T:
         try:
             thread = self._started()
         except BaseException:
@@ -108,11 +118,21 @@ class Client(interface.BlockingStore):
             future = thread.run(work)
         except RuntimeError:  # another thread has closed it
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
+        if is_wait:
+            self._waiting.add(future)
+            if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
+                future.cancel()
         try:
             return future.result()
+        except CancelledError:
+            if is_wait and self._waits_ended:
+                raise WaitEnded("waits were ended here") from None
+            raise
         except BaseException:
             future.cancel()  # whoever gets out of here by force ends it there, too
             raise
+        finally:
+            self._waiting.discard(future)
 
     def _started(self) -> LoopThread:
         if self._pid != os.getpid():

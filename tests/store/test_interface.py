@@ -100,6 +100,9 @@ class BlockingFake(BlockingStore):
     def close(self) -> None:
         self.closed = True
 
+    def end_waits(self) -> None:
+        raise NotImplementedError
+
     def interrupt(self, error: StoreError) -> None:
         raise error
 
@@ -329,7 +332,7 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
         name: method
         for name, method in inspect.getmembers(kind, callable)
         if not name.startswith("_")
-        and name not in ("aclose", "close", "interrupt", "register")  # a task is cancelled instead
+        and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # a task is cancelled instead
     }
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import store
 from rdzv.errors import (
+    MembersLostError,
     QueueEmptyError,
     RendezvousConnectionError,
     RoundSupersededError,
@@ -530,3 +531,69 @@ def test_what_pytorch_answers_we_answer(name: str) -> None:
     with store.sync.serve() as server, store.sync.connect(server.url) as client:
         ours = BlockingSharedStore(client, prefix="/round/", fence=())
         assert script(ours, of_ours) == script(theirs, of_torch)
+
+
+# Waits end when members are lost.
+
+
+def end_waits(shared: Any) -> None:
+    """Do what the handler does once a member is lost."""
+    if isinstance(shared, SharedStore):
+        shared.end_waits()
+    else:
+        shared.blocking._client.end_waits()
+
+
+WAITING: dict[str, Callable[[Any], Any]] = {
+    "get": lambda shared: shared.get("k"),
+    "multi_get": lambda shared: shared.multi_get(["there", "k"]),
+    "wait": lambda shared: shared.wait(["k"]),
+    "barrier": lambda shared: shared.barrier("k", 3),
+    "queue_pop": lambda shared: shared.queue_pop("k"),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+async def test_what_waits_ends_at_once_when_a_member_is_lost_and_names_it(
+    open_store: Open, observer: store.Client, name: str
+) -> None:
+    """It waited for its 300 seconds, though the node knew of the death after one."""
+    lost: tuple[str, ...] = ()
+    async with open_store(lost=lambda: lost) as shared:
+        waiting = asyncio.create_task(WAITING[name](shared))
+        await until_waits(observer, 1)
+        lost = ("gpu-7",)
+        end_waits(shared)
+        async with asyncio.timeout(10):
+            with pytest.raises(MembersLostError, match=r"the round has lost 'gpu-7'.* call next_rendezvous") as raised:
+                await waiting
+        assert raised.value.node_ids == ("gpu-7",)
+
+
+async def test_after_a_loss_what_is_there_is_given_and_what_is_not_is_not_waited_for(open_store: Open) -> None:
+    async with open_store(lost=lambda: ("a", "b")) as shared:
+        end_waits(shared)
+        await shared.set("there", "1")
+        assert await shared.get("there") == b"1"
+        assert await shared.multi_get(["there"]) == [b"1"]
+        await shared.wait(["there"])
+        assert await shared.add("count", 1) == 1
+        await shared.queue_push("queue", "1")
+        assert await shared.queue_pop("queue") == b"1"
+        async with asyncio.timeout(10):
+            with pytest.raises(MembersLostError, match="'a', 'b', and what this node waited for may never come: 'k'"):
+                await shared.get("k")
+
+
+async def test_a_wait_that_runs_out_before_anybody_is_lost_is_a_timeout(open_store: Open) -> None:
+    async with open_store(timeout=MISSED) as shared:
+        with pytest.raises(SharedStoreTimeoutError):
+            await shared.get("k")
+
+
+async def test_an_error_names_the_users_key_and_not_where_it_is_kept(shared: Any) -> None:
+    await shared.set("word", "abc")
+    with pytest.raises(store.StoreError, match=r"^'word' holds b'abc', which is no decimal number"):
+        await shared.add("word", 1)
+    with pytest.raises(store.LimitExceeded, match=r"^the key 'k{20}"):
+        await shared.set("k" * 10_000, "")
