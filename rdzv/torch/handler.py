@@ -17,10 +17,13 @@ from rdzv import sync
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
+from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import RendezvousGracefulExitError, SignalException, runs_under_torchrun, torch_api
+from rdzv.torch.screen import Screen, configure_logging, end_with
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
 from rdzv.torch.unnamed_run import NO_NAME, begin_anew
+from store import StoreError
 from store.net.sockets import free_port
 
 __all__ = ["TorchRendezvousHandler"]
@@ -163,6 +166,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # Now, not at the first rendezvous, it is said what is wrong with the settings.
         self._settings = unconnected_handler(choices.url, choices.overrides).settings
         self._graceful_exit: Exception | None = None
+        self._screen = Screen(self._run_id)
+        self._memory_store: MemoryStore | None = None  # if that is what keeps the run
         self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
@@ -196,18 +201,22 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed. Under torchrun `SystemExit` with
                 status 0 is raised instead. See the class.
+            RendezvousError: Of PyTorch's classes the one that fits. Under torchrun the error is said in one line, and
+                `SystemExit` with status 1 is raised instead: PyTorch would print a hundred lines of its own.
         """
         try:
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             log.info("%s", error)
             if runs_under_torchrun():
-                raise SystemExit(0) from None
+                sys.exit(0)
             self._graceful_exit = RendezvousGracefulExitError(str(error))
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            raise self._explained(error) from error
+            if runs_under_torchrun():
+                end_with(self._explained(error))
+            raise self._explained(error) from None
         self._was_member, self._kept_out = True, False
         host, port = info.bootstrap_address
         store = self._tcp_store
@@ -219,17 +228,34 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
+        began = time.monotonic()
+        if self._memory_store is not None:
+            self._memory_store.raise_if_gone()
         handler = self._connected()
         while True:
-            info = self._next_round(handler)
+            with self._screen.meeting(handler):
+                info = self._next_round(handler)
             self._tcp_store = None
             if self._settings.torch_store == "tcp":
                 if info.rank == 0:
                     info.store.set(WORKERS_PORT, str(free_port()))
                 self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
             if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
+                if self._memory_store is None:
+                    self._memory_store = self._memory_store_of_run()
+                self._screen.met(info, time.monotonic() - began)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
+
+    def _memory_store_of_run(self) -> MemoryStore | None:
+        with (
+            contextlib.suppress(StoreError),
+            contextlib.closing(
+                unconnected_handler(self._choices.url, self._choices.overrides).open_blocking_store()
+            ) as client,
+        ):
+            return MemoryStore.of(self._settings, client.stats())
+        return None
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
         """The next round; of a run without a name, once the former job of that name has ended."""
@@ -248,7 +274,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._over:
             raise ours.RendezvousStateError(f"the handler of run {self._run_id} was shut down; make another one")
         if self._handler is None:
+            configure_logging()
+            self._stack.callback(self._screen.stop)
             self._handler = self._stack.enter_context(sync.connect(self._choices.url, **self._choices.overrides))
+            self._screen.listen(self._handler)
             atexit.register(self._leave_at_exit)
         return self._handler
 
@@ -265,14 +294,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         try:
             return self._connected().is_closed()
         except ours.RendezvousError as error:
-            raise _as_torch(error) from error
+            raise _as_torch(error) from None
 
     def set_closed(self) -> None:
         """Close the run for every node, for good."""
         try:
             self._connected().set_closed()
         except ours.RendezvousError as error:
-            raise _as_torch(error) from error
+            raise _as_torch(error) from None
 
     def num_nodes_waiting(self) -> int:
         """How many nodes there are to meet again for: those that wait, and with `regroup_on_loss` those that went.

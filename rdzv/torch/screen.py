@@ -1,0 +1,196 @@
+"""Shell: what an agent says on its screen of the rendezvous: one line for each thing that happens to the job.
+
+    W1122 05:12:48.611 16128 rdzv] run job: node-c is lost; meeting again, 2 of 3 are left
+    I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes; gone: node-c; this one, node-a, has rank 0; ...
+
+The lines have the prefix of PyTorch's own, and go where those go. LOGLEVEL is obeyed, as PyTorch obeys it; unless it is
+set, these lines are shown from INFO on, and those of the rest of `rdzv` and `store` from WARNING on. Whoever has
+configured logging is left alone: the lines are then the configuration's.
+
+The lines are written by the thread that has something to say, and by one that listens to the run's changes for as long
+as the handler lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rdzv import sync
+    from rdzv.core.state import Change
+
+__all__ = ["Screen", "configure_logging", "end_with"]
+
+log = logging.getLogger("rdzv.torch")
+
+WAITS_SILENTLY: Final = 3.0
+"""In seconds: whoever waits for longer is told for what."""
+
+SAYS_AGAIN_AFTER: Final = 30.0
+"""In seconds: what is waited for is repeated so often, if it has not changed."""
+
+JOIN_WITHIN: Final = 1.0
+"""In seconds: the threads of this room end as soon as they are told to; nobody waits for longer."""
+
+NAMED_MAX: Final = 8
+"""How many nodes a line names."""
+
+
+COMPARED_MAX: Final = 64
+"""How large a round may be for its members to be compared with those of the last: each agent reads all their names."""
+
+
+class _Formatter(logging.Formatter):
+    """PyTorch's prefix, without the path: level, date, time, process."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or several with a traceback."""
+        stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
+        milliseconds = int(record.msecs)
+        room = record.name.partition(".")[0]
+        text = f"{record.levelname[0]}{stamp}.{milliseconds:03d} {record.process} {room}] {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def configure_logging() -> None:
+    """Let the loggers of `rdzv` and `store` write to standard error, unless somebody has configured them."""
+    chosen = logging.getLevelName(os.environ.get("LOGLEVEL", "").upper())
+    level = chosen if isinstance(chosen, int) else None
+    for name in ("rdzv", "store"):
+        logger = logging.getLogger(name)
+        if not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            handler.setFormatter(_Formatter())
+            logger.addHandler(handler)
+            logger.propagate = False
+        if logger.level == logging.NOTSET and level is not None:
+            logger.setLevel(level)
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO if level is None else level)
+
+
+class Screen:
+    """What one handler says; see the module.
+
+    Args:
+        run_id: The run that it speaks of.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._listener: threading.Thread | None = None
+        self._size = 0  # of the round that this node is in
+        self._members: frozenset[str] = frozenset()  # of the same, if they are few enough to be named
+
+    def listen(self, handler: sync.Handler) -> None:
+        """Say what happens to the run, from now on and until the handler is closed."""
+        self._listener = threading.Thread(target=self._listen, args=(handler,), name="rdzv screen", daemon=True)
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Wait until nothing is said any more; the handler has been closed."""
+        if self._listener is not None:
+            self._listener.join(JOIN_WITHIN)
+
+    @contextlib.contextmanager
+    def meeting(self, handler: sync.Handler) -> Iterator[None]:
+        """Say what is waited for, while the block meets the others and takes longer than a moment."""
+        done = threading.Event()
+        waiting = threading.Thread(target=self._say_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
+        waiting.start()
+        try:
+            yield
+        finally:
+            done.set()
+            waiting.join(JOIN_WITHIN)
+
+    def met(self, info: sync.RendezvousInfo, seconds: float) -> None:
+        """Say that a round has come about, and who is not in it any more, or is new."""
+        before, self._members, self._size = self._members, frozenset(), info.world_size
+        if info.world_size <= COMPARED_MAX:
+            with contextlib.suppress(RendezvousError):  # of which the caller will hear
+                self._members = frozenset(member.node_id for member in info.participants())
+        changed = ""
+        if before and self._members:
+            gone, new = sorted(before - self._members), sorted(self._members - before)
+            changed = f"; gone: {_listed(gone)}" * bool(gone) + f"; new: {_listed(new)}" * bool(new)
+        log.info(
+            "run %s, round %d: %d node%s%s; this one, %s, has rank %d; met within %.1f s",
+            *(self._run_id, info.round, info.world_size, "s" * (info.world_size != 1), changed),
+            *(info.node_id, info.rank, seconds),
+        )
+
+    def _say_reasons(self, handler: sync.Handler, done: threading.Event) -> None:
+        said, at = "", 0.0
+        while not done.wait(WAITS_SILENTLY):
+            try:
+                reason = handler.status().reason
+            except (RendezvousError, RuntimeError) as error:
+                reason = str(error)
+            kind = "".join(letter for letter in reason if not letter.isdigit())  # seconds that run down are no news
+            if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
+                continue
+            said, at = kind, time.monotonic()
+            log.info("run %s: waiting: %s", self._run_id, reason)
+
+    def _listen(self, handler: sync.Handler) -> None:
+        # Closing the handler ends it, or the end of the process the loop in which it lives.
+        with contextlib.suppress(RendezvousError, RuntimeError, ConnectionError), handler.changes() as changes:
+            for change in changes:
+                self._say(change)
+
+    def _say(self, change: Change) -> None:
+        left = "meeting again"
+        match change:
+            case NodesLost():
+                remaining = max(self._size - change.count, 0)
+                log.warning(
+                    "run %s: %s lost; %s, %d of %d are left",
+                    *(self._run_id, _named(change), left, remaining, self._size),
+                )
+            case NodesLeft():
+                log.warning("run %s: %s left; %s", self._run_id, _named(change), left)
+            case NodesWaiting(count=count) if count:
+                log.info(
+                    "run %s: %d node%s to come in; %s", self._run_id, count, " waits" if count == 1 else "s wait", left
+                )
+            case Dropped():
+                log.warning("run %s: this node was dropped: %s; %s", self._run_id, change.reason, left)
+            case Closed():
+                log.info("run %s is closed%s", self._run_id, f": {change.reason}" if change.reason else "")
+            case _:
+                pass
+
+
+def _named(change: NodesLost | NodesLeft) -> str:
+    """Who, as a subject with its verb."""
+    one, many = ("has", "have") if isinstance(change, NodesLeft) else ("is", "are")
+    return f"{_listed(change.node_ids, change.count)} {one if change.count == 1 else many}"
+
+
+def _listed(names: Sequence[str], count: int | None = None) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(names[:NAMED_MAX])
+    others = (len(names) if count is None else count) - min(len(names), NAMED_MAX)
+    return shown if not others else f"{shown} and {others} more" if shown else f"{others} nodes"
+
+
+def end_with(error: Exception) -> None:
+    """End the process of an agent for an error, in one sentence; with LOGLEVEL=DEBUG its traceback comes first.
+
+    Raises:
+        SystemExit: With status 1.
+    """
+    log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
+    sys.exit(1)
