@@ -22,6 +22,7 @@ from store.messages import (
     Transact,
     TransactionResult,
     Written,
+    key_bytes,
 )
 
 if TYPE_CHECKING:
@@ -40,13 +41,18 @@ def reply_cost(response: Response) -> int:
     if type(response) is Written or type(response) is Added:  # most are, and a `match` takes its time
         return REPLY
     if type(response) is CompareAndSetResult:
-        return REPLY if response.entry is None else REPLY + ENTRY + len(response.entry.value)
+        return REPLY + _entry_cost(response.entry)
     match response:
         case TransactionResult(results=results):
-            return REPLY + sum(REPLY + (len(result.value) if isinstance(result, Entry) else 0) for result in results)
+            return REPLY + sum(REPLY + (_entry_cost(result) if isinstance(result, Entry) else 0) for result in results)
         case Failed(message=message):
             return REPLY + len(message)
     return REPLY
+
+
+def _entry_cost(entry: Entry | None) -> int:
+    """What an entry takes that a reply holds on to, though its key may have been deleted."""
+    return 0 if entry is None else ENTRY + key_bytes(entry.key) + len(entry.value)
 
 
 def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
@@ -60,15 +66,18 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
 
     match request:
         case CompareAndSet(key=key, value=value):
-            return REPLY + ENTRY + max(size(key), len(value))
+            return REPLY + ENTRY + key_bytes(key) + max(size(key), len(value))
         case Transact(then=then, otherwise=otherwise):
             operations = then + otherwise
             written: dict[str, int] = {}
             for operation in operations:
                 if isinstance(operation, Put | Append):
                     written[operation.key] = written.get(operation.key, 0) + len(operation.value)
+
+            def most(key: str) -> int:
+                return ENTRY + key_bytes(key) + size(key) + written.get(key, 0)
+
             return REPLY + sum(
-                REPLY + (size(operation.key) + written.get(operation.key, 0) if isinstance(operation, Get) else 0)
-                for operation in operations
+                REPLY + (most(operation.key) if isinstance(operation, Get) else 0) for operation in operations
             )
     return REPLY

@@ -50,7 +50,7 @@ class Scan:
             self._look_up()
         part: list[Entry] = []
         size = 0
-        while self._found and (not part or size + answer_bytes(self._found[0]) <= bytes_max):
+        while self._found and len(part) < STEP_KEYS and (not part or size + answer_bytes(self._found[0]) <= bytes_max):
             entry = self._found.popleft()
             size += answer_bytes(entry)
             part.append(entry)

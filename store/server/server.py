@@ -289,7 +289,7 @@ class Server:
             return
         began = self._stopwatch()
         try:
-            self._take_turn(peer, began + TURN)
+            self._take_turn(peer, began + self._turns.length)
         except AuthenticationError as error:
             self._hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:

@@ -39,6 +39,11 @@ class Turns(Generic[P]):
         """Whether this pass has had its time."""
         return self.spent >= PASS
 
+    @property
+    def length(self) -> float:
+        """Seconds that a turn lasts now: the more there are who have not had any, the shorter."""
+        return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
+
     def wait(self, who: P, *, used: bool) -> None:
         """Stand in the ring; `used` is whether a turn was used up."""
         (self._used if used else self._fresh)[who] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.server.turns import PASS, Turns
+from store.server.turns import PASS, TURN, Turns
 
 
 def test_who_has_had_no_turn_goes_before_those_who_have_used_one_up() -> None:
@@ -36,6 +36,14 @@ def test_who_has_gone_stands_in_the_ring_no_longer() -> None:
     turns.leave("who never stood there")
     assert len(turns) == 0
     assert turns.next() is None
+
+
+def test_turns_are_shorter_while_many_have_not_had_any() -> None:
+    turns: Turns[int] = Turns()
+    assert turns.length == TURN
+    for number in range(1000):
+        turns.wait(number, used=False)
+    assert turns.length == TURN / 20
 
 
 def test_a_pass_is_over_when_its_time_is() -> None:
