@@ -95,6 +95,16 @@ class Limits:
         "Connections, those that have not said hello yet included.",
         past="refused; the client says so, and tries again until its time is up",
     )
+    handshakes_max: int = _limit(
+        1_024,
+        "Connections that have not finished TLS, said hello and proven the token yet; at most half of the connections.",
+        past="newcomers wait to be accepted; those who have been silent for a second make way",
+    )
+    address_connections_max: int = _limit(
+        8_192,
+        "Connections of one address, loopback excepted.",
+        past="refused; clients say so, and try again until their time is up",
+    )
     sessions_max: int = _limit(
         65_536,
         "Sessions, connected or not.",

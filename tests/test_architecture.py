@@ -36,6 +36,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.when",
     "store.client.outcomes",
     "store.client.patience",
+    "store.server.strangers",
     "store.net.address",
     "store.etcd.codec",
     "store.etcd.transactions",

@@ -16,16 +16,21 @@ import socket
 import struct
 import termios
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "bound_sockets",
     "forget",
     "free_port",
     "let_go_in_children",
+    "open_files",
     "prepare",
     "queued_bytes",
     "raise_file_limit",
+    "raised_file_limit",
 ]
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
@@ -154,6 +159,38 @@ def raise_file_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, most), hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return FILES_UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+_limit_users = 0
+_limit_before = (0, 0)
+
+
+@contextlib.contextmanager
+def raised_file_limit() -> Iterator[int]:
+    """Raise the limit of open files as `raise_file_limit` does; the last who leaves gives back what was raised.
+
+    Not to below what is open: a process that has more needs it.
+    """
+    global _limit_users, _limit_before
+    if not _limit_users:
+        _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _limit_users += 1
+    try:
+        yield raise_file_limit()
+    finally:
+        _limit_users -= 1
+        if not _limit_users and open_files() < _limit_before[0]:
+            with contextlib.suppress(OSError, ValueError):
+                hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_before[0], hard))
+
+
+def open_files() -> int:
+    """How many files this process has open; 0 where the system does not tell."""
+    for listing in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return len(os.listdir(listing))
+    return 0
 
 
 def _let_go_in_child() -> None:

@@ -48,14 +48,16 @@ from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.messages import Failed, FailureKind, Stats, Watch
 from store.net.address import Address, host_and_port
-from store.net.sockets import bound_sockets, forget, let_go_in_children, raise_file_limit
+from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.connection import ServerConnection
 from store.protocol.wire import Bye, Hello, Sorry
+from store.server.door import Door
 from store.server.log_limiter import Complaints
 from store.server.outbox import PIECE_BYTES, Budget, weight
 from store.server.peer import LEAVE_WITHIN, Peer
+from store.server.strangers import Strangers
 from store.server.tls_accept import Doorstep
 from store.server.turns import TURN, Turns
 from store.server.unwritten import Unwritten
@@ -81,7 +83,9 @@ LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart w
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
-BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
+SPARE_FILES = 64  # for the rest of the process
+STRANGERS_LEAST = 16  # so many may connect at once also where there is room for few
+TOKEN_BYTES_LEAST = 16  # of a token that strangers may guess at
 
 
 class Server:
@@ -136,6 +140,7 @@ class Server:
         self._alone = threading.Event()
         self._alone.set()
         self._connections_max = self._limits.connections_max
+        self.strangers = Strangers(most=self._strangers_most(), per_address_max=self._limits.address_connections_max)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.host = ""
         self.port = 0
@@ -211,7 +216,8 @@ class Server:
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
-        refusal = self._refusal()
+        now = self._clock()
+        refusal = self._refusal() or self.strangers.refusal(peer.address, now)
         if refusal is not None:
             self._refused += 1
             if not self._refuses and not self._leaving and self._complaints.say(self._clock()):
@@ -220,6 +226,8 @@ class Server:
             peer.refuse(Sorry("limit", refusal))
             return
         self._refuses = False
+        self.strangers.connected(peer.address)
+        self.strangers.came(peer, peer.address, now)
         self._peers[peer.id] = peer
         self._nobody_left.clear()
         self._alone.clear()
@@ -291,6 +299,7 @@ class Server:
         try:
             self._take_turn(peer, began + self._turns.length)
         except AuthenticationError as error:
+            self.strangers.guessed_wrong(peer.address, self._clock())
             self._hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
             self._hang_up(peer, Sorry("protocol", str(error)))
@@ -366,6 +375,8 @@ class Server:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
+        self.strangers.went(peer)
+        self.strangers.disconnected(peer.address)
         self._dirty.pop(peer, None)
         self._holding.pop(peer, None)
         self._slowed.pop(peer, None)
@@ -646,6 +657,7 @@ class Server:
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
             self._peers[previous].abort()
         peer.greeted()
+        self.strangers.went(peer)
         assert peer.connection is not None
         self._say(
             peer,
@@ -736,6 +748,11 @@ class Server:
     def limit_connections(self, most: int) -> None:
         """Take no more connections than the system allows."""
         self._connections_max = min(self._limits.connections_max, max(most, 1))
+        self.strangers.most = self._strangers_most()
+
+    def _strangers_most(self) -> int:
+        """How many may have proved nothing: half of the room is kept for those who do, unless there is hardly any."""
+        return min(self._limits.handshakes_max, max(self._connections_max // 2, STRANGERS_LEAST))
 
     def timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
@@ -769,17 +786,25 @@ def _backlog(peer: Peer) -> int:
 
 def _check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
     """Refuse to listen to strangers (promise S8)."""
+    if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure and not _is_loopback(host):
+        raise StoreUsageError(
+            f"the token has {len(token)} bytes, and a store on {host or 'all interfaces'} may be guessed at by anybody: "
+            f"give it one of at least {TOKEN_BYTES_LEAST} (`rdzv token` prints a good one), or say insecure"
+        )
     if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
         return
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not _is_loopback(host):
         raise StoreUsageError(
             f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
             f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _token_bytes(token: str | bytes | None) -> bytes | None:
@@ -801,30 +826,6 @@ def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
             f"that has sqlite3 and fcntl, on Linux or macOS, or serve the store in memory or from another machine"
         ) from error
     return journal.Journal(data_dir, new_id=secrets.token_hex(8))
-
-
-async def _listen(
-    protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, socks: Sequence[socket.socket]
-) -> list[asyncio.Server]:
-    """Listen on every address that `host` stands for, all on the same port.
-
-    The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those make a
-    forked child crash when it ends.
-    """
-    loop = asyncio.get_running_loop()
-    socks = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
-    listeners = []
-    try:
-        for bound in socks:
-            listener = await loop.create_server(protocol, sock=bound, backlog=BACKLOG)
-            listeners.append(listener)
-    except BaseException:
-        for listener in listeners:
-            listener.close()
-        for bound in socks:
-            bound.close()
-        raise
-    return listeners
 
 
 @contextlib.asynccontextmanager
@@ -861,9 +862,9 @@ async def serve(
     secret = _token_bytes(token)
     for address in addresses:
         _check_exposure(address, token=secret, tls=tls, insecure=insecure)
-    files = raise_file_limit()
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
+        files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
             engine = Engine(store_id=secrets.token_hex(8), limits=limits)
@@ -872,11 +873,14 @@ async def serve(
             stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
-        server.limit_connections(files - 64)  # the rest of the process needs some, too
+        allowed = files - open_files() - SPARE_FILES
+        server.limit_connections(allowed)
         doorstep = None if tls is None else Doorstep(server, tls)
-        protocol = server.protocol if doorstep is None else doorstep.protocol
-        listeners = await _listen(protocol, host, port, socks=socks)
-        listening = [one for listener in listeners for one in listener.sockets]
+        # The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those
+        # make a forked child crash when it ends.
+        listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
+        door = Door(server, listening, None if doorstep is None else doorstep.take)
+        door.open()
         let_go_in_children(server, *listening)
         server.host = bound_host
         server.port = listening[0].getsockname()[1]
@@ -886,7 +890,7 @@ async def serve(
             host_and_port(bound_host or "*", server.port),
             "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
             files,
-            files - 64,
+            allowed,
         )
         server.start_journal()
         timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
@@ -895,10 +899,10 @@ async def serve(
         try:
             yield server
         finally:
-            for listener in listeners:
-                listener.close()  # not wait_closed(): since Python 3.12 that waits for the clients to leave first
+            door.close()
             forget(server)
             try:
+                await door.wait_closed()
                 if doorstep is not None:
                     await doorstep.close()
                 await server.leave()

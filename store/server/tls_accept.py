@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -58,10 +57,6 @@ class Doorstep:
         self._within = server.handshake_timeout
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def protocol(self) -> asyncio.Protocol:
-        """What the listener gives each connection to."""
-        return _Bare(self)
-
     def __len__(self) -> int:
         """How many stand here now."""
         return len(self._tasks)
@@ -74,7 +69,10 @@ class Doorstep:
             return
         task = asyncio.get_running_loop().create_task(self._let_in(sock))
         self._tasks.add(task)
+        newcomer = _Newcomer(task)
+        self._server.strangers.came(newcomer, _address_of(sock), self._server.now())
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._server.strangers.went(newcomer))
 
     async def close(self) -> None:
         """Send away who still stands here."""
@@ -151,27 +149,22 @@ class _Owner:
     """Whose a socket is as long as no transport has it."""
 
 
-class _Bare(asyncio.Protocol):
-    """Takes the socket out of the hands of the transport that the listener has made for it.
+class _Newcomer:
+    """A connection in its handshake, as one that can be ended."""
 
-    The listener of asyncio accepts well (many at once, and waits when files run out), so it is kept. Its transport has
-    read nothing when it tells its protocol that there is a connection, and closing it then leaves the copy open.
-    """
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
 
-    def __init__(self, doorstep: Doorstep) -> None:
-        self._doorstep = doorstep
+    def abort(self) -> None:
+        """Close it at once."""
+        self._task.cancel()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A connection has been accepted."""
-        listeners = cast("asyncio.Transport", transport)
-        try:
-            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        except OSError:  # no more files; it comes again
-            listeners.abort()
-            return
-        sock.setblocking(False)
-        listeners.abort()
-        self._doorstep.take(sock)
+
+def _address_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:  # it has gone already
+        return ""
 
 
 def _describe(error: OSError, within: float) -> str:

@@ -279,6 +279,32 @@ async def connections(scene: Scene) -> str:
     return message.replace("3 connections", "connections_max is 3: it has 3 connections")
 
 
+@past({"handshakes_max": 2}, "it has proved nothing", "2 such connections wait")
+async def unfinished_handshakes(scene: Scene) -> str:
+    peers = []
+    for _ in range(2):
+        _, peer = await asyncio.get_running_loop().create_connection(
+            lambda: Peer(hello=False), "127.0.0.1", scene.server.port
+        )
+        peers.append(peer)
+    await (await scene.another()).ping()  # once one of the two has been silent for a second
+    message = await scene.says("is hung up on")
+    scene.log.clear()
+    for peer in peers:
+        peer.transport.abort()
+        await peer.lost.wait()
+    return message
+
+
+@past({"address_connections_max": 3}, "has 3 connections", "the most that one address may have")
+async def connections_of_one_address(scene: Scene) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.server.strangers._is_loopback", lambda _: False)
+        message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    scene.log.clear()
+    return message
+
+
 @past({"sessions_max": 3}, "the server has 3 sessions", "come again")
 async def sessions(scene: Scene) -> str:
     message = await refusal(scene.another(timeout=0.3), ConnectionLost)

@@ -1,0 +1,158 @@
+"""Shell: accepts connections, a few at a time; nobody while there is no room, and with one line when files run out.
+
+asyncio's own listener accepts as many in one step as its backlog is long, and at the limit of open files it logs each
+of them, thousands of times a second. Here whoever cannot be taken in waits in the system's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+    from store.server.strangers import Strangers
+
+__all__ = ["BACKLOG", "Door", "Host"]
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
+ACCEPT_AT_ONCE = 64  # before everybody else has a turn
+LOOK_AGAIN = 0.05  # seconds until it is seen whether there is room again
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+RETRY_AFTER = 0.5  # seconds, when files have run out
+QUIET_FOR = 60.0  # seconds between lines that say so
+
+
+class Host(Protocol):
+    """What the door needs of its server."""
+
+    strangers: Strangers
+
+    def now(self) -> float:
+        """Seconds on the server's clock."""
+        ...
+
+    def protocol(self) -> asyncio.BufferedProtocol:
+        """A protocol object for a connection that has been accepted."""
+        ...
+
+    def turned_away(self) -> bool:
+        """Somebody is refused or hung up on; whether the log has a line for it."""
+        ...
+
+
+class Door:
+    """Listening sockets, and what becomes of who connects there.
+
+    Args:
+        host: The server.
+        socks: Bound sockets; they are closed with the door.
+        take: Takes over a connection; without it, it is given to the server as it is.
+    """
+
+    def __init__(
+        self, host: Host, socks: Sequence[socket.socket], take: Callable[[socket.socket], None] | None = None
+    ) -> None:
+        self._host = host
+        self.socks = list(socks)
+        self._take = take or self._take_plain
+        self._tasks: set[asyncio.Task[None]] = set()  # connections that the loop has not taken over yet
+        self._timer: asyncio.TimerHandle | None = None
+        self._said_at: float | None = None
+
+    def open(self) -> None:
+        """Listen, and accept from now on."""
+        for sock in self.socks:
+            sock.setblocking(False)
+            sock.listen(BACKLOG)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        for sock in self.socks:
+            loop.remove_reader(sock)
+            sock.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until nobody is half through the door."""
+        await cancel_and_wait(*self._tasks)
+
+    def _resume(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for sock in self.socks:
+            loop.add_reader(sock, self._accept, sock)
+
+    def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        for sock in self.socks:
+            loop.remove_reader(sock)
+        self._timer = loop.call_later(seconds, self._resume)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPT_AT_ONCE):
+            if not self._has_room():
+                self._pause(LOOK_AGAIN)
+                return
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:  # it has gone again
+                continue
+            except OSError as error:
+                self._say_that_files_ran_out(error)
+                self._pause(RETRY_AFTER)
+                return
+            sock.setblocking(False)
+            self._take(sock)
+
+    def _has_room(self) -> bool:
+        """Whether one more stranger may come, if need be in the place of one who has been silent for long."""
+        strangers = self._host.strangers
+        while (silent := strangers.to_make_way(self._host.now())) is not None:
+            strangers.went(silent)
+            if self._host.turned_away():
+                log.warning(
+                    "a connection is hung up on: it has proved nothing, and %d such connections wait (handshakes_max)",
+                    strangers.most,
+                )
+            silent.abort()
+        return len(strangers) + len(self._tasks) < strangers.most
+
+    def _say_that_files_ran_out(self, error: OSError) -> None:
+        now = self._host.now()
+        if self._said_at is None or now - self._said_at > QUIET_FOR:
+            self._said_at = now
+            what = "no more files can be opened" if error.errno in OUT_OF_FILES else "nobody can be accepted"
+            log.error(
+                "%s (%s): newcomers wait until connections end; raise the limit of open files (ulimit -n), or lower "
+                "connections_max",
+                *(what, os.strerror(error.errno or 0)),
+            )
+
+    def _take_plain(self, sock: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._hand_over(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self, sock: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(self._host.protocol, sock)
+        except OSError:
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise

@@ -1,0 +1,124 @@
+"""The door: who is accepted, when, and what the log says of it. The rules are those of `test_strangers.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store.limits import Limits
+from store.net.sockets import open_files
+from store.server.door import Door
+from store.server.strangers import Strangers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Listener:
+    """A listening socket that has run out of files, until it has not."""
+
+    def __init__(self) -> None:
+        self.sock = socket.socket()
+        self.sock.bind(("127.0.0.1", 0))
+        self.full = True
+        self.asked = 0
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        if self.full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self.sock.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.sock, name)
+
+
+class Host:
+    """A server, as far as the door sees it."""
+
+    def __init__(self) -> None:
+        self.strangers = Strangers(most=4, per_address_max=100)
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def protocol(self) -> asyncio.BufferedProtocol:
+        raise AssertionError("these connections are taken over by the test")
+
+    def turned_away(self) -> bool:
+        return True
+
+
+async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest.LogCaptureFixture) -> None:
+    listener, taken = Listener(), asyncio.Event()
+    accepted: list[socket.socket] = []
+
+    def take(sock: socket.socket) -> None:
+        accepted.append(sock)
+        taken.set()
+
+    door = Door(Host(), [listener], take)  # type: ignore[list-item]
+    with caplog.at_level(logging.ERROR, "store.server.door"):
+        door.open()
+        _, writer = await asyncio.open_connection(*listener.sock.getsockname())
+        while listener.asked < 3:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        listener.full = False
+        async with asyncio.timeout(10):
+            await taken.wait()
+    assert len(caplog.records) == 1
+    assert "ulimit -n" in caplog.text
+    writer.close()
+    for sock in accepted:
+        sock.close()
+    door.close()
+    await door.wait_closed()
+
+
+@pytest.fixture
+def silent_strangers() -> Iterator[list[socket.socket]]:
+    strangers: list[socket.socket] = []
+    yield strangers
+    for one in strangers:
+        one.close()
+
+
+async def test_silent_strangers_do_not_keep_out_who_knows_the_token(silent_strangers: list[socket.socket]) -> None:
+    """260 of them kept a rightful client out 117 times of 120."""
+    limits = Limits(connections_max=128)
+    token = "a good token, long enough"
+    async with store.serve(token=token, limits=limits) as server:
+        for _ in range(260):
+            one = socket.socket()
+            one.setblocking(False)
+            assert one.connect_ex(("127.0.0.1", server.port)) in (0, errno.EINPROGRESS)
+            silent_strangers.append(one)
+        await asyncio.sleep(0)
+        for _ in range(3):
+            async with store.connect(server.url, token=token, timeout=30) as client:
+                await client.put("a", b"")
+        assert server.connections <= limits.connections_max // 2 + 1
+
+
+async def test_the_limit_of_files_is_given_back_and_counts_what_is_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] != resource.RLIM_INFINITY and before[1] <= 1024:
+        pytest.skip("the hard limit leaves nothing to raise")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        async with store.serve(), store.serve():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    files = [socket.socket() for _ in range(10)]
+    assert open_files() >= 10
+    for one in files:
+        one.close()

@@ -1,0 +1,82 @@
+"""What may be taken by those who have connected and proved nothing yet."""
+
+from __future__ import annotations
+
+from store.server.strangers import (
+    ADDRESSES_MOST,
+    GUESSES_AT_ONCE,
+    GUESSES_PER_SECOND,
+    YIELD_AFTER,
+    Strangers,
+)
+
+
+class Someone:
+    def abort(self) -> None:
+        raise AssertionError("whoever asks does that")
+
+
+def test_who_proves_himself_makes_room() -> None:
+    strangers = Strangers(most=2, per_address_max=10)
+    first, second = Someone(), Someone()
+    fullness = []
+    for who in (first, second):
+        strangers.came(who, "10.0.0.1", 0.0)
+        fullness.append(strangers.full)
+    assert fullness == [False, True]
+    strangers.went(first)
+    strangers.went(first)
+    assert len(strangers) == 1
+
+
+def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_before_his_time() -> None:
+    strangers = Strangers(most=4, per_address_max=10)
+    alone, oldest, other, newest = (Someone() for _ in range(4))
+    strangers.came(alone, "10.0.0.1", 0.0)
+    strangers.came(oldest, "10.0.0.2", 0.1)
+    strangers.came(other, "10.0.0.2", 0.2)
+    assert strangers.to_make_way(60.0) is None, "there is room"
+    strangers.came(newest, "10.0.0.2", 59.9)
+    assert strangers.to_make_way(60.0) is oldest
+    strangers.went(oldest)
+    assert strangers.to_make_way(60.0) is None
+    hasty = Strangers(most=1, per_address_max=10)
+    hasty.came(newest, "10.0.0.2", 0.0)
+    assert hasty.to_make_way(YIELD_AFTER / 2) is None
+    assert hasty.to_make_way(YIELD_AFTER) is newest
+
+
+def test_one_address_has_so_many_connections_and_loopback_any() -> None:
+    strangers = Strangers(most=10, per_address_max=2)
+    for address in ("10.0.0.1", "127.0.0.1", "::1"):
+        for _ in range(2):
+            assert strangers.refusal(address, 0.0) is None
+            strangers.connected(address)
+    assert "address_connections_max" in (strangers.refusal("10.0.0.1", 0.0) or "")
+    assert strangers.refusal("10.0.0.2", 0.0) is None
+    assert strangers.refusal("127.0.0.1", 0.0) is None
+    assert strangers.refusal("::1", 0.0) is None
+    strangers.disconnected("10.0.0.1")
+    assert strangers.refusal("10.0.0.1", 0.0) is None
+
+
+def test_wrong_guesses_are_slowed_down_for_their_address_alone() -> None:
+    strangers = Strangers(most=10, per_address_max=2)
+    made = 0
+    for step in range(10_000):  # 10 s of trying as quickly as can be
+        now = step / 1000
+        if strangers.refusal("10.0.0.1", now) is None:
+            strangers.guessed_wrong("10.0.0.1", now)
+            made += 1
+    assert GUESSES_AT_ONCE <= made <= GUESSES_AT_ONCE + 10 * GUESSES_PER_SECOND
+    strangers.guessed_wrong("10.0.0.1", 10.0)
+    assert "wrong tokens" in (strangers.refusal("10.0.0.1", 10.0) or "")
+    assert strangers.refusal("10.0.0.2", 10.0) is None
+    assert strangers.refusal("10.0.0.1", 12.0) is None
+
+
+def test_the_memory_of_wrong_guesses_is_bounded() -> None:
+    strangers = Strangers(most=10, per_address_max=2)
+    for number in range(ADDRESSES_MOST + 50):
+        strangers.guessed_wrong(f"fd00::{number:x}", 0.0)
+    assert len(strangers._guesses) == ADDRESSES_MOST
