@@ -29,6 +29,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.fast_init",
     "store.limits",
     "store.messages",
+    "store.printable",
     "store.watch_cursor",
     "store.server.outbox",
     "store.server.turns",
@@ -58,6 +59,7 @@ NOUNS = frozenset(
         "store.interface",
         "store.limits",
         "store.messages",
+        "store.printable",
         "store.watch_cursor",
         "store.when",
     }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import store
 from rdzv._version import __version__
-from rdzv.cli import data, demo, observe, operate, run, serve
+from rdzv.cli import data, demo, observe, operate, run, serve, token
 from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE
 from rdzv.errors import (
     RendezvousClosedError,
@@ -27,6 +27,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from store.net.threads import loop_factory
+from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "main"]
 
-ROOMS: Final = (demo, serve, run, observe, operate, data)
+ERROR_LETTERS_MOST: Final = 4000  # of a line that says what went wrong
+ROOMS: Final = (demo, serve, run, observe, operate, data, token)
 """Where subcommands are described, in the order in which `rdzv --help` lists them."""
 
 COMMANDS: Final[dict[str, Command]] = {command.name: command for room in ROOMS for command in room.COMMANDS}
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError) as error:
         if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"rdzv {options.command}: {error}\n")
+        sys.stderr.write(f"rdzv {options.command}: {printable(str(error), most=ERROR_LETTERS_MOST)}\n")
         return _status_of(error) + (OF_RUN if COMMANDS[options.command].takes_command else 0)
 
 

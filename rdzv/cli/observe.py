@@ -19,6 +19,7 @@ from rdzv.core.state import Participant, RunStatus
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
 from store.net.address import host_and_port
+from store.printable import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -75,12 +76,13 @@ def _describe(status: RunStatus) -> str:
     lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
     lines.extend(f"    refused  {node_id}: {reason}" for node_id, reason in status.refused.items())
     lines.append(f"coordinator: {status.coordinator or 'none'}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 async def _history(options: argparse.Namespace) -> int:
     run_id, chapters = await _chapters(options)
-    print("\n".join(describe(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]))
+    lines = describe(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]
+    print("\n".join(map(printable, lines)))
     return DONE
 
 

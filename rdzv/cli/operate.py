@@ -14,6 +14,7 @@ from rdzv.cli.command import DONE, Command, add_run, add_timeout, whole_number
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.node.handler import Handler
+from store.printable import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +32,7 @@ async def _close(options: argparse.Namespace) -> int:
         await handler.set_closed(options.reason)
         shown = (await handler.status()).closed if isinstance(handler, Handler) else options.reason
         before = "" if shown == options.reason else f", and was before: {shown or 'no reason was given'}"
-        print(f"run {handler.run_id} is closed{before}")
+        print(printable(f"run {handler.run_id} is closed{before}"))
     return DONE
 
 

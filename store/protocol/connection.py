@@ -30,6 +30,7 @@ from store.errors import (
 )
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Listing, ListingPart, Response, mutates
+from store.printable import printable
 from store.protocol import wire
 from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
 
@@ -435,9 +436,10 @@ def error_of(response: Response) -> StoreError | None:
     """The error that a response stands for, if it does."""
     if type(response) is not Failed:
         return None
+    message = printable(response.message)
     if response.kind is FailureKind.FORGOTTEN:
-        return ConnectionLost(response.message, maybe_applied=True)
-    return _ERRORS[response.kind](response.message)
+        return ConnectionLost(message, maybe_applied=True)
+    return _ERRORS[response.kind](message)
 
 
 def _refusal(sorry: Sorry, name: str) -> StoreError:

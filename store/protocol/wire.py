@@ -41,6 +41,7 @@ import msgpack
 
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import Event, Excessive, Request, Response, Unknown
+from store.printable import printable
 from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, UnknownWord, event_from, event_to, shown
 from store.protocol.element_budget import elements_claimed
 
@@ -375,7 +376,7 @@ def other_version(oldest: int, newest: int, *, server: bool) -> str:
 
 def _sorry(fields: list[Any]) -> Sorry | None:
     if fields[0] == SORRY and len(fields) >= 3 and type(fields[1]) is str and type(fields[2]) is str:
-        return Sorry(fields[1], fields[2])
+        return Sorry(fields[1], printable(fields[2]))
     return None
 
 
@@ -520,7 +521,7 @@ def encode_bye(reason: str) -> bytes:
 def _decode_bye(fields: list[Any]) -> Bye:
     if len(fields) < 2 or type(fields[1]) is not str:
         raise ProtocolError("a farewell has no reason")
-    return Bye(fields[1])
+    return Bye(printable(fields[1]))
 
 
 def check_frame(frame: bytes, bytes_max: int) -> None:

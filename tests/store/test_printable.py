@@ -1,0 +1,43 @@
+"""Text of others, made fit for a terminal and a log."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from store.printable import LETTERS_MOST, printable
+from store.protocol import wire
+from store.protocol.wire import Bye, Sorry
+
+
+@pytest.mark.parametrize("text", ["", "plain", "Müller läßt grüßen", "節点", "a b"])
+def test_what_can_be_printed_stays(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("\x7f\x9b", r"\x7f\x9b"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("\u2028", r"\u2028"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_text_is_shortened() -> None:
+    assert printable("x" * 10**6) == "x" * LETTERS_MOST + "..."
+
+
+def test_what_a_peer_says_at_parting_comes_escaped() -> None:
+    said = "gone\x1b]0;owned\x07\nrdzv: all is well"
+    assert wire.decode_request(msgpack.packb((wire.BYE, said))) == Bye(printable(said))
+    for decode in (wire.decode_server_frame, wire.decode_greeting, wire.decode_welcome):
+        sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
+        assert isinstance(sorry, Sorry)
+        assert sorry.message.isprintable()
