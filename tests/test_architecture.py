@@ -78,6 +78,7 @@ EVERYTHING_PUBLIC = STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.sy
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store.errors": set(),
     "store.fast_init": set(),
+    "store.printable": set(),
     "store.limits": NOUNS,
     "store.messages": NOUNS,
     "store.when": NOUNS,
