@@ -88,7 +88,7 @@ class _Channel:
             while True:
                 try:
                     self._connect_if_needed(item, deadline)
-                    self._send(self.connection.encode(item))
+                    self._send(self.connection.encode(item), deadline)
                     return cast("R", self._answer_to(item, deadline)), item.request_id
                 except OSError as error:
                     self.disconnected(error)
@@ -218,7 +218,12 @@ class _Channel:
     def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         try:
             yield from self.connection.receive(self._buffer[:count])
-        except (AuthenticationError, StoreReplaced, ProtocolError) as error:
+        except (AuthenticationError, ProtocolError) as error:
+            if self._client.store_id is not None and self.connection.welcomed is None:
+                # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
+                raise ConnectionRefusedError(str(error)) from None
+            raise self._client.fail(error) from None
+        except StoreReplaced as error:
             raise self._client.fail(error) from None
         except LimitExceeded as error:  # the server is full, and may have room later
             raise ConnectionRefusedError(str(error)) from None
@@ -253,16 +258,30 @@ class _Channel:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 return count
 
-    def _send(self, frame: bytes) -> None:
-        """Send a frame, however long it takes, as long as the server takes some of it every now and then."""
+    def _send(self, frame: bytes, deadline: float | None = None) -> None:
+        """Send a frame within the caller's time, as long as the server takes some of it every now and then.
+
+        Raises:
+            _Expired: The caller's time is over. The connection is closed: half a frame is on it.
+        """
         assert self.sock is not None
-        if self.sock.gettimeout() != HEARTBEAT:
-            self.sock.settimeout(HEARTBEAT)  # a server that takes nothing for so long is as good as gone
-        sent = self.sock.send(frame)
-        if sent < len(frame):  # not sendall(), whose timeout is for all of it: a large value may take longer
-            rest = memoryview(frame)[sent:]
-            while rest:
+        rest = memoryview(frame)
+        while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
+            patience_left = HEARTBEAT  # a server that takes nothing for so long is as good as gone
+            if deadline is not None:
+                patience_left = max(min(deadline - time.monotonic(), HEARTBEAT), 0.001)
+            if self.sock.gettimeout() != patience_left:
+                self.sock.settimeout(patience_left)
+            try:
                 rest = rest[self.sock.send(rest) :]
+            except TimeoutError as error:
+                if deadline is None or time.monotonic() < deadline:
+                    raise
+                self.disconnected(error)
+                raise _Expired from None
+            if rest and deadline is not None and time.monotonic() >= deadline:
+                self.disconnected(TimeoutError())
+                raise _Expired
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""

@@ -162,7 +162,8 @@ def describe(error: BaseException) -> str:
         reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        # Without a number it is no system's refusal, but somebody's in the store's place, who has said why.
+        return "nobody listens there" if error.errno is not None or not error.args else str(error)
     if isinstance(error, ConnectionResetError):
         return "it closed the connection"
     if isinstance(error, TimeoutError):

@@ -454,3 +454,52 @@ def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
 def test_the_server_in_a_thread_refuses_to_be_open_to_strangers() -> None:
     with pytest.raises(StoreUsageError, match="would let anybody in"), store.sync.serve("0.0.0.0"):
         raise AssertionError("it served")
+
+
+# ------------------------------------------------------------------------------------------------ time, and impostors
+
+
+def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
+    """A server that took a little every now and then made a `put` of 2 s last for 32."""
+    with sync.serve() as server, sync.connect(server.url) as client:
+        channel = client._free[0]
+        assert channel.sock is not None
+        ours, theirs = socket.socketpair()
+        channel.sock.close()
+        channel.sock = ours
+        ours.settimeout(blocking.HEARTBEAT)
+        done = threading.Event()
+
+        def take_a_little() -> None:
+            while not done.wait(0.05):
+                theirs.recv(4096)
+
+        taking = threading.Thread(target=take_a_little)
+        taking.start()
+        began = time.monotonic()
+        with pytest.raises((StoreTimeoutError, ConnectionLost)) as caught:
+            client.put("large", bytes(20_000_000), timeout=0.5)
+        took = time.monotonic() - began
+        done.set()
+        taking.join()
+        theirs.close()
+        assert caught.value.maybe_applied
+        assert took < 4.0, "well below what sending takes at this pace"
+        assert client.put("a", b"") >= 1, "over a connection of its own"
+
+
+def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
+    with sync.serve() as server, sync.connect(server.url) as client, socket.create_server(("127.0.0.1", 0)) as impostor:
+        right, client.address = client.address, Address(host="127.0.0.1", port=impostor.getsockname()[1])
+
+        def answer() -> None:
+            connection, _ = impostor.accept()
+            connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+            connection.close()
+            client.address = right
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        client._free[0].close()
+        assert client.put("a", b"") == 1
+        answering.join()
