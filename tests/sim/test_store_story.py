@@ -45,6 +45,7 @@ def test_a_story_is_told_in_the_same_words_again() -> None:
 
 
 SEEDS = {
+    "a read that does not wait for the disk": 0,
     "a reply that is kept too short": 2,
     "a reply that does not survive the store": 3,
     "an acknowledgement before the commit": 0,
