@@ -73,6 +73,7 @@ def tcp_handler(settings: Settings) -> Handler:
             token=credentials.token,
             timeout=CALL_TIMEOUT,
             connect_timeout=connect_timeout,
+            timeout_name="join_timeout",
         )
 
     @contextlib.asynccontextmanager
@@ -122,7 +123,9 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     }
     return Handler(
         settings,
-        open_store=lambda: etcd.Client(cluster, connect_timeout=settings.join_timeout, **options),
+        open_store=lambda: etcd.Client(
+            cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options
+        ),
         open_keeper=lambda _: ThreadKeeper(lambda: etcd.Client(cluster, **options)),
         open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
     )

@@ -41,6 +41,7 @@ from store.errors import (
 )
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Ping, Pong, Request, Response, Watching, waits
+from store.net.absence import absence_told
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -73,6 +74,7 @@ class Client(interface.Store):
         token: What is proven to the server, and asked of it.
         timeout: Seconds that every call without its own `timeout` may take.
         connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
+        timeout_name: What those who read of a wait for it know it by.
         rng: For the jitter of reconnecting.
     """
 
@@ -84,12 +86,14 @@ class Client(interface.Store):
         token: bytes | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         connect_timeout: float | None = None,
+        timeout_name: str = "the timeout",
         rng: random.Random | None = None,
     ) -> None:
         self._dial = dial
         self.name = name
         self._timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._timeout_name = timeout_name
         self._patience = Patience(rng or random.Random())
         self._connection = ClientConnection(session_id=secrets.token_bytes(16), token=token, name=name)
         self._link: Link | None = None
@@ -125,8 +129,10 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
+        told = absence_told(self.name, self._what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name)
         with anyio.move_on_after(self._connect_timeout):
-            await self._welcomed.wait()
+            async with told:
+                await self._welcomed.wait()
         if self._failed is not None:
             raise self._failed
         if not self._welcomed.is_set():

@@ -61,6 +61,7 @@ from store.messages import (
     Wait,
     waits,
 )
+from store.net.absence import absence_told
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Client(interface.Store):
         password: The user's.
         timeout: Seconds that every call without its own `timeout` may take.
         connect_timeout: Seconds that the first answer may take; without it, as `timeout`.
+        timeout_name: What those who read of a wait for it know it by.
         receipts: What the keys of receipts start with; the user must be allowed to write there.
         rng: For jitter, and the member to begin with.
     """
@@ -107,12 +109,14 @@ class Client(interface.Store):
         password: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         connect_timeout: float | None = None,
+        timeout_name: str = "the timeout",
         receipts: str = RECEIPTS,
         rng: random.Random | None = None,
     ) -> None:
         self.name = str(cluster)
         self.timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
+        self._timeout_name = timeout_name
         self.hidden = receipts
         self.gateway = Gateway(
             cluster,
@@ -136,7 +140,11 @@ class Client(interface.Store):
     async def __aenter__(self) -> Self:
         await self.open()
         try:
-            await self.call(Ping(), timeout=self._connect_timeout)
+            told = absence_told(
+                self.name, self.gateway.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
+            )
+            async with told:
+                await self.call(Ping(), timeout=self._connect_timeout)
             self._seen_as = await self._own_address()
         except StoreTimeoutError as error:
             await self.aclose()

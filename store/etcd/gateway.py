@@ -386,6 +386,10 @@ class Gateway:
         longest = min(PAUSE_FIRST * 2.0 ** min(others, 16), PAUSE_MOST)
         await anyio.sleep(min(self._rng.uniform(0, longest), max(deadline - self._time(), 0)))
 
+    def what_is_wrong(self) -> str:
+        """Why no member has answered, as far as it is known."""
+        return self._problem
+
     def late(self, what: str, doubt: RetryState | None) -> StoreError:
         """The error for a caller whose time is over."""
         maybe = doubt is not None and doubt.any

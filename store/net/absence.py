@@ -1,0 +1,73 @@
+"""Shell: says that a store cannot be reached, for as long as somebody waits for it: soon, and then ever more rarely.
+
+A wait of ten minutes for a name that was mistyped must not pass in silence. Whoever waits for less than `FIRST` seconds
+is told by the error alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+__all__ = ["absence_told", "in_words"]
+
+log = logging.getLogger(__name__)
+
+FIRST: Final = (3.0, 10.0, 30.0)
+"""After how many seconds it is said; from then on each time after twice as long."""
+
+
+@contextlib.asynccontextmanager
+async def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> AsyncIterator[None]:
+    """Say at WARNING, while the block runs, that the store of this name has not answered yet.
+
+    Args:
+        name: The store's address.
+        problem: Gives the reason, as far as it is known.
+        within: Seconds that the wait may take.
+        ended_by: What ends it then.
+    """
+    telling = asyncio.create_task(_tell(name, problem, within, ended_by), name=f"waiting for {name}")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.wait([telling])
+
+
+async def _tell(name: str, problem: Callable[[], str], within: float, ended_by: str) -> None:
+    waited = 0.0
+    for at in _moments():
+        await anyio.sleep(at - waited)
+        waited = at
+        log.warning(
+            "still no store at %s after %s: %s; %s ends this in %s",
+            name,
+            in_words(waited),
+            problem() or "nobody has answered",
+            ended_by,
+            in_words(max(within - waited, 0.0)),
+        )
+
+
+def _moments() -> Iterator[float]:
+    yield from FIRST
+    at = FIRST[-1]
+    while True:
+        at *= 2
+        yield at
+
+
+def in_words(seconds: float) -> str:
+    """Say how long something takes: "9 min 50 s", "10 s"."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"

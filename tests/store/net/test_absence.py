@@ -1,0 +1,57 @@
+"""A store that cannot be reached is not waited for in silence."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+import pytest
+
+import store
+from store.net.absence import absence_told, in_words
+from tests.support.processes import free_port
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.virtual_time
+async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    async with absence_told("tcp://head:29400", lambda: "no such name", within=600, ended_by="join_timeout"):
+        await anyio.sleep(2.9)
+        assert caplog.messages == []
+        await anyio.sleep(599 - 2.9)
+    after = [message.split(" after ")[1].split(":")[0] for message in caplog.messages]
+    assert after == ["3 s", "10 s", "30 s", "1 min", "2 min", "4 min", "8 min"]
+    assert caplog.messages[1] == (
+        "still no store at tcp://head:29400 after 10 s: no such name; join_timeout ends this in 9 min 50 s"
+    )
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+@pytest.mark.virtual_time
+async def test_nothing_is_said_once_the_wait_is_over_however_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="as it was"):
+        async with absence_told("x", str, within=9, ended_by="y"):
+            raise ValueError("as it was")
+    with anyio.move_on_after(1):
+        async with absence_told("x", str, within=9, ended_by="y"):
+            await anyio.sleep_forever()
+    await anyio.sleep(100)
+    assert caplog.messages == []
+
+
+async def test_a_client_says_why_it_is_not_connected(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.net.absence.FIRST", (0.05, 60.0))
+    port = free_port()
+    with pytest.raises(store.ConnectionLost):
+        async with store.connect(f"tcp://127.0.0.1:{port}", timeout=0.3):
+            pass
+    assert f"still no store at tcp://127.0.0.1:{port} after 0 s: nobody listens there; the timeout ends" in caplog.text
+
+
+def test_durations_are_said_in_hours_minutes_and_seconds() -> None:
+    assert [in_words(seconds) for seconds in (0, 9.6, 60, 590, 3600, 86_401)] == [
+        *("0 s", "10 s", "1 min", "9 min 50 s", "1 h", "24 h 1 s")
+    ]
