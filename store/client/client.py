@@ -41,7 +41,7 @@ from store.errors import (
 )
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Ping, Pong, Request, Response, Watching, waits
-from store.net.absence import absence_told
+from store.net.absence import wait_for_store
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -129,17 +129,11 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
-        told = absence_told(self.name, self._what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name)
-        with anyio.move_on_after(self._connect_timeout):
-            async with told:
-                await self._welcomed.wait()
+        await wait_for_store(
+            self._welcomed, self.name, self._what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
+        )
         if self._failed is not None:
             raise self._failed
-        if not self._welcomed.is_set():
-            raise ConnectionLost(
-                f"no store at {self.name} within {self._connect_timeout:g} s: {self._what_is_wrong()}",
-                maybe_applied=False,
-            )
 
     def _what_is_wrong(self) -> str:
         """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from store.errors import ConnectionLost
+from store.net.tasks import cancel_and_wait
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["absence_told", "in_words"]
+__all__ = ["absence_told", "in_words", "wait_for_store"]
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +41,22 @@ async def absence_told(name: str, problem: Callable[[], str], *, within: float, 
     try:
         yield
     finally:
-        telling.cancel()
-        await asyncio.wait([telling])
+        await cancel_and_wait(telling)
+
+
+async def wait_for_store(
+    welcomed: asyncio.Event, name: str, problem: Callable[[], str], *, within: float, ended_by: str
+) -> None:
+    """Wait until a client has been welcomed, or is known to fail; the arguments are those of `absence_told`.
+
+    Raises:
+        ConnectionLost: It was not welcomed in time.
+    """
+    with anyio.move_on_after(within):
+        async with absence_told(name, problem, within=within, ended_by=ended_by):
+            await welcomed.wait()
+    if not welcomed.is_set():
+        raise ConnectionLost(f"no store at {name} within {within:g} s: {problem()}", maybe_applied=False)
 
 
 async def _tell(name: str, problem: Callable[[], str], within: float, ended_by: str) -> None:
