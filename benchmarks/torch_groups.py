@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks import support
 from benchmarks.support import ratio
-from benchmarks.torchrun import free_port
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -36,13 +35,13 @@ def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> Non
     from rdzv.torch import TorchStore
 
     torch.set_num_threads(1)
-    pipe.send("ready")
-    pipe.recv()
-    if url.startswith("tcp://torch"):
-        port = int(url.rpartition(":")[2])
-        shared = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, timeout=TIMEOUT)
-    else:
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if not url and rank == 0 else None
+    pipe.send(served.port if served is not None else 0)
+    port = pipe.recv()
+    if url:
         shared = TorchStore(f"{url}/groups", TIMEOUT)
+    else:
+        shared = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     pipe.send(time.monotonic())
     pipe.recv()
     dist.init_process_group("gloo", store=shared, rank=rank, world_size=size, timeout=TIMEOUT)
@@ -57,15 +56,14 @@ def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> Non
 def measure(ours: bool, size: int, groups: int) -> tuple[float, ...]:
     """Milliseconds until the last rank is connected, has its group, and has all the new ones."""
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(support.serving()) if ours else f"tcp://torch:{free_port()}"
+        url = stack.enter_context(support.serving()) if ours else ""
         ranks = stack.enter_context(support.workers(*((member, url, rank, size, groups) for rank in range(size))))
-        for rank in ranks:
-            rank.hear(PATIENCE)
+        port = sum(rank.hear(PATIENCE) for rank in ranks)  # of the one that serves TCPStore
         took = []
         for _ in WHAT:
             began = time.monotonic()
             for rank in ranks:
-                rank.pipe.send("go")
+                rank.pipe.send(port)
             took.append((max(rank.hear(PATIENCE) for rank in ranks) - began) * 1000)
     return tuple(took)
 

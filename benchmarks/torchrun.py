@@ -1,11 +1,14 @@
 """torchrun, two agents of one worker each: from SIGKILL of one to the survivor's step, and from a replacement's start.
 
-    python -m benchmarks.torchrun [--backends rdzv,c10d] [--runs 3] [--c10d-last-call-timeout 1]
+    python -m benchmarks.torchrun [--backends rdzv,c10d] [--runs 3] [--c10d-last-call-timeout 1] [--only host]
 
 Each run starts two agents, waits for the first step of both, kills one agent together with its worker, and measures how
 long it takes until the other has made a step alone; then it starts another agent, and measures how long it takes until
 both have made a step together. What any backend has to pay is measured beside it: how long one worker takes from its
 start to its first step by itself, and how long an agent takes to import what it needs.
+
+Then, with a store that the first agent hosts, that agent is killed with its worker: measured is how long it takes until
+the other has ended, with which status, and how many lines its screen has for that, those of its worker left out.
 
 PyTorch's c10d by default takes 44 s for the first, its last call of 30 s included: `last_call_timeout` bounds that
 here, while ours has its defaults, and ends a last call when nobody else is known to be coming. By default it never gets
@@ -60,6 +63,7 @@ class Agent:
     process: subprocess.Popen[str]
     steps: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     pids: list[int] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # on standard error, but for those of the worker
 
     def read(self) -> None:
         """Until it has ended: in a thread."""
@@ -69,6 +73,11 @@ class Agent:
                 said = json.loads(line)
                 self.pids.append(said["pid"])
                 self.steps.put(said)
+
+    def read_errors(self) -> None:
+        """Until it has ended: in a thread."""
+        assert self.process.stderr is not None
+        self.lines.extend(line for line in self.process.stderr if line.strip() and not line.startswith("[rank"))
 
     def first_step(self, size: int) -> float:
         """When it made the first step with so many workers."""
@@ -91,17 +100,21 @@ def started(*command: str, **env: str) -> Iterator[Agent]:
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", **env},
     )
     agent = Agent(process)
-    threading.Thread(target=agent.read, daemon=True).start()
+    reading = [threading.Thread(target=read, daemon=True) for read in (agent.read, agent.read_errors)]
+    for thread in reading:
+        thread.start()
     try:
         yield agent
     finally:
         agent.kill()
         process.wait()
+        for thread in reading:
+            thread.join(PATIENCE)
 
 
 def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float, float]:
@@ -139,6 +152,27 @@ def measure(backend: str, script: str, last_call_timeout: float) -> tuple[float,
     return alone, both
 
 
+def measure_host(backend: str, script: str) -> tuple[float, int, int]:
+    """Seconds from the kill of the store's host to the other agent's end, that one's status, and its lines for it."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    common = ("-m", "torch.distributed.run", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}")
+    options = ("--rdzv-id=job", "--nnodes=1:2", "--max-restarts=5", "--local-addr=127.0.0.1", script)
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for _ in range(2):
+            agents.append(stack.enter_context(started(*common, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")))
+            time.sleep(8)  # the first one hosts
+        for agent in agents:
+            agent.first_step(2)
+        host, other = agents
+        before = len(other.lines)
+        host.kill()
+        killed = time.monotonic()
+        status = other.process.wait(PATIENCE)
+        took = time.monotonic() - killed
+    return took, status, len(other.lines) - before
+
+
 def free_port() -> int:
     """A port that was free a moment ago: c10d cannot be told to listen on port 0."""
     import socket
@@ -170,6 +204,7 @@ def main() -> None:
     parser.add_argument("--backends", default="rdzv,c10d", help="which to compare")
     parser.add_argument("--runs", type=int, default=3, help="how many of each")
     parser.add_argument("--c10d-last-call-timeout", type=float, default=1.0, help="seconds; PyTorch's default is 30")
+    parser.add_argument("--only", choices=("steps", "host"), help="measure one of the two alone")
     options = parser.parse_args()
     print(support.describe_machine())
     if not support.HAS_TORCH:
@@ -177,6 +212,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = str(Path(folder) / "train.py")
         Path(script).write_text(WORKER, encoding="utf-8")
+        if options.only != "steps":
+            ends = [(name, *measure_host(name, script)) for name in options.backends.split(",")]
+            support.table(
+                "The agent that hosts the store is killed",
+                ("backend", "seconds to the other's end", "its status", "lines on its screen"),
+                [(name, f"{took:.1f}", status, lines) for name, took, status, lines in ends],
+            )
+        if options.only == "host":
+            return
         workers, agents = [], []
         measured: dict[str, list[tuple[float, float]]] = {}
         for backend in options.backends.split(","):
