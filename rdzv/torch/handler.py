@@ -230,7 +230,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         began = time.monotonic()
         if self._memory_store is not None:
-            self._memory_store.raise_if_gone()
+            try:
+                self._memory_store.raise_if_gone()
+            except ours.RendezvousConnectionError:
+                self._over = True  # there is nothing left to close or to leave
+                atexit.unregister(self._leave_at_exit)
+                raise
         handler = self._connected()
         while True:
             with self._screen.meeting(handler):
