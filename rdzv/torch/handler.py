@@ -233,8 +233,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             try:
                 self._memory_store.raise_if_gone()
             except ours.RendezvousConnectionError:
-                self._over = True  # there is nothing left to close or to leave
-                atexit.unregister(self._leave_at_exit)
+                self._was_member = False  # there is nothing left to close or to leave
                 raise
         handler = self._connected()
         while True:
