@@ -37,6 +37,7 @@ from store.messages import (
     Entry,
     Event,
     Get,
+    KeyGroup,
     Put,
     TransactionResult,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Entry",
     "Event",
     "Get",
+    "KeyGroup",
     "Lease",
     "LeaseNotFound",
     "LimitExceeded",

@@ -44,6 +44,7 @@ from store.messages import (
     Guarded,
     KeepAlive,
     List,
+    ListGroups,
     Ping,
     Put,
     Request,
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.messages import Condition, Entry, Event, Operation
+    from store.messages import Condition, Entry, Event, KeyGroup, Operation
 
 __all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
 
@@ -71,6 +72,7 @@ DELETED_AT_ONCE = 4096  # keys, by `delete_prefix`; a server that takes fewer de
 R = TypeVar("R", bound=Response)
 Keys: TypeAlias = "Iterable[str]"
 Entries: TypeAlias = "list[Entry]"  # inside the classes below, `list` is a method
+KeyGroups: TypeAlias = "list[KeyGroup]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
 
 
@@ -326,6 +328,20 @@ class Store(ABC):
         """Return the server's counters, by name."""
         return (await self.call(Stats(), timeout=timeout)).figures
 
+    async def groups(self, *, timeout: float | None = None) -> KeyGroups:
+        """Return how much each group of keys takes, by name; see `Limits.group_parts`.
+
+        Raises:
+            Unsupported: The store keeps no such account: an etcd cluster.
+        """
+        found: list[KeyGroup] = []
+        more = True
+        while more:  # a page at a time, so that nobody has to wait for a store of many groups
+            page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=timeout)
+            found += page.groups
+            more = page.more
+        return found
+
     @abstractmethod
     def time(self) -> float:
         """Return seconds on this client's clock."""
@@ -518,6 +534,16 @@ class BlockingStore(ABC):
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the server's counters, by name."""
         return self.call(Stats(), timeout=timeout).figures
+
+    def groups(self, *, timeout: float | None = None) -> KeyGroups:
+        """Return how much each group of keys takes, by name; see `Store`."""
+        found: list[KeyGroup] = []
+        more = True
+        while more:
+            page = self.call(ListGroups(after=found[-1].name if found else ""), timeout=timeout)
+            found += page.groups
+            more = page.more
+        return found
 
     @abstractmethod
     def time(self) -> float:

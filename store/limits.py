@@ -11,9 +11,9 @@ KIB = 1024
 MIB = 1024 * KIB
 
 
-def _limit(default: float, help: str, *, past: str) -> Any:
-    """Return a limit: its default, what it bounds, and what happens past it."""
-    return field(default=default, metadata={"help": help, "past": past})
+def _limit(default: float, help: str, *, past: str, used: str | None = None) -> Any:
+    """Return a limit: its default, what it bounds, what happens past it, and the figure of `stats` that it bounds."""
+    return field(default=default, metadata={"help": help, "past": past, "used": used})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,24 @@ class Limits:
         past="`LimitExceeded`",
     )
     key_bytes_max: int = _limit(2 * KIB, "One key or watched prefix, in UTF-8.", past="`LimitExceeded`")
-    keys_max: int = _limit(1_000_000, "Keys in the store.", past="`LimitExceeded` for new keys")
+    keys_max: int = _limit(1_000_000, "Keys in the store.", past="`LimitExceeded` for new keys", used="keys")
     stored_bytes_max: int = _limit(
         1024 * MIB,
         "All keys and values together, each counted with its bookkeeping.",
+        past="`LimitExceeded` for requests that would add to it",
+        used="stored_bytes",
+    )
+    group_parts: int = _limit(
+        2,
+        "How many parts of a key, between slashes, name the group that it belongs to: those of one run.",
+        past="keys with no more parts belong to no group",
+    )
+    group_keys_max: int = _limit(
+        500_000, "Keys of one group, so that one run cannot take the room of all.", past="`LimitExceeded` for new keys"
+    )
+    group_bytes_max: int = _limit(
+        512 * MIB,
+        "Keys and values of one group, each counted with its bookkeeping.",
         past="`LimitExceeded` for requests that would add to it",
     )
     history_bytes_max: int = _limit(
@@ -69,6 +83,7 @@ class Limits:
         1024 * MIB,
         "Watches and parked waits of all connections together, each counted with its bookkeeping.",
         past="`LimitExceeded`",
+        used="parked_bytes",
     )
     outbox_bytes_max: int = _limit(
         64 * MIB,
@@ -79,21 +94,25 @@ class Limits:
         1024 * MIB,
         "What waits for all slow readers together.",
         past="the connection with most waiting is closed; its client reconnects and resumes",
+        used="outbox_bytes",
     )
     inboxes_bytes_max: int = _limit(
         1024 * MIB,
         "What has come of messages that are not whole yet, or cannot be carried out yet, of all connections together.",
         past="the connection that takes up most, and for longest, is closed; its client reconnects and sends it again",
+        used="inbox_bytes",
     )
     journal_bytes_max: int = _limit(
         64 * MIB,
         "Changes that the disk of a durable store has not taken yet.",
         past="the requests of clients that write are not read until it has",
+        used="journal_bytes",
     )
     connections_max: int = _limit(
         32_768,
         "Connections, those that have not said hello yet included.",
         past="refused; the client says so, and tries again until its time is up",
+        used="connections",
     )
     handshakes_max: int = _limit(
         1_024,
@@ -109,6 +128,7 @@ class Limits:
         65_536,
         "Sessions, connected or not.",
         past="refused; the client says so, and tries again until its time is up",
+        used="sessions",
     )
     session_replies_max: int = _limit(
         4_096,
@@ -123,13 +143,14 @@ class Limits:
         "The same of all sessions together.",
         past="the sessions of clients that are away end, the longest first; then `LimitExceeded` for the writes of "
         "those that have replies waiting",
+        used="replies_bytes",
     )
     session_ttl: float = _limit(
         300.0,
         "How long a session without a connection is kept for its client to come back.",
         past="a write that was under way gets `ConnectionLost` with `maybe_applied=True`",
     )
-    leases_max: int = _limit(200_000, "Leases.", past="`LimitExceeded`")
+    leases_max: int = _limit(200_000, "Leases.", past="`LimitExceeded`", used="leases")
     lease_ttl_max: float = _limit(
         10 * 86_400.0, "The longest lease; long enough for a closed run's day.", past="`LimitExceeded`"
     )
@@ -143,6 +164,11 @@ class Limits:
         "How long a peer may leave a frame half sent.",
         past="the connection is closed; its client reconnects and sends it again",
     )
+
+    @classmethod
+    def used_by(cls) -> dict[str, str]:
+        """Name the figure of `stats` that counts towards each limit that the whole store shares."""
+        return {each.name: each.metadata["used"] for each in fields(cls) if each.metadata["used"]}
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -40,10 +40,13 @@ __all__ = [
     "GetMany",
     "Grant",
     "Granted",
+    "GroupPage",
     "Guarded",
     "KeepAlive",
+    "KeyGroup",
     "LeaseState",
     "List",
+    "ListGroups",
     "Listing",
     "ListingPart",
     "Operation",
@@ -264,6 +267,28 @@ class Figures(Response):
     figures: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGroup:
+    """The keys that begin with `name`, how many there are, and the bytes that they take with their bookkeeping.
+
+    Attributes:
+        age: Seconds since the first of them was made, or since the server started if that was later.
+    """
+
+    name: str
+    keys: int
+    bytes: int
+    age: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPage(Response):
+    """Some groups of keys by name, and whether there are more after them."""
+
+    groups: tuple[KeyGroup, ...]
+    more: bool
+
+
 class FailureKind(IntEnum):
     """Which error of `errors` a refused request raises at the client."""
 
@@ -468,6 +493,13 @@ class Ping(Request[Pong]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats(Request[Figures]):
     """Ask for the server's counters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListGroups(Request[GroupPage]):
+    """Ask which groups of keys there are, from the first name after `after` on."""
+
+    after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

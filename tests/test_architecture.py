@@ -31,6 +31,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.messages",
     "store.printable",
     "store.watch_cursor",
+    "store.server.limit_warnings",
     "store.server.outbox",
     "store.server.turns",
     "store.server.unwritten",

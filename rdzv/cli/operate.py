@@ -5,14 +5,11 @@ They need no `min_nodes`, and never host a store.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-import store
-from rdzv.backends.builtin import Credentials, connect
+from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, whole_number
-from rdzv.config.endpoint import split_url
-from rdzv.config.settings import parse
+from rdzv.cli.runs import open_store
 from rdzv.node.handler import Handler
 from store.printable import printable
 
@@ -70,21 +67,7 @@ def _add_ping_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _ping(options: argparse.Namespace) -> int:
-    url = options.url
-    if not split_url(url).run_id:  # a store answers without one
-        where, question_mark, parameters = url.partition("?")
-        url = f"{where.rstrip('/')}/ping{question_mark}{parameters}"
-    settings = parse(url, {}, os.environ)
-    credentials = Credentials.of(settings)
-    connecting = store.connect(
-        settings.endpoint.url,
-        token=credentials.token,
-        tls=credentials.client_tls(),
-        user=settings.user,
-        password=credentials.password,
-        timeout=options.timeout,
-    )
-    async with connecting as client:
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
         for _ in range(options.count):
             seconds = await client.ping()
             print(f"{settings.endpoint.url} answers in {seconds * 1000:.3f} ms", flush=True)

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits", "what the server refuses to go beyond")
     for limit in dataclasses.fields(store.Limits):
         limits.add_argument(
-            f"--{limit.name.replace('_', '-')}",
+            *_flags(limit.name),
             type=type(limit.default),
             default=limit.default,
             metavar="SECONDS" if isinstance(limit.default, float) else "N",
@@ -114,6 +114,14 @@ def notify(state: str) -> None:
 def _say(what: str) -> None:
     sys.stderr.write(f"rdzv serve: {what}\n")
     sys.stderr.flush()
+
+
+def _flags(limit: str) -> list[str]:
+    """The flags of a limit. What is a group of keys to the store is a run to those who serve it to runs."""
+    names = [limit]
+    if limit in ("group_keys_max", "group_bytes_max"):
+        names.append(limit.replace("group_", "run_"))
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def _port(text: str) -> int:

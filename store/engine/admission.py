@@ -159,13 +159,22 @@ class Admission:
     def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
         """Refuse writes that the store has no room for; each is a key and the size its value will have."""
         keys, size = len(self._keys), self._keys.bytes
+        grown: dict[str, list[int]] = {}  # groups, and how many keys and bytes more each would hold
         for key, value_size in writes:
             before = self._keys.get(key)
             if before is None:
-                keys += 1
-                size += ENTRY_OVERHEAD + key_bytes(key) + value_size
+                more, added = 1, ENTRY_OVERHEAD + key_bytes(key) + value_size
+            elif (added := value_size - len(before.value)) != 0:
+                more = 0
             else:
-                size += value_size - len(before.value)
+                continue
+            keys += more
+            size += added
+            name = self._keys.groups.name_of(key)
+            if name is not None:
+                growth = grown.setdefault(name, [0, 0])
+                growth[0] += more
+                growth[1] += added
         if keys > self._limits.keys_max and keys > len(self._keys):
             raise LimitExceeded(
                 f"the store holds {len(self._keys)} keys; keys_max is {self._limits.keys_max}: delete some"
@@ -173,6 +182,24 @@ class Admission:
         if size > self._limits.stored_bytes_max and size > self._keys.bytes:
             raise LimitExceeded(
                 f"the store would hold {size} bytes; stored_bytes_max is {self._limits.stored_bytes_max}: delete some"
+            )
+        for name, (more, added) in grown.items():
+            self._check_group(name, more, added)
+
+    def _check_group(self, name: str, more: int, added: int) -> None:
+        """Refuse what would let one group of keys take the room of the others."""
+        group = self._keys.groups.get(name)
+        keys, size = (group.keys, group.bytes) if group is not None else (0, 0)
+        if more > 0 and keys + more > self._limits.group_keys_max:
+            raise LimitExceeded(
+                f"the group {shown(name)} (group_parts is {self._limits.group_parts}) holds {keys} keys; "
+                f"group_keys_max is {self._limits.group_keys_max}: delete some, or start the server with a higher limit"
+            )
+        if added > 0 and size + added > self._limits.group_bytes_max:
+            raise LimitExceeded(
+                f"the group {shown(name)} (group_parts is {self._limits.group_parts}) would hold {size + added} bytes; "
+                f"group_bytes_max is {self._limits.group_bytes_max}: delete some, or start the server with a higher "
+                f"limit"
             )
 
     def check_writes(self, count: int) -> None:

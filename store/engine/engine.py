@@ -56,10 +56,13 @@ from store.messages import (
     GetMany,
     Grant,
     Granted,
+    GroupPage,
     Guarded,
     KeepAlive,
+    KeyGroup,
     LeaseState,
     List,
+    ListGroups,
     Listing,
     ListingPart,
     Ping,
@@ -85,10 +88,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from store.engine.changeset import Saved
+    from store.engine.keyspace import Groups
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
 REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
+GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
 
 
@@ -124,7 +129,7 @@ class Engine:
         self.limits = limits or Limits()
         self.read_only: str | None = None
         self.only_deletes: str | None = None
-        self._keys = Keyspace()
+        self._keys = Keyspace(self.limits)
         self._leases = Leases()
         self._watches = Watches()
         self._history = History(self.limits.history_bytes_max)
@@ -149,6 +154,11 @@ class Engine:
         self._lapsed = 0
 
     @property
+    def groups(self) -> Groups:
+        """What each group of keys takes."""
+        return self._keys.groups
+
+    @property
     def revision(self) -> int:
         """How many changes there have been."""
         return self._keys.revision
@@ -158,6 +168,7 @@ class Engine:
         """A durable store as it was saved; it goes on from there."""
         engine = cls(store_id=saved.store_id, limits=limits, durable=True)
         engine._keys.revision = saved.revision
+        engine._keys.groups.now = now
         engine._leases.restore(saved.leases, last=saved.last_lease)
         for entry in saved.entries:
             engine._keys.put(entry, None)
@@ -239,6 +250,7 @@ class Engine:
         """
         self._requests += 1
         self._leases.advance(now)
+        self._keys.groups.now = now
         session = self._session_of[peer]
         session.acknowledge(acknowledged)
         changes = mutates(request)
@@ -348,6 +360,7 @@ class Engine:
             "revision": self.revision,
             "keys": len(self._keys.entries),
             "stored_bytes": self._keys.bytes,
+            "groups": len(self._keys.groups),
             "history_bytes": self._history.bytes,
             "compacted_revision": self._history.compacted,
             "leases": len(self._leases),
@@ -426,6 +439,18 @@ class Engine:
 
     def _stats(self, _: Stats) -> Figures:
         return Figures(figures=self.figures())
+
+    def _list_groups(self, request: ListGroups) -> GroupPage:
+        self._admission.check_size(request.after, "name")
+        groups = self._keys.groups
+        page = groups.page(after=request.after, most=GROUPS_AT_ONCE + 1)
+        return GroupPage(
+            groups=tuple(
+                KeyGroup(name=group.name, keys=group.keys, bytes=group.bytes, age=max(groups.now - group.since, 0.0))
+                for group in page[:GROUPS_AT_ONCE]
+            ),
+            more=len(page) > GROUPS_AT_ONCE,
+        )
 
     def _excessive(self, request: Excessive) -> Response:
         raise LimitExceeded(
@@ -651,6 +676,7 @@ _HANDLERS: dict[type, Callable[[Engine, Any], Response | None]] = {
     Count: Engine._count,
     Ping: Engine._ping,
     Stats: Engine._stats,
+    ListGroups: Engine._list_groups,
     Excessive: Engine._excessive,
     Unknown: Engine._unknown,
     Put: Engine._put,

@@ -1,7 +1,13 @@
-"""Pure: the keys of the store, what they hold, their order, and what all of it takes in memory."""
+"""Pure: the keys of the store, what they hold, their order, and what all of it takes in memory.
+
+It is also counted by groups (promise S6). A group is all keys that begin with the same parts, as many as `group_parts`
+says: `/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part. A key with
+no more parts than that belongs to no group. What the groups mean is for the users of the store to say.
+"""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from store.engine.sorted_keys import SortedKeys
@@ -11,9 +17,13 @@ from store.messages import Entry, Event, key_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ENTRY_OVERHEAD", "Keyspace", "answer_bytes", "put_event"]
+    from store.limits import Limits
+
+__all__ = ["ENTRY_OVERHEAD", "NEARLY", "Group", "Groups", "Keyspace", "answer_bytes", "put_event"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
+NEARLY = 0.8  # of a limit: from there on the operator is warned
+COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
 
 _make_event = constructor(Event)
 
@@ -28,22 +38,99 @@ def answer_bytes(entry: Entry | None) -> int:
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
+class Group:
+    """What the keys of one group take; `since` is when its first key was made, or this server started."""
+
+    __slots__ = ("bytes", "keys", "name", "since")
+
+    def __init__(self, name: str, since: float) -> None:
+        self.name = name
+        self.keys = self.bytes = 0
+        self.since = since
+
+
+class Groups:
+    """All groups of a store that hold anything.
+
+    Attributes:
+        now: The reading of the server's clock at the last request.
+        nearly_full: The names of the groups that have used up most of one of their limits.
+    """
+
+    __slots__ = ("_bytes_nearly", "_groups", "_index", "_keys_nearly", "_parts", "nearly_full", "now")
+
+    def __init__(self, limits: Limits) -> None:
+        self._parts = limits.group_parts
+        self._keys_nearly = NEARLY * limits.group_keys_max
+        self._bytes_nearly = NEARLY * limits.group_bytes_max
+        self._groups: dict[str, Group] = {}
+        self._index = SortedKeys()
+        self.nearly_full: dict[str, None] = {}
+        self.now = 0.0
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def name_of(self, key: str) -> str | None:
+        """The group of a key; None if it belongs to none."""
+        at = 1
+        for _ in range(self._parts):
+            at = key.find("/", at) + 1
+            if not at:
+                return None
+        return key[:at]
+
+    def get(self, name: str) -> Group | None:
+        """What a group holds; None if that is nothing."""
+        return self._groups.get(name)
+
+    def count(self, key: str, keys: int, size: int) -> None:
+        """The group of `key` holds so many more keys and bytes; negative if it holds less."""
+        name = self.name_of(key)
+        if name is None:
+            return
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(name, self.now)
+            self._index.add(name)
+        group.keys += keys
+        group.bytes += size
+        if group.keys > self._keys_nearly or group.bytes > self._bytes_nearly:
+            self.nearly_full[name] = None
+        elif self.nearly_full:
+            self.nearly_full.pop(name, None)
+        if not group.keys:
+            del self._groups[name]
+            self._index.remove(name)
+
+    def page(self, *, after: str, most: int) -> list[Group]:
+        """The first groups, at `most` so many, that come after the name `after`, by name."""
+        return [self._groups[name] for name in self._index.stretch("", after=after, most=most)]
+
+    def largest(self, *, by_keys: bool = False) -> Group | None:
+        """The group that holds most."""
+        groups = islice(self._groups.values(), COMPARED_MOST)
+        return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
+
+
 class Keyspace:
     """The keys of a store as they are at `revision`.
 
     Attributes:
         revision: The number of changes there have been.
         entries: What each key holds.
+        groups: What each group of keys takes.
         index: The keys in order.
         bytes: What all of them take, each counted with its bookkeeping.
     """
 
-    __slots__ = ("bytes", "entries", "get", "index", "revision")
+    __slots__ = ("bytes", "entries", "get", "groups", "index", "revision")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.revision = 0
         self.entries: dict[str, Entry] = {}
         self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request asks
+        self.groups = Groups(limits)
         self.index = SortedKeys()
         self.bytes = 0
 
@@ -54,9 +141,13 @@ class Keyspace:
         """Let a key hold this; `before` is what it holds now."""
         if before is None:
             self.index.add(entry.key)
-            self.bytes += ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
-        else:
-            self.bytes += len(entry.value) - len(before.value)
+            size = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
+            self.bytes += size
+            self.groups.count(entry.key, 1, size)
+        elif len(entry.value) != len(before.value):
+            size = len(entry.value) - len(before.value)
+            self.bytes += size
+            self.groups.count(entry.key, 0, size)
         self.entries[entry.key] = entry
 
     def pop(self, key: str) -> Entry | None:
@@ -64,5 +155,7 @@ class Keyspace:
         entry = self.entries.pop(key, None)
         if entry is not None:
             self.index.remove(key)
-            self.bytes -= ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
+            size = ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
+            self.bytes -= size
+            self.groups.count(key, -1, -size)
         return entry

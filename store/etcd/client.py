@@ -29,6 +29,7 @@ from store.errors import (
     StoreReplaced,
     StoreTimeoutError,
     StoreUsageError,
+    Unsupported,
     UsedAfterFork,
     unsent,
 )
@@ -50,6 +51,7 @@ from store.messages import (
     Guarded,
     KeepAlive,
     List,
+    ListGroups,
     Listing,
     Ping,
     Pong,
@@ -273,6 +275,8 @@ class Client(interface.Store):
                 return Pong(revision=await self.gateway.current_revision(deadline))
             case Stats():
                 return await self._reads.stats(deadline)
+            case ListGroups():
+                raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case Grant() | KeepAlive() | Revoke() | TimeToLive():
                 return await leases.call(self.gateway, request, deadline)
             case _:

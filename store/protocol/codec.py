@@ -40,10 +40,13 @@ from store.messages import (
     GetMany,
     Grant,
     Granted,
+    GroupPage,
     Guarded,
     KeepAlive,
+    KeyGroup,
     LeaseState,
     List,
+    ListGroups,
     Listing,
     ListingPart,
     Operation,
@@ -296,6 +299,13 @@ def _check_figures(value: Any) -> dict[str, Any]:
     return value
 
 
+def _group_from(value: Any) -> KeyGroup:
+    match value:
+        case [str(name), int(keys), int(size), int() | float() as age, *_]:
+            return KeyGroup(name=name, keys=keys, bytes=size, age=float(age))
+    raise ProtocolError(f"{shown(value)} stands where a group of keys belongs")
+
+
 def _enumerated(kind: type[FailureKind]) -> _Field:
     def check(value: Any) -> FailureKind:
         if type(value) is not int:
@@ -317,6 +327,7 @@ _SECONDS = _Field(
 )
 _ENTRY = _Field(_entry_from, _entry_to)
 _MAYBE_ENTRY = _optional(_ENTRY)
+_GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
 _CONDITIONS = _conditions()
 _OPERATIONS = _many(_one_of(Operation.__args__))
 _GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
@@ -416,6 +427,7 @@ REQUESTS: dict[int, Layout[Any]] = {
         Layout(19, Cancel, target=_INT),
         Layout(20, Ping),
         Layout(21, Stats),
+        Layout(22, ListGroups, after=_STR),
     )
 }
 
@@ -437,6 +449,7 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(76, Figures, figures=_Field(_check_figures)),
         Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
         Layout(78, ListingPart, entries=_many(_MAYBE_ENTRY)),
+        Layout(79, GroupPage, groups=_many(_GROUP), more=_BOOL),
     )
 }
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import logging
 import secrets
@@ -54,6 +55,7 @@ from store.protocol import wire
 from store.protocol.connection import ServerConnection
 from store.protocol.wire import Bye, Hello, Sorry
 from store.server.door import Door
+from store.server.limit_warnings import LimitWarnings
 from store.server.log_limiter import Complaints
 from store.server.outbox import PIECE_BYTES, Budget, weight
 from store.server.peer import LEAVE_WITHIN, Peer
@@ -78,6 +80,7 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
+WARN_EVERY = 5.0  # seconds; how late it may be noticed that a limit is near
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
@@ -115,6 +118,7 @@ class Server:
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._token = token
         self._clock = clock
+        self._began = clock()
         self._stopwatch = stopwatch  # for what turns take; the clock of a test may stand still meanwhile
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
@@ -131,6 +135,7 @@ class Server:
         self._refused = 0
         self._refuses = False  # connections, since the last one that was taken in
         self._complaints = Complaints()
+        self._limit_warnings = LimitWarnings()
         self._leaving = False
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
@@ -202,6 +207,9 @@ class Server:
         """The counters that `stats()` shows."""
         return {
             **self._engine.figures(),
+            **dataclasses.asdict(self._limits),
+            "connections_max": self._connections_max,
+            "uptime": self._clock() - self._began,
             "connections": len(self._peers),
             "connections_refused": self._refused,
             "bytes_in": self._bytes_in,
@@ -702,6 +710,13 @@ class Server:
         """
         return self._engine.read_only is None and not self._leaving and not self.disk_is_behind
 
+    async def warn_of_limits(self) -> None:
+        """Log which limits are nearly reached, and by whom, for as long as the server runs."""
+        while True:
+            await anyio.sleep(WARN_EVERY)
+            for line in self._limit_warnings.look(self.figures(), self._engine.groups):
+                log.warning("store %s: %s", self.store_id, line)
+
     async def drop_the_silent(self) -> None:
         """Disconnect peers that stopped in the middle of a frame, for as long as the server runs."""
         while True:
@@ -893,7 +908,10 @@ async def serve(
             allowed,
         )
         server.start_journal()
-        timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
+        timers = [
+            asyncio.create_task(timer)
+            for timer in (server.keep_time(), server.drop_the_silent(), server.warn_of_limits())
+        ]
         for timer in timers:
             timer.add_done_callback(server.timer_ended)
         try:

@@ -35,6 +35,7 @@ from store.messages import (
     Guarded,
     KeepAlive,
     List,
+    ListGroups,
     Ping,
     Put,
     Request,
@@ -115,6 +116,7 @@ REQUESTS = st.one_of(
     st.builds(Cancel, target=INTS),
     st.builds(Ping),
     st.builds(Stats),
+    st.builds(ListGroups, after=KEYS),
 )
 MAYBE_ENTRIES = st.none() | ENTRIES
 RESPONSES: st.SearchStrategy[Response] = st.one_of(
@@ -138,6 +140,11 @@ RESPONSES: st.SearchStrategy[Response] = st.one_of(
     st.builds(messages.Pong, revision=REVISIONS),
     st.builds(
         Figures, figures=st.dictionaries(st.text(), st.one_of(REVISIONS, st.text(), SECONDS, st.booleans()), max_size=3)
+    ),
+    st.builds(
+        messages.GroupPage,
+        groups=many(st.builds(messages.KeyGroup, name=KEYS, keys=INTS, bytes=INTS, age=SECONDS)),
+        more=st.booleans(),
     ),
     st.builds(Failed, kind=st.sampled_from(FailureKind), message=st.text()),
 )

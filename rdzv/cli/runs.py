@@ -1,0 +1,264 @@
+"""Shell: the subcommands of whoever operates a store for many runs: runs, forget, stats.
+
+They look at the store, and not at one run as its nodes do: a run that nobody can join any more is listed and forgotten
+like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+import store
+from rdzv.backends.builtin import Credentials, connect
+from rdzv.cli.command import DONE, FAILED, Command, add_run, add_timeout
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
+from store.messages import Revoke
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncIterator, Iterable
+
+    from rdzv.config.settings import Settings
+
+__all__ = ["COMMANDS", "open_store"]
+
+ANY_RUN = "any"  # the run_id where a URL names only a store, and none is needed
+NODES_NAMED_MOST = 8
+DELETED_AT_ONCE = 100  # keys: what one transaction of etcd takes
+GONE_WITHIN = 5.0  # seconds in which the nodes of a run that was closed by force leave, if they can
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one run takes in the store; None where the store keeps no account (an etcd cluster)."""
+
+    run_id: str
+    keys: int
+    bytes: int | None
+    age: float | None
+    at_least: bool = False  # it is older than the server's process, and nobody knows by how much
+
+
+@contextlib.asynccontextmanager
+async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Settings, store.Store]]:
+    """Connect to the store of a URL, which need not name a run; give the settings that it was found with."""
+    if not split_url(url).run_id:
+        where, question_mark, parameters = url.partition("?")
+        url = f"{where.rstrip('/')}/{ANY_RUN}{question_mark}{parameters}"
+    settings = parse(url, {}, os.environ)
+    credentials = Credentials.of(settings)
+    connecting = store.connect(
+        settings.endpoint.url,
+        token=credentials.token,
+        tls=credentials.client_tls(),
+        user=settings.user,
+        password=credentials.password,
+        timeout=timeout,
+    )
+    async with connecting as client:
+        yield settings, client
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_store(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON object per run")
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
+    add_timeout(parser)
+
+
+async def _runs(options: argparse.Namespace) -> int:
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        runs = await _usages(client, settings.prefix)
+    runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
+    if options.json:
+        for run in runs:
+            print(json.dumps({"run_id": run.run_id, "keys": run.keys, "bytes": run.bytes, "age": run.age}))
+    elif runs:
+        print("\n".join(_table(runs)))
+    else:
+        print(f"there are no runs under {settings.prefix}")
+    return DONE
+
+
+async def _usages(client: store.Store, prefix: str) -> list[Usage]:
+    """What each run under a prefix takes, by the store's account; else by counting keys."""
+    root = f"{prefix}/"
+    uptime = 0.0
+    try:
+        uptime = (await client.stats()).get("uptime", 0.0)
+        groups = [group for group in await client.groups() if group.name.startswith(root)]
+    except store.Unsupported:
+        groups = None
+    # A prefix of other parts than the store goes by makes groups of several runs, or of pieces of one.
+    if groups is None or any(group.name.count("/", len(root)) != 1 for group in groups):
+        return _counted(await client.list(root, keys_only=True), root)
+    return [
+        Usage(
+            run_id=group.name[len(root) : -1],
+            keys=group.keys,
+            bytes=group.bytes,
+            age=group.age,
+            at_least=group.age > uptime - 1.0,
+        )
+        for group in groups
+    ]
+
+
+def _counted(entries: Iterable[store.Entry], root: str) -> list[Usage]:
+    keys: dict[str, int] = {}
+    for entry in entries:
+        run_id = entry.key[len(root) :].partition("/")[0]
+        keys[run_id] = keys.get(run_id, 0) + 1
+    return [Usage(run_id=run_id, keys=count, bytes=None, age=None) for run_id, count in keys.items()]
+
+
+def _table(runs: list[Usage]) -> list[str]:
+    width = max(6, *(len(run.run_id) for run in runs))
+    lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]
+    for run in runs:
+        held = "unknown" if run.bytes is None else f"{run.bytes:,}"
+        lines.append(f"{run.run_id:<{width}}  {run.keys:>8,}  {held:>14}  {_age(run):>10}")
+    return lines
+
+
+def _age(run: Usage) -> str:
+    if run.age is None:
+        return "unknown"
+    return (">" if run.at_least else "") + _duration(run.age)
+
+
+def _duration(seconds: float) -> str:
+    """Show a duration to its largest unit or two."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours}h"
+    if hours:
+        return f"{hours}h{minutes}m"
+    return f"{minutes}m{whole % 60}s" if minutes else f"{whole}s"
+
+
+# ------------------------------------------------------------------------------------------------ forget
+
+
+def _add_forget_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--force", action="store_true", help="also if nodes are left; the run is closed for them first")
+
+
+async def _forget(options: argparse.Namespace) -> int:
+    if not split_url(options.url).run_id:
+        raise store.StoreUsageError("the URL names no run to forget; rdzv runs URL lists those that there are")
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        keys = Keys(settings.prefix, settings.run_id)
+        nodes = await _nodes(client, keys)
+        if nodes and not options.force:
+            more = f" and {len(nodes) - NODES_NAMED_MOST} more" if len(nodes) > NODES_NAMED_MOST else ""
+            print(
+                f"run {settings.run_id} has {len(nodes)} nodes: {', '.join(nodes[:NODES_NAMED_MOST])}{more}; close it "
+                f"first, or forget it with --force"
+            )
+            return FAILED
+        if nodes:
+            await _close(options, client, keys)
+        forgotten = await _delete(client, keys)
+        print(f"run {settings.run_id} is forgotten: {forgotten} keys" if forgotten else "there is no such run")
+    return DONE
+
+
+async def _delete(client: store.Store, keys: Keys) -> int:
+    """Delete what a run holds now, and return how many keys that was.
+
+    Only what was listed is deleted: a node that comes meanwhile begins the run anew, and keeps its record.
+    """
+    entries = await client.list(keys.root, keys_only=True)
+    for lease in sorted({entry.lease for entry in entries if entry.lease is not None}):
+        with contextlib.suppress(store.LeaseNotFound):  # it has lapsed meanwhile, and its keys with it
+            await client.call(Revoke(lease=lease))
+    names = [entry.key for entry in entries if entry.lease is None]
+    for at in range(0, len(names), DELETED_AT_ONCE):
+        await client.transact(then=map(store.Delete, names[at : at + DELETED_AT_ONCE]))
+    return len(entries)
+
+
+async def _nodes(client: store.Store, keys: Keys) -> list[str]:
+    entries = await client.list(keys.nodes, keys_only=True)
+    return [entry.key[len(keys.nodes) :] for entry in entries if entry.key != keys.marker]
+
+
+async def _close(options: argparse.Namespace, client: store.Store, keys: Keys) -> None:
+    """Close a run for the nodes that are left, and let them go."""
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        await handler.set_closed("the run was forgotten by its operator")
+    with anyio.move_on_after(GONE_WITHIN):
+        async with client.watch(keys.nodes) as watch:
+            while await _nodes(client, keys):
+                await anext(aiter(watch))
+
+
+# ------------------------------------------------------------------------------------------------ stats
+
+
+async def _stats(options: argparse.Namespace) -> int:
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        figures = await client.stats()
+        runs = [] if "keys_max" not in figures else await _usages(client, settings.prefix)
+    if options.json:
+        print(json.dumps(figures))
+        return DONE
+    limits = {used: limit for limit, used in store.Limits.used_by().items()}
+    for name, figure in figures.items():
+        if name in limits and limits[name] in figures:
+            most = figures[limits[name]]
+            print(f"{name:<20} {_shown(figure):>18} of {_shown(most)} ({100 * figure / most:.0f} %)")
+        elif name not in store.Limits.used_by() and not hasattr(store.Limits, name):
+            print(f"{name:<20} {_shown(figure):>18}")
+    if runs:
+        largest = max(runs, key=lambda run: (run.bytes or 0, run.keys))
+        print(f"run {largest.run_id} holds most: {largest.keys:,} keys, {largest.bytes or 0:,} bytes")
+    return DONE
+
+
+def _shown(figure: Any) -> str:
+    if isinstance(figure, float):
+        return f"{figure:,.1f}"
+    return f"{figure:,}" if isinstance(figure, int) else str(figure)
+
+
+COMMANDS = (
+    Command(
+        name="runs",
+        help="list the runs that a store holds, with the keys, bytes and age of each",
+        run=_runs,
+        add_arguments=_add_runs_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="forget",
+        help="delete all that a store holds of a run of which nobody is left",
+        run=_forget,
+        add_arguments=_add_forget_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="stats",
+        help="show what a store's limits are, and how much of them is used",
+        run=_stats,
+        add_arguments=_add_runs_arguments,
+        takes_url=True,
+    ),
+)

@@ -1,0 +1,109 @@
+"""`rdzv runs`, `rdzv forget`, `rdzv stats`: what an operator of a store for many runs sees and does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+import rdzv
+import store
+from rdzv.cli.runs import _duration
+from tests.rdzv.cli.test_main import run
+
+
+async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        assert await run("runs", server.url) == (0, ["there are no runs under /rdzv"])
+        await client.put("/rdzv/large/x", bytes(100_000))
+        await client.put("/other/not-a-run/x", bytes(200_000))
+        async with rdzv.connect(f"{server.url}/small?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+        status, output = await run("runs", server.url)
+        assert status == 0
+        assert [line.split()[0] for line in output] == ["run", "large", "small"]
+        assert output[1].split()[1] == "1"
+        status, output = await run("runs", server.url, "--json")
+        shown = [json.loads(line) for line in output]
+        assert [each["run_id"] for each in shown] == ["large", "small"]
+        assert shown[0]["bytes"] > 100_000
+        assert shown[0]["age"] < 60
+
+
+async def test_runs_under_a_prefix_of_more_parts_are_told_apart() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        for key in ("/team/rdzv/a/1", "/team/rdzv/a/2", "/team/rdzv/b/1"):
+            await client.put(key, b"")
+        status, output = await run("runs", f"{server.url}?prefix=/team/rdzv", "--json")
+        assert status == 0
+        shown = [json.loads(line) for line in output]
+        assert [(each["run_id"], each["keys"], each["bytes"]) for each in shown] == [("a", 2, None), ("b", 1, None)]
+
+
+async def test_forget_leaves_nothing_of_a_run_neither_keys_nor_leases() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        url = f"{server.url}/job"
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+            await handler.set_closed("done")
+        await client.put("/rdzv/job/loose", b"on no lease")
+        await client.put("/rdzv/job-2/x", b"another run")
+        status, output = await run("forget", url)
+        assert status == 0, output
+        assert "run job is forgotten" in output[0]
+        assert [entry.key for entry in await client.list("")] == ["/rdzv/job-2/x"]
+        assert (await client.stats())["leases"] == 0
+        assert await run("forget", url) == (0, ["there is no such run"])
+
+
+async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_by_force() -> None:
+    async with store.serve() as server, store.connect(server.url) as client:
+        url = f"{server.url}/job"
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="still-here", is_host=False) as handler:
+            await handler.next_rendezvous()
+            status, output = await run("forget", url)
+            assert status == 1
+            assert "run job has 1 nodes: still-here; close it first, or forget it with --force" in output[0]
+            assert await client.count("/rdzv/job/") > 0
+            told = asyncio.create_task(_until_closed(handler))
+            status, output = await run("forget", url, "--force")
+            assert status == 0, output
+            assert "forgotten by its operator" in await told
+        assert await client.count("/rdzv/job/") == 0
+        assert (await client.stats())["leases"] == 0
+
+
+async def _until_closed(handler: rdzv.RendezvousHandler) -> str:
+    """Leave as soon as the run is closed, as a job does; the reason."""
+    async with handler.changes() as changes:
+        async for change in changes:
+            if isinstance(change, rdzv.Closed):
+                await handler.leave()
+                return change.reason
+    raise AssertionError("the changes have ended")
+
+
+async def test_forget_needs_a_run() -> None:
+    status, output = await run("forget", "tcp://127.0.0.1:1")
+    assert status == 2
+    assert "names no run" in output[0]
+
+
+async def test_stats_shows_what_is_used_of_each_limit_and_which_run_holds_most() -> None:
+    async with store.serve(limits=store.Limits(keys_max=10)) as server, store.connect(server.url) as client:
+        for number in range(4):
+            await client.put(f"/rdzv/job/{number}", b"")
+        status, output = await run("stats", server.url)
+        assert status == 0
+        assert any(line.split() == ["keys", "4", "of", "10", "(40", "%)"] for line in output), output
+        assert output[-1].startswith("run job holds most: 4 keys")
+        status, output = await run("stats", server.url, "--json")
+        assert json.loads(output[0])["keys_max"] == 10
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0s"), (61, "1m1s"), (3 * 3600 + 120, "3h2m"), (86_400 * 400 + 3600, "400d1h")]
+)
+def test_ages_are_short(seconds: float, shown: str) -> None:
+    assert _duration(seconds) == shown

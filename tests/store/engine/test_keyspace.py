@@ -1,0 +1,109 @@
+"""Groups of keys: which key belongs to which, and that the account of each is exact."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from store.engine.engine import GROUPS_AT_ONCE
+from store.engine.keyspace import ENTRY_OVERHEAD, Groups
+from store.limits import Limits
+from store.messages import Append, Delete, DeletePrefix, Failed, GroupPage, ListGroups, Put
+from tests.support.by_hand import Desk
+
+
+@pytest.mark.parametrize(
+    ("parts", "key", "group"),
+    [
+        (2, "/rdzv/job-7/head/round", "/rdzv/job-7/"),
+        (2, "rdzv/job-7/head", "rdzv/job-7/"),
+        (2, "/rdzv/job-7/", "/rdzv/job-7/"),
+        (2, "/rdzv/job-7", None),
+        (2, "plain", None),
+        (2, "", None),
+        (1, "/rdzv/job-7", "/rdzv/"),
+        (3, "/team/rdzv/job/x", "/team/rdzv/job/"),
+        (1, "//x", "//"),
+    ],
+)
+def test_the_first_parts_of_a_key_name_its_group(parts: int, key: str, group: str | None) -> None:
+    assert Groups(Limits(group_parts=parts)).name_of(key) == group
+
+
+def test_the_account_of_each_group_is_that_of_its_keys() -> None:
+    dice = random.Random(20)
+    desk = Desk()
+    keys = [f"/rdzv/{run}/{number}" for run in "abc" for number in range(8)] + ["loose", "/rdzv/loose"]
+    for _ in range(600):
+        key = dice.choice(keys)
+        match dice.randrange(5):
+            case 0:
+                desk.ask(Delete(key))
+            case 1:
+                desk.ask(DeletePrefix(prefix=key[:8]))
+            case 2:
+                desk.ask(Append(key, b"more"))
+            case _:
+                desk.ask(Put(key, bytes(dice.randrange(50))))
+        page = desk.ask(ListGroups(after=""))
+        assert isinstance(page, GroupPage)
+        expected: dict[str, list[int]] = {}
+        for entry in desk.engine._keys.entries.values():
+            if entry.key.count("/") == 3:
+                account = expected.setdefault(entry.key[:8], [0, 0])
+                account[0] += 1
+                account[1] += ENTRY_OVERHEAD + len(entry.key) + len(entry.value)
+        assert {group.name: [group.keys, group.bytes] for group in page.groups} == expected
+
+
+def test_one_group_that_is_full_leaves_the_others_their_room() -> None:
+    """Without a limit of its own, one run fills the store, and then nobody can create a key."""
+    desk = Desk(keys_max=10, group_keys_max=5)
+    answers = [desk.ask(Put(f"/rdzv/greedy/{number}", b"")) for number in range(10)]
+    assert [type(answer) is Failed for answer in answers] == [False] * 5 + [True] * 5
+    assert type(desk.ask(Put("/rdzv/modest/1", b""))) is not Failed
+    desk.ask(Delete("/rdzv/greedy/0"))
+    assert type(desk.ask(Put("/rdzv/greedy/9", b""))) is not Failed
+
+
+def test_groups_come_in_pages_and_have_an_age() -> None:
+    desk = Desk()
+    for number in range(GROUPS_AT_ONCE + 3):
+        desk.ask(Put(f"/rdzv/{number:06d}/x", b""))
+    desk.now += 60.0
+    first = desk.ask(ListGroups(after=""))
+    assert isinstance(first, GroupPage)
+    assert len(first.groups) == GROUPS_AT_ONCE
+    assert first.more
+    assert first.groups[0].age == pytest.approx(60.0)
+    rest = desk.ask(ListGroups(after=first.groups[-1].name))
+    assert isinstance(rest, GroupPage)
+    assert [group.name for group in rest.groups] == [f"/rdzv/{GROUPS_AT_ONCE + each:06d}/" for each in range(3)]
+    assert not rest.more
+
+
+def test_a_group_is_nearly_full_from_80_percent_on() -> None:
+    groups = Groups(Limits(group_keys_max=10, group_bytes_max=1000))
+    groups.count("a/b/c", 8, 100)
+    assert not groups.nearly_full
+    groups.count("a/b/c", 1, 100)
+    assert list(groups.nearly_full) == ["a/b/"]
+    groups.count("a/b/c", -1, -100)
+    assert not groups.nearly_full
+    groups.count("d/e/f", 1, 801)
+    assert list(groups.nearly_full) == ["d/e/"]
+    groups.count("d/e/f", -1, -801)
+    assert not groups.nearly_full
+    assert groups.get("d/e/") is None
+
+
+def test_the_largest_group_is_known() -> None:
+    groups = Groups(Limits())
+    assert groups.largest() is None
+    groups.count("a/many/c", 50, 100)
+    groups.count("a/heavy/c", 1, 1000)
+    heavy, many = groups.largest(), groups.largest(by_keys=True)
+    assert heavy is not None
+    assert many is not None
+    assert (heavy.name, many.name) == ("a/heavy/", "a/many/")
