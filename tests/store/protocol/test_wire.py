@@ -213,7 +213,7 @@ def test_there_is_a_strategy_above_for_every_message() -> None:
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
         if isinstance(kind, type) and issubclass(kind, tuple(base)) and kind not in base
     }
-    assert len(known) == 21 + 15
+    assert len(known) == 22 + 16
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:
