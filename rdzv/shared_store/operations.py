@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import (
@@ -453,14 +453,22 @@ class Plans:
     # ------------------------------------------------------------------------------------------ barrier
 
     def barrier(self, key: str, world_size: int) -> Plan[None]:
-        """Wait until so many have called it with this key."""
+        """Wait until so many have called it with this key. Who is the last to leave deletes what it was kept in."""
         members, last = f"{key}/num_members", f"{key}/last_member"
         size = _whole(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
         added: Added = yield Add(self._value_key(members), 1, self._lease)
         if added.value >= size:
-            yield Put(self._value_key(last), b"1", lease=self._lease)
+            opened: TransactionResult = yield Transact(
+                when=(),
+                then=(
+                    Put(self._value_key(last), b"1", lease=self._lease),
+                    Add(self._value_key(members), -1, self._lease),
+                ),
+                otherwise=(),
+            )
+            yield from self._leave_barrier(members, last, int(cast("int", opened.results[1])))
             return
         try:
             yield Wait(keys=(self._value_key(last),))
@@ -472,6 +480,18 @@ class Plans:
                 keys=(last,),
                 timeout=late.seconds,
             ) from late
+        try:
+            left: Added = yield Add(self._value_key(members), -1, self._lease)
+            yield from self._leave_barrier(members, last, left.value)
+        except _OutOfTime:  # it was passed in time, and what is left goes with the round
+            return
+
+    def _leave_barrier(self, members: str, last: str, inside: int) -> Plan[None]:
+        """Delete the two keys of a barrier if nobody is inside any more. They may be many: ten steps a second, say."""
+        if inside <= 0:
+            nobody_came = (when.value(self._value_key(members)) == b"%d" % inside,)
+            both = Delete(self._value_key(members)), Delete(self._value_key(last))
+            yield Transact(when=nobody_came, then=both, otherwise=())
 
     def _value_key(self, key: str) -> str:
         return self._values + _key(key)

@@ -323,6 +323,17 @@ async def test_a_barrier_opens_when_all_have_come(shared: Any, observer: store.C
     await shared.barrier("alone", 1)
 
 
+async def test_a_barrier_that_all_have_passed_leaves_nothing_behind(shared: Any, observer: store.Client) -> None:
+    """It left two keys until the next round: ten a second filled a store in fourteen hours."""
+    before = await observer.count("")
+    for step in range(3):
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(shared.barrier(f"step/{step}", 3))
+    await shared.barrier("alone", 1)
+    assert await observer.count("") == before
+
+
 async def test_a_barrier_that_runs_out_says_how_many_came(shared: Any) -> None:
     with pytest.raises(SharedStoreTimeoutError, match=r"'start' timed out after 0.05 s: 1 of 3 came"):
         await shared.barrier("start", 3, timedelta(milliseconds=50))
