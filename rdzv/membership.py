@@ -53,11 +53,9 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
     def on_superseded(self, callback: Callable[[str], None]) -> None:
         """Call back once, with the reason for which this node is no longer in the round. From any thread.
 
-        It is called in the handler's loop; here, if there is a reason already.
+        It is called in the thread in which nodes live; here, if there is a reason already. It must not take its time.
         """
-        self._membership.on_over.append(callback)
-        if self._membership.over is not None:  # perhaps since a moment ago, in another thread
-            self._membership.tell(self._membership.over)
+        self._membership.call_when_over(callback)
 
     async def participants(self) -> list[Participant]:
         """Read all members, by rank, with what each brought. The cost grows with their number: call it when needed."""
@@ -92,14 +90,46 @@ class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: S
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round this node is in, or was."""
+    """A round this node is in, or was. It is written in the node's loop, and read from any thread.
+
+    Attributes:
+        round: Which one.
+        rank: This node's place in it.
+        arrival: Which arrival of this node it holds.
+        over: Why the node is not in it any more; None while it is.
+        dropped: The node was not asked.
+        lost_ids: The members that have died since the round completed, as far as they are known by name.
+        on_over: Whom to call back, once, with the reason when it is over.
+        on_loss: Whom to call back whenever members have died, with the names of all that have.
+    """
 
     round: Round
     rank: int
     arrival: int
-    over: str | None = None  # why the node is not in the round any more
-    dropped: bool = False  # not by its own wish
+    over: str | None = None
+    dropped: bool = False
+    lost_ids: tuple[str, ...] = ()
     on_over: deque[Callable[[str], None]] = field(default_factory=deque)
+    on_loss: list[Callable[[tuple[str, ...]], None]] = field(default_factory=list)
+
+    def end(self, reason: str, *, dropped: bool) -> None:
+        """The node is not in it any more."""
+        self.dropped = dropped
+        self.over = reason
+        self.tell(reason)
+
+    def call_when_over(self, callback: Callable[[str], None]) -> None:
+        """Call back once, with the reason, when it is over; from any thread, and here if it is over already."""
+        self.on_over.append(callback)
+        if self.over is not None:  # perhaps since a moment ago, in another thread
+            self.tell(self.over)
+
+    def lose(self, lost_ids: tuple[str, ...]) -> None:
+        """These members have died since the round completed; whoever waits for them is told."""
+        if lost_ids != self.lost_ids:
+            self.lost_ids = lost_ids
+            for callback in tuple(self.on_loss):
+                callback(lost_ids)
 
     def tell(self, reason: str) -> None:
         """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""

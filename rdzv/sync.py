@@ -1,64 +1,84 @@
-"""Shell: the same handler for blocking callers: forwards, never decides.
+"""Shell: the same handler for blocking callers: a front of its node, which forwards, and never decides.
 
     with rdzv.sync.connect("tcp://head:29400/job-7?min_nodes=2") as handler:
         store, rank, world_size = handler.next_rendezvous()
 
-The async handler runs in a thread with an event loop of its own (an anyio portal), and each call here waits for the
-answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out of it
-at once; the call there is cancelled, which takes the node's arrival back. Between calls the caller may compute for as
-long as it likes: the keeper thread keeps its lease, and the portal's loop goes on following the run.
+The node lives in the process's node thread (`node.loops`), as that of an async caller does, and each call here waits
+for the answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out
+of it at once; what it has begun is seen to its end in the node's thread: a call of `next_rendezvous` is undone, which
+takes the node's arrival back, and the next call waits for that. Between calls the caller may compute for as long as it
+likes.
 
-The shared store alone does not go through the portal: its calls have a socket of their own, one round trip each.
+The shared store alone does not go through that thread: its calls have a socket of their own, one round trip each.
+
+A backend of somebody else's, which is an async handler, runs in a thread with an event loop of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import os
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
+from rdzv.membership import Membership
+from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.round_barrier import all_here
+from rdzv.node.handler import shared_store
+from rdzv.node.loops import NodeThread
+from rdzv.node.node import Ticket
+from rdzv.node.queries import BlockingChanges, Changes
+from rdzv.node.round_barrier import wait_for_all
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
-from store.net.threads import PortalThread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from anyio.from_thread import BlockingPortal
-
-    from rdzv import membership
     from rdzv.config.overrides import Overrides
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
+    from rdzv.node.loops import NodeLoop
+    from rdzv.node.node import Node
     from store import BlockingStore
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]
 
 T = TypeVar("T")
 
-TAKEN_BACK_WITHIN = 10.0  # seconds for which a call waits for an interrupted one to be undone; that is itself bounded
-
 
 class Handler(RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
+    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
 
-    def __init__(self, inner: AsyncRendezvousHandler, portal: BlockingPortal) -> None:
+    Args:
+        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
+            `loop`.
+        loop: Where it lives.
+    """
+
+    def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
         self._inner = inner
-        self._portal = portal
-        self._info: membership.RendezvousInfo | None = None  # of the current round
-        self._shared_client: BlockingStore | None = None  # of the same
-        self._undone = threading.Event()  # clear while an interrupted call is being taken back, in the portal's loop
-        self._undone.set()
+        self._loop = loop
+        self._shared_client: BlockingStore | None = None  # of the current round
+        self._membership: Membership | None = None  # of the same
         self._pid = os.getpid()
+
+    @property
+    def _node(self) -> Node | None:
+        """Our own node; None if the backend is somebody else's."""
+        return self._inner.node if isinstance(self._inner, AsyncHandler) else None
+
+    @property
+    def _called(self) -> Node | AsyncRendezvousHandler:
+        """What answers, in the loop where it lives."""
+        return self._node or self._inner
 
     @property
     def run_id(self) -> str:
@@ -72,120 +92,150 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
-        self._undone.wait(TAKEN_BACK_WITHIN)
-        self._info = None
-        info = self._call(self._inner.next_rendezvous)
-        if not isinstance(self._inner, AsyncHandler):
-            return cast("RendezvousInfo", info)  # somebody else's backend: what it gives is what its user gets
-        return self._blocking(info, self._inner)
+        node = self._node
+        if node is None:  # what somebody else's backend gives is what its user gets
+            return cast("RendezvousInfo", self._call(self._inner.next_rendezvous()))
+        ticket = Ticket()
+        self._membership = None
+        joining: concurrent.futures.Future[Membership] | None = None
+        try:
+            joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
+            return self._info(node, _result_of(joining))
+        except BaseException:
+            # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
+            # under way, and when its answer has just come. The node knows which. What failed has undone itself.
+            if joining is None or not joining.done() or joining.cancelled() or joining.exception() is None:
+                with contextlib.suppress(RendezvousStateError):
+                    self._start(node.abandon(ticket))
+            raise
 
-    def _blocking(self, info: membership.RendezvousInfo, inner: AsyncHandler) -> RendezvousInfo:
-        """The same information, with a shared store on a socket of this caller's own."""
+    def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
+        """The user's health check, apart from the node's loop; this thread waits for it."""
+        check = node.settings.health_check
+        if check is None:
+            return None
+        return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
+
+    def _info(self, node: Node, membership: Membership) -> RendezvousInfo:
+        """What the caller gets of a round, with a shared store on a socket of its own."""
+        assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
             self._shared_client.close()
-        self._info = info
-        client = self._shared_client = inner.open_blocking_store()
-        # Who waits in the shared store waits on that socket: only breaking it gets them out.
-        info.on_superseded(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
+        self._membership = membership
+        client = self._shared_client = self._inner.open_blocking_store()
+        round = membership.round
+
+        def supersede(reason: str) -> None:
+            # Who waits in the shared store waits on that socket: only breaking it gets them out.
+            client.interrupt(ConnectionLost(reason, maybe_applied=False))
+
+        membership.call_when_over(supersede)
         return RendezvousInfo(
-            run_id=info.run_id,
-            round=info.round,
-            node_id=info.node_id,
-            rank=info.rank,
-            world_size=info.world_size,
-            store=info.store.blocking(client),
-            bootstrap_address=info.bootstrap_address,
-            _read_roster=lambda: self._call(info.participants),
+            run_id=self.run_id,
+            round=round.number,
+            node_id=self.node_id,
+            rank=membership.rank,
+            world_size=round.size,
+            store=shared_store(node, membership, self._inner.shared_client).blocking(client),
+            bootstrap_address=(round.host, round.port),
+            _read_roster=lambda: self._call(node.roster(membership)),
         )
 
     def all_here(self, *, timeout: float) -> bool:
         """Wait until every member of this round has called this; False if one has gone first (`node.round_barrier`)."""
-        inner, info = self._inner, self._info
-        if info is None or not isinstance(inner, AsyncHandler):
+        node, membership = self._node, self._membership
+        if membership is None or node is None:
             return True
-        return self._call(lambda: all_here(inner, info, timeout=timeout))
+        return self._call(_all_here(node, membership, timeout))
 
     def num_nodes_waiting(self) -> int:
         """How many arrivals a regroup now would admit."""
-        return self._call(self._inner.num_nodes_waiting)
+        return self._call(self._called.num_nodes_waiting())
 
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
-        if not isinstance(self._inner, AsyncHandler):
+        node = self._node
+        if node is None:
             return self.num_nodes_waiting()
         self._check_usable()
-        return self._inner.num_nodes_changed(on_loss=on_loss)
+        return node.num_nodes_changed(on_loss=on_loss)
 
     def is_closed(self) -> bool:
         """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
-        return self._call(self._inner.is_closed)
+        return self._call(self._called.is_closed())
 
     def set_closed(self, reason: str = "") -> None:
         """Close the run for every node, for good; the first reason given is the one that is shown."""
-        self._call(self._inner.set_closed, reason)
+        self._call(self._called.set_closed(reason), see_to_its_end=True)
 
     def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
-        return self._call(self._inner.status)
+        return self._call(self._called.status())
 
     def history(self) -> list[Chapter]:
         """What happened in the run, as far as it is remembered; see the async twin."""
-        if not isinstance(self._inner, AsyncHandler):
+        node = self._node
+        if node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} keeps no history")
-        return self._call(self._inner.history)
+        return self._call(node.history())
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""
-        self._undone.wait(TAKEN_BACK_WITHIN)
-        self._call(self._inner.leave)
+        self._call(self._called.leave(), see_to_its_end=True)
 
     def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one."""
-        self._call(lambda: self._inner.ban(node_id, reason, now=now))
+        self._call(self._called.ban(node_id, reason, now=now), see_to_its_end=True)
 
     def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
-        self._call(self._inner.unban, node_id)
+        self._call(self._called.unban(node_id), see_to_its_end=True)
 
-    @contextlib.contextmanager
-    def changes(self) -> Iterator[Iterator[Change]]:
-        """What happens to the round, as it happens, beginning with what already holds; see the async twin."""
-        self._check_usable()
-        with self._portal.wrap_async_context_manager(self._inner.changes()) as stream:
-            yield self._each(stream)
+    def changes(self) -> BlockingChanges:
+        """What happens to the round, as it happens, beginning with what already holds; see the async twin.
 
-    def _each(self, stream: AsyncIterator[Change]) -> Iterator[Change]:
-        while True:
-            try:
-                yield self._call(stream.__anext__)
-            except StopAsyncIteration:
-                return
+        `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
+        """
+        node = self._node
+        if node is None:
+            return cast("BlockingChanges", _ChangesElsewhere(self._inner, self._call))
+        return BlockingChanges(node, lambda: self._call(node.connect()))
+
+    def connect(self) -> None:
+        """Connect, as entering the context does."""
+        node = self._node
+        self._call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
-        """Let go of the shared store's socket; the rest ends with the context that `connect` opened."""
+        """Leave for good: the round, the run's coordination, and the store. May be called twice."""
+        if self._pid != os.getpid():
+            return  # a forked child has nothing here to let go of
         client, self._shared_client = self._shared_client, None
         if client is not None:
             client.close()
-
-    def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Await something in the portal's loop; getting out of here by force cancels it there."""
-        self._check_usable()
-        undone = threading.Event()
-
-        async def work() -> T:
-            try:
-                return await function(*arguments)
-            finally:
-                undone.set()
-
-        future = None
         try:
-            future = self._portal.start_task_soon(work)
-            return future.result()
+            closing = self._loop.start(self._called.aclose())
+        except RendezvousStateError:
+            return  # it was closed before, and its thread has ended
+        closing.add_done_callback(lambda _: self._loop.leave())  # not before: what is begun there is to end there
+        _result_of(closing)
+
+    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
+        """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
+        future = self._start(cast("Coroutine[Any, Any, T]", work))
+        try:
+            return _result_of(future)
         except BaseException:
-            if future is not None and not future.done():
-                self._undone = undone
-                future.cancel()
+            if not see_to_its_end:
+                future.cancel()  # which does nothing to what is over
+            raise
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        try:
+            self._check_usable()
+            return self._loop.start(work)
+        except BaseException:
+            work.close()
             raise
 
     def _check_usable(self) -> None:
@@ -193,6 +243,48 @@ class Handler(RendezvousHandler):
             raise RendezvousStateError(
                 f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
             )
+        if isinstance(self._inner, AsyncHandler):
+            self._inner.check_usable()
+
+
+class _ChangesElsewhere:
+    """The changes of somebody else's backend, which are asked for in its loop."""
+
+    def __init__(self, inner: AsyncRendezvousHandler, call: Callable[[Awaitable[Any]], Any]) -> None:
+        self._changes = inner.changes()
+        self._call = call
+
+    def __enter__(self) -> Iterator[Change]:
+        stream = self._call(self._changes.__aenter__())
+        return self._each(stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._changes.__aexit__(None, None, None))
+
+    def _each(self, stream: Any) -> Iterator[Change]:
+        async def next_one() -> Change | None:
+            return await anext(stream, None)
+
+        while (change := self._call(next_one())) is not None:
+            yield change
+
+
+async def _all_here(node: Node, membership: Membership, timeout: float) -> bool:
+    """In the node's loop, and over its connection: it is a few small requests."""
+    link = await node.connect()
+    shared = shared_store(node, membership, link.store)
+    membership.call_when_over(shared.supersede)
+    changes = Changes(node, node.connect)
+    return await wait_for_all(changes, shared, membership.round.size, timeout=timeout)
+
+
+def _result_of(future: concurrent.futures.Future[T]) -> T:
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
@@ -201,28 +293,30 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 
 
 class _Connection(contextlib.AbstractContextManager[Handler]):
-    """A handler, the thread in which it lives, and the end of both.
+    """A handler, for as long as it is entered.
 
-    No generator, for the reasons of `PortalThread`; and a forked child leaves it without a word, too.
+    No generator: those clean up when they are let go of, too, and at the end of a process that never left the context,
+    or in a forked child, that is to wait for a thread that does not run any more.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:
         self._url = url
         self._overrides = overrides
-        self._opened = contextlib.ExitStack()
-        self._pid = os.getpid()
+        self._handler: Handler | None = None
 
     def __enter__(self) -> Handler:
-        with contextlib.ExitStack() as opened:
-            portal = opened.enter_context(PortalThread("rdzv"))
-            connecting = portal.wrap_async_context_manager(builtin.connect(self._url, **self._overrides))
-            handler = opened.enter_context(Handler(opened.enter_context(connecting), portal))
-            self._opened = opened.pop_all()
+        inner = builtin.create_handler(self._url, self._overrides)
+        handler = Handler(inner, inner.node.loop if isinstance(inner, AsyncHandler) else NodeThread())
+        try:
+            handler.connect()
+        except BaseException:
+            handler.close()  # nobody else will, and a store that was started for us would be served for ever
+            raise
+        self._handler = handler
         return handler
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> bool:
-        if self._pid != os.getpid():
-            return False
-        return bool(self._opened.__exit__(kind, error, trace))
+    ) -> None:
+        if self._handler is not None:
+            self._handler.close()

@@ -8,38 +8,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
-from typing import TYPE_CHECKING, Any, Unpack
-
-import anyio.to_thread
+import warnings
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import store.sync
+from rdzv.backends.credentials import Credentials
 from rdzv.backends.hosting import host_if_called_for
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
-from rdzv.errors import RendezvousSettingsError
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
+from rdzv.node.loops import NodeThread
+from rdzv.node.node import Node
 from store import Client
-from store.client.keepalive import ThreadKeeper
 from store.net.address import Address
 from store.net.dialing import dial
+from store.net.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Generator, Mapping
+    from types import TracebackType
 
     from rdzv.backends.hosting import Host
     from rdzv.config.overrides import Overrides
     from rdzv.interface import RendezvousHandler
     from store import Store
 
-__all__ = ["Credentials", "connect", "create_etcd", "create_tcp"]
+__all__ = ["Connection", "connect", "create_etcd", "create_handler", "create_tcp", "tcp_handler"]
 
 CALL_TIMEOUT = 30.0  # seconds for one request; a wait for nodes is not a request
 
 
-@contextlib.asynccontextmanager
-async def connect(url: str, **overrides: Unpack[Overrides]) -> AsyncIterator[RendezvousHandler]:
-    """Take part in the rendezvous of a run for as long as the context lasts.
+def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
+    """Take part in the rendezvous of a run: `async with rdzv.connect(url) as handler`, or without a block.
+
+        handler = await rdzv.connect(url)
+        ...
+        await handler.aclose()
 
     Args:
         url: `scheme://host[:port]/run_id?parameters`.
@@ -49,9 +54,55 @@ async def connect(url: str, **overrides: Unpack[Overrides]) -> AsyncIterator[Ren
         RendezvousSettingsError: A parameter is wrong; the message names it, its value and the remedy.
         RendezvousConnectionError: No store answers within `join_timeout`.
     """
-    parameters = RendezvousParameters.from_url(url, overrides)
-    async with rendezvous_handler_registry.create_handler(parameters) as handler:
-        yield handler
+    return Connection(url, overrides)
+
+
+class Connection:
+    """What `connect` gives: a handler, once this is entered or awaited."""
+
+    def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
+        self._url = url
+        self._overrides = overrides
+        self._handler: RendezvousHandler | None = None
+        self._used = False
+
+    async def __aenter__(self) -> RendezvousHandler:
+        self._used = True
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RendezvousStateError(
+                "rdzv.connect runs on asyncio, and no loop of asyncio's runs here; on trio, call rdzv.sync.connect in "
+                "a thread"
+            ) from None
+        self._handler = await create_handler(self._url, self._overrides).__aenter__()
+        return self._handler
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handler is not None:
+            await self._handler.__aexit__(kind, error, trace)
+
+    def __await__(self) -> Generator[Any, Any, RendezvousHandler]:
+        return self.__aenter__().__await__()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"rdzv.connect(...) is not connected yet, and has no {name}; write "
+            f"`async with rdzv.connect(...) as handler:` or `handler = await rdzv.connect(...)`"
+        )
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_used", True):
+            warnings.warn(
+                "rdzv.connect(...) was neither entered nor awaited, so this node has not connected", RuntimeWarning, 2
+            )
+
+
+def create_handler(url: str, overrides: Mapping[str, Any]) -> RendezvousHandler:
+    """A handler that is not connected yet, of whichever backend the URL names."""
+    return rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
 
 
 def create_tcp(parameters: RendezvousParameters) -> Handler:
@@ -66,7 +117,7 @@ def tcp_handler(settings: Settings) -> Handler:
     address = Address(host=host, port=port, secure=settings.uses_tls)
     hosting_considered = False
 
-    def client(connect_timeout: float) -> Client:
+    def client(connect_timeout: float = CALL_TIMEOUT) -> Client:
         return Client(
             dial(address, credentials.client_tls()),
             name=str(address),
@@ -84,22 +135,21 @@ def tcp_handler(settings: Settings) -> Handler:
             hosting_considered = True
             server_tls = credentials.server_tls() if settings.uses_tls else None
             starting = asyncio.create_task(
-                anyio.to_thread.run_sync(lambda: host_if_called_for(settings, token=credentials.token, tls=server_tls))
+                in_thread(lambda: host_if_called_for(settings, token=credentials.token, tls=server_tls))
             )
-            handler.on_close(lambda: _end_host(starting))
+            node.on_close(lambda: _end_host(starting))
             await asyncio.shield(starting)  # a thread cannot be cancelled, and what it starts must not be lost
         async with client(settings.join_timeout) as opened:
             yield opened
 
-    handler = Handler(
-        settings,
-        open_store=open_store,
-        open_keeper=lambda _: ThreadKeeper(lambda: client(CALL_TIMEOUT)),
+    node = Node(settings, loop=NodeThread(), open_store=open_store)
+    return Handler(
+        node,
+        open_store=client,
         open_blocking_store=lambda: store.sync.Client(
             address, token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
         ),
     )
-    return handler
 
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:
@@ -121,12 +171,21 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
-    return Handler(
+    node = Node(
         settings,
+<<<<<<< HEAD
         open_store=lambda: etcd.Client(
             cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options
         ),
         open_keeper=lambda _: ThreadKeeper(lambda: etcd.Client(cluster, **options)),
+=======
+        loop=NodeThread(),
+        open_store=lambda: etcd.Client(cluster, connect_timeout=settings.join_timeout, **options),
+    )
+    return Handler(
+        node,
+        open_store=lambda: etcd.Client(cluster, **options),
+>>>>>>> b47d209 (Let a node live in one thread per process, with one connection, behind fronts that only forward)
         open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
     )
 
@@ -136,84 +195,6 @@ async def _end_host(starting: asyncio.Task[Host | None]) -> None:
     await asyncio.wait([starting])
     if not starting.cancelled() and starting.exception() is None and (host := starting.result()) is not None:
         await host.aclose()
-
-
-class Credentials:
-    """What a run's settings say about who may take part: a token or a password, and certificates."""
-
-    def __init__(self, settings: Settings, token: bytes | None, password: str | None) -> None:
-        self._settings = settings
-        self.token = token
-        self.password = password
-
-    @classmethod
-    def of(cls, settings: Settings) -> Credentials:
-        """Read the files that the settings name.
-
-        Raises:
-            RendezvousSettingsError: One of them cannot be read, or holds nothing.
-        """
-        token, password = settings.token, None
-        if settings.token_file is not None:
-            token = _read_secret("token_file", settings.token_file, "the shared secret")
-        if settings.password_file is not None:
-            password = _read_secret("password_file", settings.password_file, "the password").decode()
-        return cls(settings, token.encode() if isinstance(token, str) else token, password)
-
-    def client_tls(self) -> ssl.SSLContext | None:
-        """How to reach the store over TLS; None: as the system does, or without."""
-        settings = self._settings
-        if settings.tls is not None:
-            context: ssl.SSLContext = settings.tls
-            return context
-        if not settings.uses_tls or (settings.ca is None and settings.cert is None):
-            return None
-        try:
-            context = ssl.create_default_context(cafile=settings.ca)
-            if settings.cert is not None:
-                context.load_cert_chain(settings.cert, settings.key)
-        except OSError as error:
-            raise _bad_certificates(settings, error) from error
-        return context
-
-    def server_tls(self) -> ssl.SSLContext | None:
-        """How to serve the store over TLS; None if there is no certificate to serve it with."""
-        settings = self._settings
-        if settings.cert is None:
-            return None
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(settings.cert, settings.key)
-            if settings.ca is not None:
-                context.load_verify_locations(settings.ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:
-            raise _bad_certificates(settings, error) from error
-        return context
-
-
-def _read(name: str, path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise RendezvousSettingsError(f"{name}={path!r} cannot be read: {error.strerror or error}") from error
-
-
-def _read_secret(name: str, path: str, what: str) -> bytes:
-    secret = _read(name, path).strip()
-    if not secret:
-        raise RendezvousSettingsError(f"{name}={path!r} is empty; write {what} into it")
-    return secret
-
-
-def _bad_certificates(settings: Settings, error: OSError) -> RendezvousSettingsError:
-    named = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
-    given = ", ".join(f"{name}={path!r}" for name, path in named.items() if path is not None)
-    return RendezvousSettingsError(
-        f"{given} cannot be used: {error.strerror or error}; "
-        f"they must be readable PEM files, and the key the certificate's"
-    )
 
 
 for _scheme, _creator in (("tcp", create_tcp), ("tcps", create_tcp), ("etcd", create_etcd), ("etcds", create_etcd)):

@@ -180,13 +180,16 @@ def _plain(value: Any) -> Any:
 def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return in words how two results of `Settings.shared` differ: "min_nodes is 2 here and 3 in the run".
 
+    Field by field, so that releases of which one knows a field more can meet: what is missing there has its default,
+    and what is unknown here is passed over.
+
     Returns:
         One clause for each difference, and an empty text if there is none.
     """
     return ", ".join(
-        f"{name} is {shown(ours.get(name))} here and {shown(theirs.get(name))} in the run"
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
+        f"{name} is {shown(ours[name])} here and {shown(theirs.get(name, _DEFAULTS[name]))} in the run"
+        for name in ours
+        if ours[name] != theirs.get(name, _DEFAULTS[name])
     )
 
 

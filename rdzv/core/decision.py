@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rdzv.core.view import View
 
 __all__ = [
+    "LAST_CALL_GRACE",
     "TRY_AGAIN_AFTER",
     "Complete",
     "Decision",
@@ -74,7 +75,6 @@ class Rules:
         last_call: Seconds.
         early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
         order: Who gets which rank.
-        keep: Seconds that the run's keys outlive its last coordinator.
     """
 
     needed: int
@@ -83,7 +83,6 @@ class Rules:
     last_call: float = 30.0
     early_last_call: bool = True
     order: RankOrder
-    keep: float = 86_400.0
 
     def admitted(self, count: int) -> int:
         """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
@@ -114,6 +113,7 @@ class Complete:
 
 Decision = Wait | Complete
 
+LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
 TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
 PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
 
@@ -137,7 +137,9 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
     # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
     # had died is another matter: its nodes know of no round, and come one by one.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    nobody_else = all_have_come and any(node_id in view.members for node_id in view.waiting)
+    # A full restart under stable names looks the same but for what its nodes know: they have arrived after no round.
+    regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
+    nobody_else = all_have_come and regroup
     if view.live or not enough:
         # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
         still = ends is not None and ends > now and not full
@@ -351,10 +353,17 @@ class Me:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Wait for the head to change. `suspended`: this time does not count against the join timeout (promise R1)."""
+    """Wait for the head to change.
+
+    Attributes:
+        reason: What for, in words.
+        suspended: This time does not count against the join timeout (promise R1).
+        until: When to look again even if nothing has changed; None: never.
+    """
 
     reason: str
     suspended: bool = False
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,12 +398,21 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | RoundToCheck | Refused
     if spare:
         assert progress is not None
         return Parked(reason=_explain_spare(progress), suspended=True)
-    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there.
-    suspended = progress is not None and progress.phase is Phase.LAST_CALL and not progress.problem
     reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
-    return Parked(reason=reason, suspended=suspended)
+    if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
+        return Parked(reason=reason)
+    # Also while its coordinator is being replaced: a last call is continued, and enough nodes are there. But one that
+    # is long over, without a word, is no last call any more, whatever keeps the round from being completed.
+    over_at = head.progress_at + (progress.last_call_left or 0.0)
+    if now < over_at + LAST_CALL_GRACE:
+        return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
+    who = f", and {head.coordinator.node_id}, which coordinates," if head.coordinator is not None else ", and nobody"
+    return Parked(
+        reason=f"the last call of {_nodes(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
+        f"{'no' if head.coordinator is not None else 'the'} round since"
+    )
 
 
 def _explain_spare(progress: Progress) -> str:

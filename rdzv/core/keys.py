@@ -2,6 +2,7 @@
 
 What the nodes of a run share, under `<prefix>/<run_id>/`:
 
+    lease                           which lease is the run's own
     settings                        what all its nodes must agree on
     nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
     nodes//marker                   what a coordinator writes to see its own watch come up to date
@@ -13,7 +14,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     unfit/<id>                      why a node that wanted to join failed its health check
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
-    rounds/<n>/<term>/store/        what the members of the round share
+    store/<n>/<term>/               what the members of the round share
     history                         what happened in its last rounds
 """
 
@@ -35,6 +36,16 @@ class Keys:
     def root(self) -> str:
         """What all of them start with."""
         return f"{self.prefix}/{self.run_id}/"
+
+    @property
+    def lease(self) -> str:
+        """The run's own lease: the one that this key is on."""
+        return f"{self.root}lease"
+
+    @property
+    def stores(self) -> str:
+        """The prefix of what the members of all rounds share; apart, since nobody lists what users write."""
+        return f"{self.root}store/"
 
     @property
     def settings(self) -> str:
@@ -122,4 +133,4 @@ class Keys:
 
     def shared(self, number: int, term: int) -> str:
         """Return the prefix of what a round's members share."""
-        return f"{self.attempt(number, term)}store/"
+        return f"{self.stores}{number}/{term}/"

@@ -144,7 +144,7 @@ def unpack_members(value: bytes) -> list[Member]:
     def build(plain: Sequence[Any]) -> list[Member]:
         return [
             Member(node_id=of(str, node_id), rank=of(int, rank), arrival=of(int, arrival))
-            for node_id, rank, arrival in plain
+            for node_id, rank, arrival, *_ in plain
         ]
 
     return unpack("a bucket of ranks", value, build)
@@ -186,7 +186,7 @@ def unpack_roster(value: bytes) -> list[Participant]:
                 payload=payload,
                 attributes=attributes_of(attributes),
             )
-            for node_id, rank, address, payload, attributes in plain
+            for node_id, rank, address, payload, attributes, *_ in plain
         ]
 
     return unpack("a bucket of the roster", value, build)

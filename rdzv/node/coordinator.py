@@ -1,14 +1,16 @@
 """Shell: takes the role of coordinator when it is free, watches the nodes, asks `decide`, commits, reports.
 
-Every node that takes part is ready to coordinate. The role is a key on a lease of its own, with a short TTL, kept by
-the very loop that does the work: a loop that is blocked loses the role soon, whatever its keeper thread does for its
-membership. The revision that created the key is the *term*. Every write of a coordinator is conditional on its term, so
-one that was paused and wakes up writes nothing, and whatever a dead one left lies under its term and is never read
-(promise R7).
+Every node that takes part is ready to coordinate, once the run has accepted its settings. The role is a key on a lease
+of its own, with a short TTL. The revision that created the key is the *term*. Every write of a coordinator is
+conditional on its term, so one that was paused and wakes up writes nothing, and whatever a dead one left lies under its
+term and is never read (promise R7).
+
+Taking over is three round trips: a lease; the role, and with it all that is to be known of the run; the members of the
+last round, and the watch on the nodes. What older rounds have left is deleted meanwhile, and holds nobody up.
 
 A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
-not closed, and the very arrival of each member. If any of that has changed, nothing is written, and the next event of
-the watch brings a new decision.
+not closed, its settings, and the very arrival of each member. If any of that has changed, nothing is written, and the
+next event of the watch brings a new decision.
 
 Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
 nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
@@ -21,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -32,12 +34,14 @@ from rdzv.core.state import (
     Member,
     NodeRecord,
     Participant,
+    Phase,
     Progress,
     Round,
     bucket_of,
     pack_members,
     pack_roster,
     unpack_members,
+    unpack_settings,
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
@@ -46,7 +50,8 @@ from store import (
     ConditionFailed,
     ConnectionLost,
     Delete,
-    Lease,
+    Entry,
+    Get,
     LeaseNotFound,
     LimitExceeded,
     Put,
@@ -57,12 +62,12 @@ from store import (
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
+    from rdzv.core.decision import Decision
     from rdzv.core.keys import Keys
-    from rdzv.node.follower import Follower
-    from store import Condition, Event, Store
-    from store.client.keepalive import Keeper
+    from rdzv.node.store_session import Link
+    from store import Condition, Event, Lease, TransactionResult
     from store.interface import LeaseLike
 
 __all__ = ["Candidacy"]
@@ -73,7 +78,7 @@ LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off ma
 LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most so long
-RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two coordinators
+ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
@@ -82,33 +87,38 @@ class Candidacy:
     """One node's readiness to coordinate its run.
 
     Args:
-        store: The store.
-        keeper: Keeps the leadership lease, in this loop.
+        link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
         keys: The run's keys.
         rules: The run's settings.
+        agreed: Those, as they stand in the store: whoever finds others there decides nothing.
+        overruled: Called with the run's settings if they are others by now.
         node_id: Who takes the role.
-        follower: What this node knows of the head.
         rng: For the pause before taking the role.
+        apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
     def __init__(
         self,
-        store: Store,
-        keeper: Keeper,
+        link: Link,
         *,
         keys: Keys,
         rules: Rules,
+        agreed: bytes,
+        overruled: Callable[[dict[str, Any]], None],
         node_id: str,
-        follower: Follower,
         rng: random.Random,
+        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
-        self._store = store
-        self._keeper = keeper
+        self._link = link
+        self._store = link.store
         self._keys = keys
         self._rules = rules
+        self._agreed = agreed
+        self._overruled = overruled
         self._node_id = node_id
-        self._follower = follower
+        self._follower = link.follower
         self._rng = rng
+        self._apart = apart
         self._wakeup = Wakeup()
         self._failed_with: str | None = None
 
@@ -127,6 +137,9 @@ class Candidacy:
         """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
         try:
             await self._take_role()
+        except _OverruledError as error:
+            self._overruled(error.settings)
+            await anyio.sleep_forever()  # until this node has left, of which it is told now
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
         except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
@@ -145,34 +158,63 @@ class Candidacy:
     async def _take_role(self) -> None:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
         lost = anyio.CancelScope()
-        lease = await self._keeper.hold(
+        run_lease = await self._link.run_lease()  # it has been known since this node arrived
+        lease = await self._link.keeper.hold(
             ttl=LEADER_TTL + self._store.fail_over,  # a store that was away for so long must not cost the role as well
             disconnect_ttl=LEADER_DISCONNECT_TTL,
             on_lapse=lambda _: lost.cancel(),
         )
+        keys = self._keys
         try:
-            taken = await self._store.compare_and_set(
-                self._keys.coordinator, self._node_id.encode(), expected_revision=0, lease=lease
+            taken = await self._store.transact(
+                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed),
+                then=(
+                    Put(keys.coordinator, self._node_id.encode(), lease=lease.id),
+                    Get(keys.round),
+                    Get(keys.progress),
+                    Get(keys.history),
+                ),
+                otherwise=(Get(keys.settings),),
             )
             if taken.succeeded:
-                assert taken.entry is not None
-                log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
+                log.info("run %s: node %s coordinates", keys.run_id, self._node_id)
+                _, *found = taken.results
                 with lost, contextlib.suppress(ConditionFailed):
-                    await _Term(self, taken.entry.create_revision, lease).lead()
-            elif self._follower.head.coordinator is None:
-                await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)  # the watch will tell who it is
+                    await _Term(self, taken.revision, lease, run_lease).lead(*found)  # type: ignore[arg-type]
+            else:
+                _check_settings(taken, self._agreed)
+                if self._follower.head.coordinator is None:
+                    # The watch will tell who it is.
+                    await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
         finally:
             with anyio.CancelScope(shield=True):
                 await lease.release()
 
 
+class _OverruledError(Exception):
+    """The run has other settings than this node decides by."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__("the run has got other settings")
+        self.settings = settings
+
+
+def _check_settings(refused: TransactionResult, agreed: bytes) -> None:
+    """Raise `_OverruledError` if a transaction that gives the settings otherwise was refused for their sake."""
+    entry = refused.results[-1]
+    if isinstance(entry, Entry) and entry.value != agreed:
+        raise _OverruledError(unpack_settings(entry.value))
+
+
 class _Term:
     """One term of one coordinator."""
 
-    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike) -> None:
+    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike, run_lease: Lease) -> None:
         self._store = candidacy._store
         self._keys = candidacy._keys
         self._rules = candidacy._rules
+        self._agreed = candidacy._agreed
+        self._apart = candidacy._apart
         self._follower = candidacy._follower
         self._node_id = candidacy._node_id
         self._term = term
@@ -186,75 +228,48 @@ class _Term:
         self._reported_at = 0.0
         self._said = ""
         self._failed_with: str | None = None
-        self._run_lease: Lease | None = None
+        self._run_lease = run_lease  # for all that should
         self._chronicle = Chronicle()
 
-    async def lead(self) -> None:
-        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed."""
-        await self._take_over()
-        watching = asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}")
-        keeping = asyncio.create_task(self._keep_run(), name=f"keep run {self._keys.run_id}")
+    async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
+        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed.
+
+        Args:
+            round_entry: The last round, when this node took the role.
+            progress_entry: How far the next one was.
+            history: What is remembered of the run.
+        """
+        round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
+        beside = [
+            asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}"),
+            asyncio.create_task(self._clear_away(round), name=f"clear away what is left of run {self._keys.run_id}"),
+        ]
         try:
             with self._follower.listeners.listening(self._wakeup):
+                await self._take_over(round, progress_entry, history)
                 await self._decide_until_closed()
         finally:
-            watching.cancel()
-            keeping.cancel()
+            for task in beside:
+                task.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([watching, keeping])
+                await asyncio.wait(beside)
 
-    async def _take_over(self) -> None:
-        """Learn where the last coordinator was."""
+    async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
+        """Learn where the last coordinator was. The watch is being opened meanwhile."""
         head = self._follower.head
         # The progress as it stands, not as heard: what we take for said already is not said again.
-        round_entry, progress_entry = await self._store.get_many((self._keys.round, self._keys.progress))
         progress = Progress.unpack(progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
-        round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         members: list[Member] = []
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
-        await self._take_over_history()
-        await self._clear_away(round)
-        self._run_lease = await self._hold_run(round)
-        settings = await self._store.get(self._keys.settings)
-        if settings is not None:
-            unchanged = when.mod_revision(self._keys.settings) == settings.mod_revision
-            await self._store.put(
-                self._keys.settings, settings.value, lease=self._run_lease, when=(*self._in_office, unchanged)
-            )
-
-    async def _take_over_history(self) -> None:
-        entry = await self._store.get(self._keys.history)
         chapters: tuple[Chapter, ...] = ()
         with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
-            chapters = unpack_chapters(entry.value) if entry is not None else ()
+            chapters = unpack_chapters(history.value) if history is not None else ()
         self._chronicle.took_over(chapters, began=self._follower.round_at)
-
-    async def _hold_run(self, round: Round | None) -> Lease:
-        """The run's own lease, on which everything of it is but its nodes (promise R19).
-
-        Coordinators keep it, one after the other. A run that is closed, or that everybody has left, has none: a day
-        later its keys are gone, and the server has not grown by having seen it.
-        """
-        ttl = max(self._rules.keep, RUN_TTL_LEAST)
-        if round is not None and round.lease is not None:
-            lease = Lease(self._store, id=round.lease, ttl=ttl)
-            with contextlib.suppress(LeaseNotFound):
-                await lease.keep_alive()
-                return lease
-        return await self._store.grant(ttl)
-
-    async def _keep_run(self) -> None:
-        """Renew the run's lease for as long as this node is in office."""
-        assert self._run_lease is not None, "a term begins with taking the lease over"
-        while True:
-            await anyio.sleep(self._run_lease.ttl / 3)
-            with contextlib.suppress(StoreError):  # there are two more times before it matters
-                await self._run_lease.keep_alive()
 
     async def _watch_nodes(self) -> None:
         """Hand every event of the nodes to the deciding task."""
@@ -270,19 +285,34 @@ class _Term:
     async def _decide_until_closed(self) -> None:
         while True:
             await self._take_in_until(0)
-            now = self._store.time()
-            decision = decide(self._view, self._rules, closed=self._follower.head.closed is not None, now=now)
-            match decision:
+            match decision := await self._decide():
                 case Wait(until=until, error=error):
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
-                    if self._follower.head.closed is not None and self._reported == decision.progress:
+                    # By what was decided, not by what is known now: it may have been closed while that was written.
+                    if decision.progress.phase is Phase.CLOSED and self._reported == decision.progress:
                         return
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._wakeup.sleep_until(wake_at)
                 case Complete():
                     await self._commit_if_there_is_room(decision)
+
+    async def _decide(self) -> Decision:
+        """What should now happen. An order of the user's runs apart from this loop, which keeps leases, too."""
+        closed, now = self._follower.head.closed is not None, self._store.time()
+        if self._apart is None:
+            return decide(self._view, self._rules, closed=closed, now=now)
+        # Nobody touches the view meanwhile: events are taken in by this task.
+        deciding = asyncio.create_task(self._apart(lambda: decide(self._view, self._rules, closed=closed, now=now)))
+        try:
+            done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
+            if not done:
+                slow = f"rank_order has been at work for more than {ORDER_WITHIN:g} s"
+                await self._report(hindered(self._reported or Progress(phase=Phase.GATHERING), slow))
+            return await deciding
+        finally:
+            deciding.cancel()
 
     async def _take_in_until(self, revision: int) -> None:
         """Take in what the watch has brought, and wait until that is a whole picture, at least of this revision."""
@@ -326,7 +356,6 @@ class _Term:
 
     def _put(self, key: str, value: bytes) -> Put:
         """A write on the run's own lease: what it writes goes with the run."""
-        assert self._run_lease is not None, "a term begins with taking the lease over"
         return Put(key, value, lease=self._run_lease.id)
 
     async def _write(self, writes: list[Put]) -> None:
@@ -355,7 +384,6 @@ class _Term:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        assert self._run_lease is not None, "a term begins with taking the lease over"
         first = decision.members[0]
         buckets = -(-len(members) // BUCKET_SIZE)
         await self._write_buckets(decision.number, members, decision.members, buckets)
@@ -371,7 +399,8 @@ class _Term:
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
         arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
-        conditions = [*unchanged, when.missing(self._keys.closed), *arrivals]
+        agreed = when.value(self._keys.settings) == self._agreed
+        conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, names = self._store.time(), [member.node_id for member in members]
         chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
         writes: list[Put | Delete] = [
@@ -384,11 +413,17 @@ class _Term:
             writes.append(Delete(self._keys.marker))
             await self._catch_up()
             stand = self._view.stand(members)
-        result = await self._store.transact(when=conditions, then=writes) if stand else None
+        result = (
+            await self._store.transact(when=conditions, then=writes, otherwise=(Get(self._keys.settings),))
+            if stand
+            else None
+        )
         if result is None or not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
             # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
             await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
+            if result is not None:
+                _check_settings(result, self._agreed)
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
@@ -406,7 +441,7 @@ class _Term:
         self._chronicle.written(chapters, now=now)
         self._follower.take_round(committed)
         if last is not None:
-            await self._store.delete_prefix(f"{self._keys.rounds}{last.number}/", when=self._in_office)
+            await self._forget(last.number, last.term)
 
     async def _catch_up(self) -> None:
         """Know everything that had happened to the nodes when this was called."""
@@ -442,17 +477,30 @@ class _Term:
             await self._write(portion)
 
     async def _clear_away(self, round: Round | None) -> None:
-        """Delete what older rounds, and coordinators that died before their commit, have left behind."""
-        keep = self._keys.attempt(round.number, round.term) if round else None
-        attempts: dict[str, None] = {}
-        for entry in await self._store.list(self._keys.rounds, keys_only=True):
-            number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
-            term, slash, _ = rest.partition("/")
-            if slash:  # else it is no key of ours
-                attempts[f"{self._keys.rounds}{number}/{term}/"] = None
-        for prefix in attempts:
-            if prefix != keep:
-                await self._store.delete_prefix(prefix, when=self._in_office)
+        """Delete what older rounds, and coordinators that died before their commit, have left behind.
+
+        What users write is not looked at: it may be very much. It goes with the ranks of the round that it was of.
+        """
+        attempts: dict[tuple[int, int], None] = {}
+        try:
+            for entry in await self._store.list(self._keys.rounds, keys_only=True):
+                number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
+                term, slash, _ = rest.partition("/")
+                if slash and number.isdecimal() and term.isdecimal():  # else it is no key of ours
+                    attempts[int(number), int(term)] = None
+            for number_of, term_of in attempts:
+                # This node's own attempts come and go while this is under way.
+                if term_of != self._term and (round is None or (number_of, term_of) != (round.number, round.term)):
+                    await self._forget(number_of, term_of)
+        except ConditionFailed:
+            pass  # another one is in office, and does this
+        except StoreError as error:
+            log.warning("run %s: what is left of older rounds is still there: %s", self._keys.run_id, error)
+
+    async def _forget(self, number: int, term: int) -> None:
+        """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
+        await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
+        await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rdzv.core.state import Ban, Closed, Coordinator, Head, Progress, Round
@@ -24,19 +24,37 @@ __all__ = ["Follower"]
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnBan:
+    """The last ban of this very node that was seen, also if it was lifted since, and the revision that wrote it."""
+
+    revision: int
+    ban: Ban
+
+
 class Follower:
     """Follows the head of a run.
 
+    Args:
+        store: Where it is.
+        keys: The run's keys.
+        node_id: Who follows.
+
     Attributes:
         head: What is known of it.
+        own_ban: The last ban of this node, also if it was lifted before anybody looked.
+        resets: How often history was missed.
         error: Why it is not followed any more, if so.
         synced: Set once the head is known as it stands.
         listeners: Who is woken at every change.
     """
 
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
         self._store = store
         self._keys = keys
+        self._own_ban_key = keys.banned(node_id)
+        self.own_ban: OwnBan | None = None
+        self.resets = 0
         self.head = Head()
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
@@ -83,6 +101,7 @@ class Follower:
                 # The snapshot that follows says what holds, and until it is whole the old head does: a run must not
                 # look open for the moment between the two. Rounds only go up.
                 self._anew = Head(round=self.head.round)
+                self.resets += 1
             case "put" | "delete" if event.key == self._keys.round:
                 if event.kind == "put":
                     self.take_round(Round.unpack(event.value, revision=event.revision))
@@ -104,6 +123,8 @@ class Follower:
             progress = Progress.unpack(event.value) if put else None
             return replace(head, progress=progress, progress_at=self._store.time())
         if event.key.startswith(keys.bans):
+            if put and event.key == self._own_ban_key:
+                self.own_ban = OwnBan(event.revision, Ban.unpack(event.value))
             bans = {node_id: ban for node_id, ban in head.bans.items() if keys.banned(node_id) != event.key}
             if put:
                 bans[event.key.removeprefix(keys.bans)] = Ban.unpack(event.value)

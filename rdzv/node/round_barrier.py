@@ -19,10 +19,15 @@ from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.errors import RendezvousError, RoundSupersededError, SharedStoreTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from rdzv.core.state import Change
     from rdzv.interface import RendezvousHandler
     from rdzv.membership import RendezvousInfo
+    from rdzv.shared_store.store import SharedStore
 
-__all__ = ["all_here"]
+__all__ = ["all_here", "wait_for_all"]
 
 CAME: Final = "rdzv/muster/came"
 ANSWER: Final = "rdzv/muster/answer"
@@ -39,15 +44,26 @@ async def all_here(handler: RendezvousHandler, info: RendezvousInfo, *, timeout:
     Raises:
         RendezvousConnectionError: The store cannot be reached.
     """
-    store = info.store.clone()
+    return await wait_for_all(handler.changes(), info.store, info.world_size, timeout=timeout)
+
+
+async def wait_for_all(
+    changes: AbstractAsyncContextManager[AsyncIterator[Change]],
+    shared: SharedStore,
+    world_size: int,
+    *,
+    timeout: float,
+) -> bool:
+    """The same, given what happens to the round, what its members share, and how many they are."""
+    store = shared.clone()
     store.set_timeout(timeout)
     answer = GO_ON
     failure: RendezvousError | None = None
 
     async def answer_if_one_goes() -> None:
         with contextlib.suppress(RendezvousError):  # of which the wait below hears, too
-            async with handler.changes() as changes:
-                async for change in changes:
+            async with changes as stream:
+                async for change in stream:
                     if isinstance(change, NodesLost | NodesLeft):
                         break
             await store.compare_set(ANSWER, "", MEET_AGAIN)
@@ -55,7 +71,7 @@ async def all_here(handler: RendezvousHandler, info: RendezvousInfo, *, timeout:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(answer_if_one_goes)
         try:
-            if await store.add(CAME, 1) >= info.world_size:
+            if await store.add(CAME, 1) >= world_size:
                 await store.compare_set(ANSWER, "", GO_ON)
             answer = await store.get(ANSWER)
         except SharedStoreTimeoutError:

@@ -1,44 +1,66 @@
 """Shell: what belongs to one connection of a node to one store, and ends with it.
 
-When the store is replaced, all of this is of no more use at once: the client, the follower of the head, the lease, the
-readiness to coordinate. So it is made and ended as one.
+A node has one connection. The follower of the head, both leases (of its membership, and of the role of coordinator if
+it has that), the readiness to coordinate, and the run's own lease go over it. When the store is replaced all of this is
+of no more use at once, so it is made and ended as one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv.node.admission import take_run_lease
 from rdzv.node.follower import Follower
+from store import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.client.keepalive import TaskKeeper
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    import random
+    from collections.abc import Callable, Coroutine
 
     from rdzv.core.keys import Keys
-    from rdzv.node.coordinator import Candidacy
-    from store import Store
-    from store.client.keepalive import HeldLease, Keeper
+    from store import Lease, Store
 
-__all__ = ["Link"]
+__all__ = ["Link", "is_away"]
 
 log = logging.getLogger(__name__)
 
+SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
+RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+
 
 class Link:
-    """What belongs to one connection to one store."""
+    """What belongs to one connection to one store.
 
-    def __init__(self, store: Store, keeper: Keeper, keys: Keys) -> None:
+    Args:
+        store: The client; it is the caller's to close.
+        keys: The run's keys.
+        node_id: What this node is called.
+        closed_ttl: How long the run's keys outlive its last node, if this node is the first to write any.
+        rng: Spreads over time what many nodes do now and then.
+    """
+
+    def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
-        self.keeper = keeper
-        self.follower = Follower(store, keys)
-        self.leadership = TaskKeeper(store)
-        self.lease: HeldLease | None = None
+        self.keeper = TaskKeeper(store)
+        self.follower = Follower(store, keys, node_id=node_id)
+        self._keys = keys
+        self._run_id = keys.run_id
+        self._closed_ttl = closed_ttl
+        self._rng = rng
+        self._run_lease: Lease | None = None
+        self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._candidacy: asyncio.Task[None] | None = None
+        self._connection_changed = asyncio.Event()
+        on_connection = getattr(store, "on_connection", None)
+        if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
+            on_connection(lambda _: self._connection_changed.set())
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until the link is closed."""
@@ -48,10 +70,92 @@ class Link:
         task.add_done_callback(_report_defect)
         return task
 
-    def stand(self, candidacy: Candidacy) -> None:
-        """Be ready to coordinate from now on."""
+    # ------------------------------------------------------------------------------------------ the connection
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether the store is in reach now, as far as is known."""
+        return bool(getattr(self.store, "connected", True))
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why the client is of no more use, if so."""
+        failure: StoreError | None = getattr(self.store, "failure", None)
+        return failure
+
+    async def in_reach_again(self, *, within: float) -> bool:
+        """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first."""
+        with anyio.move_on_after(within) as limit:
+            while not self.in_reach and self.failure is None:
+                self._connection_changed.clear()
+                await self._connection_changed.wait()
+        return not limit.cancelled_caught
+
+    async def say_when_away(self, what_then: Callable[[], str]) -> None:
+        """Warn when the store has been out of reach for a while, and say when it is back.
+
+        Args:
+            what_then: What that means for this node, in words.
+        """
+        while True:
+            while self.in_reach:
+                self._connection_changed.clear()
+                await self._connection_changed.wait()
+            since, pause, said = self.store.time(), SAY_AWAY_AFTER, False
+            while not await self.in_reach_again(within=pause):
+                away = self.store.time() - since
+                said = True
+                log.warning("run %s: the store has been out of reach for %.0f s%s", self._run_id, away, what_then())
+                pause = max(pause, away)
+            if self.failure is not None:
+                return
+            if said:
+                log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
+
+    # ------------------------------------------------------------------------------------------ the run's lease
+
+    async def run_lease(self) -> Lease:
+        """The lease that everything of the run is on but its nodes, taken over or granted (promise R19)."""
+        if self._run_lease is None:
+            self._run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
+        return self._run_lease
+
+    def forget_run_lease(self) -> None:
+        """Look for the run's lease anew: what was known of it may have lapsed."""
+        self._run_lease = None
+
+    def keep_run(self) -> None:
+        """Renew the run's lease from now on: a run lives as long as any of its nodes does."""
+        if self._keeping_run is None:
+            self._keeping_run = self.start(self._keep_run(), f"keep run {self._run_id}")
+
+    def release_run(self) -> None:
+        """Renew it no more; what others do not keep will lapse some day."""
+        task, self._keeping_run = self._keeping_run, None
+        if task is not None:
+            task.cancel()
+
+    async def _keep_run(self) -> None:
+        """Renew until the run is closed: from then on it is to be remembered for `closed_ttl`, and no longer."""
+        while True:
+            lease = await self.run_lease()
+            await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
+            if self.follower.head.closed is not None:
+                return
+            try:
+                await lease.keep_alive()
+            except LeaseNotFound:
+                self.forget_run_lease()  # the store was away for longer than that; whoever arrives next begins anew
+                return
+            except StoreError:
+                pass  # there are two more times before it matters
+
+    # ------------------------------------------------------------------------------------------ coordinating
+
+    def run_for_coordinator(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Be ready to coordinate from now on, by this."""
         if self._candidacy is None:
-            self._candidacy = self.start(candidacy.run(), "candidacy")
+            self._candidacy = self.start(run(), f"run for coordinator of {self._run_id}")
 
     async def step_down(self) -> None:
         """Coordinate no more."""
@@ -62,7 +166,7 @@ class Link:
                 await asyncio.wait([task])
 
     async def aclose(self) -> None:
-        """End everything, the lease last: with it the node's record goes."""
+        """End everything, the leases last: with them the node's record goes."""
         await self.step_down()
         tasks = list(self._tasks)
         for task in tasks:
@@ -70,10 +174,16 @@ class Link:
         with anyio.CancelScope(shield=True):
             if tasks:
                 await asyncio.wait(tasks)
-            await self.leadership.aclose()
             await self.keeper.aclose()
 
 
+def is_away(error: BaseException, link: Link) -> bool:
+    """Whether a store that fails us is merely out of reach, and may come back."""
+    return isinstance(error, ConnectionLost | StoreTimeoutError) and link.failure is None
+
+
 def _report_defect(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
+    with contextlib.suppress(asyncio.CancelledError):
+        error = task.exception()
+        if error is not None and not isinstance(error, StoreError):
+            log.error("%s has failed: %r", task.get_name(), error, exc_info=error)

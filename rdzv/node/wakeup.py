@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Listeners", "Wakeup"]
+__all__ = ["Listener", "Listeners", "Wakeup"]
+
+
+class Listener(Protocol):
+    """Somebody who wants to be told."""
+
+    def changed(self) -> None:
+        """Something has happened."""
 
 
 class Wakeup:
@@ -43,10 +50,14 @@ class Wakeup:
 
 
 class Listeners:
-    """Wakeups that are woken together, and groups of them."""
+    """Wakeups that are woken together, and groups of them.
+
+    Anybody may begin and end to listen, from any thread: each step on the table is a single one to the interpreter.
+    Being woken is in the thread of whoever says that something has changed.
+    """
 
     def __init__(self) -> None:
-        self._listeners: dict[Wakeup | Listeners, None] = {}
+        self._listeners: dict[Listener, None] = {}
 
     def changed(self) -> None:
         """Wake all of them."""
@@ -54,10 +65,18 @@ class Listeners:
             listener.changed()
 
     @contextlib.contextmanager
-    def listening(self, listener: Wakeup | Listeners) -> Iterator[None]:
+    def listening(self, listener: Listener) -> Iterator[None]:
         """Wake this one, too, for as long as the context lasts."""
-        self._listeners[listener] = None
+        self.add(listener)
         try:
             yield
         finally:
-            del self._listeners[listener]
+            self.remove(listener)
+
+    def add(self, listener: Listener) -> None:
+        """Wake this one, too."""
+        self._listeners[listener] = None
+
+    def remove(self, listener: Listener) -> None:
+        """Wake it no more."""
+        self._listeners.pop(listener, None)

@@ -15,30 +15,34 @@ it waits for, ends with `RoundSupersededError` (promises R9, R10). `operations` 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import secrets
+from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 
 from rdzv.config.config_errors import shown
 from rdzv.shared_store.operations import Plans, nobody
-from store.errors import StoreError, WaitEnded
-from store.messages import waits
+from store.errors import ConnectionLost, StoreError, WaitEnded
+from store.messages import Response, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
     from typing import Self
 
     from rdzv.shared_store.operations import Plan
     from store.interface import BlockingStore, Store
-    from store.messages import Condition, Request, Response
+    from store.messages import Condition, Request
 
-__all__ = ["BlockingSharedStore", "SharedStore"]
+__all__ = ["BlockingSharedStore", "ClientAtFirstUse", "SharedStore"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Response)
 
 DEFAULT_TIMEOUT: Final = 300.0
 """In seconds, as in PyTorch."""
@@ -126,6 +130,69 @@ class _Twin:
         return self._timeout if timeout is None else _seconds(timeout)
 
 
+class Caller(Protocol):
+    """What a shared store needs of a client."""
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request, and give its response."""
+        raise NotImplementedError
+
+    def time(self) -> float:
+        """Seconds on the clock by which it waits."""
+        raise NotImplementedError
+
+
+class ClientAtFirstUse:
+    """A client of the store that is made when it is first asked for something, and again if it is of no more use.
+
+    Args:
+        open_client: Makes one; it is entered in the loop of whoever asks first.
+    """
+
+    def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
+        self._open = open_client
+        self._opened = AsyncExitStack()
+        self._client: Store | None = None
+        self._opening = asyncio.Lock()
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request, and give its response."""
+        client = self._client
+        if client is None or getattr(client, "failure", None) is not None:
+            began = self.time()
+            with anyio.move_on_after(timeout) as limit:
+                client = await self._connect()
+            if limit.cancelled_caught or client is None:
+                assert timeout is not None, "without a limit, it connects or fails"
+                raise ConnectionLost(f"no store answered within {timeout:g} s", maybe_applied=False)
+            if timeout is not None:
+                timeout = max(timeout - (self.time() - began), 0.001)
+        return await client.call(request, timeout=timeout)
+
+    async def _connect(self) -> Store:
+        async with self._opening:  # of several that come first at once, one connects
+            if self._client is not None and getattr(self._client, "failure", None) is not None:
+                await self._close()
+            if self._client is None:
+                self._client = await self._opened.enter_async_context(self._open())
+            return self._client
+
+    def time(self) -> float:
+        """Seconds on the event loop's clock."""
+        return asyncio.get_running_loop().time()
+
+    async def aclose(self) -> None:
+        """Hang up; what is asked later makes a new client."""
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._client = None
+        opened, self._opened = self._opened, AsyncExitStack()
+        with anyio.CancelScope(shield=True):
+            await opened.aclose()
+
+
 class _Ending:
     """What ends the calls under way, shared by all clones of a store."""
 
@@ -152,7 +219,7 @@ class SharedStore(_Twin):
 
     def __init__(
         self,
-        client: Store,
+        client: Caller,
         *,
         prefix: str,
         fence: tuple[Condition, ...],

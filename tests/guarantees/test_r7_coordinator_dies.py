@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rdzv.core.state import NodesLeft, NodesLost, NodesWaiting
-from tests.support.runs import VirtualRun, assert_one_round
+from tests.support.runs import VirtualRun, assert_one_round, connected
 
 if TYPE_CHECKING:
     from rdzv.node.handler import Handler, RendezvousInfo
@@ -55,7 +55,7 @@ async def tell(step: int, moment: str) -> tuple[bool, float]:
                 await asyncio.Event().wait()
 
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         run.clients["a"].hook = hook
         lives = {"a": run.start(elastic(a, seen["a"]), "life of a")}
         run._joins.append((a, lives["a"]))

@@ -18,7 +18,7 @@ import pytest
 
 from rdzv.core.state import Change, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -73,7 +73,7 @@ async def tell(step: int, trouble: Callable[[VirtualRun], Awaitable[None]], *, d
 
         async def join(name: str) -> None:
             lives[name] = life = Life(run.handler(name))
-            await life.handler._connect()
+            await connected(life.handler)
             run.clients[name].hook = hook
             run.start(life.live(), f"life of {name}")
 
@@ -182,15 +182,14 @@ async def test_r8_a_lease_whose_grant_was_long_under_way_is_renewed_in_time() ->
     """It was renewed a third of its TTL later, as ever, and little of it was left by then: the node was dropped."""
     async with VirtualRun(min_nodes=2, ttl=10) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         run.network.partition("a")
         joining = run.start(a.next_rendezvous())
         await asyncio.sleep(8)
         run.network.heal("a")
         await asyncio.sleep(0.5)
-        assert a._link is not None
-        lease = a._link.lease
+        lease = a.node.part.arrival.lease
         assert lease is not None
         await asyncio.sleep(20)
-        assert a._link.lease is lease, "the first one still holds"
+        assert a.node.part.arrival.lease is lease, "the first one still holds"
         assert_one_round([await run.handler("b").next_rendezvous(), await joining])

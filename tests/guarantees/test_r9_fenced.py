@@ -16,7 +16,7 @@ from rdzv.core.state import Dropped, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
 from store import ConditionFailed
 from store.messages import Put, Transact, TransactionResult
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,7 +62,7 @@ async def test_r9_who_is_cut_off_knows_before_the_others_go_on_without_it(seed: 
 async def test_r9_a_coordinator_cut_off_with_its_commit_on_the_way_makes_no_second_round(cut: str, away: float) -> None:
     async with VirtualRun(min_nodes=3, max_nodes=3, ttl=10, join_timeout=120) as run:
         a, b, c = (run.handler(name) for name in "abc")
-        await a._connect()
+        await connected(a)
         sent_at = 0.0
 
         async def hook(request: Request[Any], when: str) -> None:
@@ -157,11 +157,12 @@ async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_
                 sent.append(request)
                 await asyncio.Event().wait()
 
-        run.clients["a"].hook = hook
+        await mine.store.check(["key"])  # its client is made at first use
+        run.shared_clients["a"].hook = hook
         run.start(WRITES[write](mine.store))
         await asyncio.sleep(0.1)
         (request,) = sent
-        run.clients["a"].hook = None
+        run.shared_clients["a"].hook = None
         if way == "its lease lapses":
             run.network.partition("a")
             await asyncio.sleep(8)
@@ -173,12 +174,12 @@ async def test_r9_a_write_that_is_under_way_when_the_node_is_dropped_is_refused_
             holds = await joining
             if not back.done():
                 back.cancel()
-        before = {key: run.engine._keys.entries[key] for key in run.keys_whole("rounds/")}
+        before = {key: run.engine._keys.entries[key] for key in run.keys_whole("store/")}
         with contextlib.suppress(ConditionFailed):
             response = await run.clients["b"].call(request)
             assert isinstance(response, TransactionResult)
             assert not response.succeeded
-        after = {key: run.engine._keys.entries[key] for key in run.keys_whole("rounds/")}
+        after = {key: run.engine._keys.entries[key] for key in run.keys_whole("store/")}
         assert before == after
         assert holds.superseded() is None
 
@@ -193,9 +194,10 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
             if when == "before":
                 sent.append(request)
 
-        run.clients["a"].hook = hook
+        await info.store.check(["key"])
+        run.shared_clients["a"].hook = hook
         await info.store.set("key", "value")
-        run.clients["a"].hook = None
+        run.shared_clients["a"].hook = None
         observer = run.handler("observer", min_nodes=None, max_nodes=None)
-        await observer._connect()
+        await connected(observer)
         await run.clients["observer"].call(sent[0])

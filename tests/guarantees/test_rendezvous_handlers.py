@@ -10,7 +10,7 @@ import pytest
 from rdzv.core.state import Closed, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RendezvousTimeoutError
 from store import Limits
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 pytestmark = pytest.mark.virtual_time
 
@@ -74,7 +74,7 @@ async def test_r1_a_round_that_comes_in_the_moment_of_the_timeout_wins(early: fl
     async with VirtualRun(min_nodes=2, join_timeout=20) as run:
         a, b = run.handler("a"), run.handler("b")
         joining = await run.join(a)
-        await b._connect()
+        await connected(b)
         await asyncio.sleep(20 - 0.02 - early)
         other = await run.join(b)
         done, _ = await asyncio.wait([joining, other], timeout=5)
@@ -201,7 +201,7 @@ async def test_r5_losses_departures_arrivals_and_closing_reach_every_survivor() 
         await asyncio.gather(*(one.until(Closed(reason="over", by="c")) for one in heard))
         again = await listen(run, nodes[3])
         await again.until(Closed)
-        assert set(again.changes) == {NodesLost(1, ("a",)), NodesLeft(1, ("b",)), Closed(reason="over", by="c")}
+        assert again.changes == [Closed(reason="over", by="c")], "there is nothing to meet again for"
 
 
 async def test_r5_the_departure_of_each_member_is_no_loss_even_of_the_one_that_coordinates() -> None:
@@ -267,10 +267,10 @@ async def test_r10_what_a_round_shared_is_removed_when_a_later_one_completes() -
         a, b = run.handler("a"), run.handler("b")
         (first, _) = await run.meet(a, b)
         await first.store.set("key", "value")
-        assert any("store/" in key for key in run.keys("rounds/0/"))
+        assert run.keys("store/0/") != []
         await run.meet(a, b)
         await asyncio.sleep(SOON)
-        assert run.keys("rounds/0/") == []
+        assert run.keys("store/0/") == run.keys("rounds/0/") == []
         assert run.keys("rounds/1/") != []
 
 
@@ -328,7 +328,7 @@ async def test_r16_a_store_that_does_not_take_the_arrival_is_what_the_timeout_er
     """It said that the node was "not waiting for anything"."""
     async with VirtualRun(min_nodes=2, join_timeout=5) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         run.network.partition("a")
         with pytest.raises(RendezvousTimeoutError, match="waiting for the store to take its arrival"):
             await a.next_rendezvous()

@@ -73,11 +73,11 @@ def test_the_twin_does_all_that_the_async_one_does(url: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_wait_in_the_shared_store_of_another_thread_ends_with_the_round(url: str) -> None:
-    with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler, store.sync.connect(url) as observer:
         info = handler.next_rendezvous()
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(info.store.get, "never")
-            while not handler._portal.call(handler._inner._link.store.stats)["waits"]:  # type: ignore[attr-defined, call-arg]
+            while not observer.stats()["waits"]:
                 pass
             handler.leave()
             with pytest.raises(RoundSupersededError, match="left"):

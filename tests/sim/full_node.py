@@ -1,4 +1,4 @@
-"""A node of a run as a process of its own: the real handler, its keeper in a second thread, and what a job does.
+"""A node of a run as a process of its own: the real handler, its node in a second thread, and what a job does.
 
 It joins, and once it is in a round it writes to the shared store, reads what the others wrote, listens to the changes,
 and joins again when somebody has gone or waits; now and then it leaves, or closes the run. What it was told is kept for
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -26,52 +26,25 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
 )
 from rdzv.node.handler import Handler
-from rdzv.node.ports import HeldPort
-from store.client.keepalive import ThreadKeeper, _KeeperThread
+from rdzv.node.joining import HeldPort
+from rdzv.node.loops import LoopAtHand
+from rdzv.node.node import Node as RealNode
 from store.errors import LimitExceeded
 from store.messages import Put, Transact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from rdzv.core.state import Change
     from rdzv.membership import Membership, RendezvousInfo
-    from store.client.keepalive import StoreFactory
     from store.messages import Request
     from tests.sim.full_story import FullStory
     from tests.sim.machines import Process
     from tests.sim.truth import HeardClient
-    from tests.support.hosts import Host
 
 __all__ = ["Fuse", "Node", "commits"]
 
-T = TypeVar("T")
-
-KEEPER = " keeper"
-
-
-class _SimulatedThread(_KeeperThread):
-    """The keeper's thread: another loop of the same process, which goes on while the main one is blocked."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._host))
-
-
-class _Keeper(ThreadKeeper):
-    """The real keeper, but for where it runs."""
-
-    def __init__(self, connect: StoreFactory, host: Host) -> None:
-        super().__init__(connect)
-        self._host = host
-
-    def _join(self) -> _KeeperThread:
-        return _SimulatedThread(self._host)
-
-    def _leave(self, thread: _KeeperThread) -> None:
-        """The loop lasts as long as its process."""
+THREAD = " node thread"
 
 
 class _Port(HeldPort):
@@ -122,10 +95,10 @@ class Node:
         self.fuse: Fuse | None = None
         self.stays = False  # whatever it hears
         self.went_on_at = 0.0  # when it last stood still, in true time
-        self.keeper_host = story.cosmos.timeline.host(process.source + KEEPER, rate=process.host.rate)
-        self.keeper_client: HeardClient | None = None
-        process.threads.append(process.source + KEEPER)
+        self.thread = story.cosmos.timeline.host(process.source + THREAD, rate=process.host.rate)
+        process.threads.append(process.source + THREAD)
         self.client: HeardClient | None = None
+        self.shared_client: HeardClient | None = None
         self.handler = self._new_handler(settings)
         self._life = process.host.start(self._live())
         self._life.add_done_callback(self._ended)
@@ -134,22 +107,20 @@ class Node:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
-            self.client = self.process.client(connect_timeout=parsed.join_timeout)
+            self.client = self.process.client(thread=THREAD, connect_timeout=parsed.join_timeout)
             self.client.hook = self._before_and_after
             return self.client
 
-        def open_keeper_client() -> HeardClient:
-            self.keeper_client = self.process.client(thread=KEEPER)
-            return self.keeper_client
+        def open_shared_store() -> HeardClient:
+            self.shared_client = self.process.client()
+            self.shared_client.hook = self._before_and_after
+            return self.shared_client
 
-        handler = Handler(
-            parsed,
-            open_store=open_store,
-            open_keeper=lambda _: _Keeper(open_keeper_client, self.keeper_host),
-            rng=random.Random(self.rng.random()),
+        self.node = RealNode(
+            parsed, loop=LoopAtHand(self.thread), open_store=open_store, rng=random.Random(self.rng.random())
         )
-        handler._port = _Port()
-        return handler
+        self.node.part._port = _Port()
+        return Handler(self.node, open_store=open_shared_store)
 
     # ------------------------------------------------------------------------------------------ what befalls it
 
@@ -166,18 +137,18 @@ class Node:
     @property
     def connected(self) -> bool:
         """Whether the store is in its reach."""
-        return all(client is not None and client.connected for client in (self.client, self.keeper_client))
+        return self.client is not None and self.client.connected
 
     def die(self, *, silently: bool) -> None:
         """The process is killed."""
         self.process.die(silently=silently)
-        self.keeper_host.die()
+        self.thread.die()
 
-    def pause(self, *, keeper: bool) -> None:
-        """Stand still; without the keeper, it is a training step that blocks the main loop."""
+    def pause(self, *, thread: bool) -> None:
+        """Stand still; without the node's thread, it is a training step that blocks the main loop."""
         self.process.host.pause()
-        if keeper:
-            self.keeper_host.pause()
+        if thread:
+            self.thread.pause()
 
     def quit(self) -> None:
         """It is told to end, and leaves as it should."""
@@ -192,7 +163,7 @@ class Node:
     def resume(self) -> None:
         """Go on."""
         self.process.host.resume()
-        self.keeper_host.resume()
+        self.thread.resume()
         self.went_on_at = self.story.cosmos.now
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
@@ -282,8 +253,8 @@ class Node:
     async def _hear(self) -> None:
         async with self.handler.changes() as changes:
             async for change in changes:
-                if self.heard_for is not self.handler._membership:
-                    self.heard_for, self.heard = self.handler._membership, []
+                if self.heard_for is not self.node.membership:
+                    self.heard_for, self.heard = self.node.membership, []
                 self.heard.append(change)
                 self.story.truth.say(f"{self.name} hears {change}")
                 minds = self.rng.random() < 0.8 or self.story.calm

@@ -258,7 +258,7 @@ class FullStory:
 
     def _light_fuse_at_commit(self) -> None:
         """Something befalls whoever commits the next round, before it does, or just after."""
-        how = self.rng.choice(("hold", "hold", "hold", "block", "kill"))
+        how = self.rng.choice(("hold", "hold", "hold", "stop", "kill"))
         # What was about to be written comes just when others have taken over, if they have.
         seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1)
         left = int(self.rng.random() < 0.25)
@@ -282,12 +282,14 @@ class FullStory:
                 node.die(silently=how == "power")
                 self._later(seconds, lambda: self._start(node.name))
             case "stop" | "block":
-                node.pause(keeper=how == "stop")
+                node.pause(thread=how == "stop")
                 self._later(seconds, node.resume)
             case "reset":
-                self.cosmos.network.reset(source)
+                for of in (source, *node.process.threads):
+                    self.cosmos.network.reset(of)
             case "cut":
-                self.cosmos.network.cut(source)
+                for of in (source, *node.process.threads):
+                    self.cosmos.network.cut(of)
             case "partition":
                 self._hold(seconds, source, *node.process.threads)
             case "quit":
@@ -304,9 +306,10 @@ class FullStory:
 
     def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
         """What a node is sending reaches the store just after another coordinates, leaves, or closes the run."""
-        self._hold(at_most, node.process.source)
+        self._hold(at_most, *node.process.threads)
         key = self.rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
-        self.held = node.process.source, key
+        (source,) = node.process.threads
+        self.held = source, key
         others = [other for other in self._alive() if other is not node and other.awake and other.refused is None]
         if others and key != KEYS.coordinator:
             other, soon = self.rng.choice(others), self.rng.uniform(0.0, 0.3)
@@ -408,14 +411,13 @@ class FullStory:
                 self._look_at(node)
 
     def _look_at(self, node: Node) -> None:
-        handler = node.handler
-        membership, link = handler._membership, handler._link
-        if membership is None or membership.over is not None or link is None or node.keeper_host.paused:
+        handler, membership, lease = node.handler, node.node.membership, node.node.part.arrival.lease
+        if membership is None or membership.over is not None or node.thread.paused:
             return
-        if link.lease is not None and node.keeper_client is not None:
-            sent_at = node.keeper_client.keep_alives.get(link.lease.id)
+        if lease is not None and node.client is not None:
+            sent_at = node.client.keep_alives.get(lease.id)
             if sent_at is not None:
-                silence = node.keeper_host.time() - sent_at
+                silence = node.thread.time() - sent_at
                 self.truth.require(
                     silence <= TTL + OWN_CLOCK_GRAIN,
                     f"{node.name} believes to be in round {membership.round.number}, though it has renewed nothing for "
@@ -425,10 +427,10 @@ class FullStory:
         if last is None or last.round.revision != membership.round.revision or self.checker.closed:
             return
         for (name, arrival), at in self.gone_at.items():
-            told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or handler._joining
+            told = any(isinstance(change, NodesLost | NodesLeft) for change in node.heard) or node.node.joining
             if last.arrivals.get(name) == arrival and max(at, self.disturbed_until) < self.now - PUSHED_WITHIN:
                 self.truth.require(
-                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or handler._joining,
+                    (told and node.heard_for is membership) or handler.num_nodes_changed() > 0 or node.node.joining,
                     f"{name} has been gone for {self.now - at:.2f} s, and {node.name} has not been told (R5)",
                 )
 
@@ -487,7 +489,7 @@ class FullStory:
         )
 
     def _is_in(self, node: Node, revision: int) -> bool:
-        membership = node.handler._membership
+        membership = node.node.membership
         return membership is not None and membership.over is None and membership.round.revision == revision
 
     def _check_what_is_left(self) -> None:
@@ -531,7 +533,7 @@ class FullStory:
     def _state_of(self, node: Node) -> str:
         if node.refused is not None:
             return "knows that the run is closed"
-        membership = node.handler._membership
+        membership = node.node.membership
         if membership is not None and membership.over is None:
             return f"is in round {membership.round.number}, as rank {membership.rank}"
         return f"waits: {node.handler.reason}"

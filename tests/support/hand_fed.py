@@ -64,7 +64,11 @@ class HandFed:
     def arrive(self, *names: str, **fields: Any) -> None:
         """Nodes arrive, one revision each."""
         for name in names:
-            self.put(name, NodeRecord(node_id=name, incarnation="1", address=name, port=1, **fields).pack())
+            # Who was in the last round, and comes again, knows of it.
+            known: dict[str, Any] = {"arrived_after": self.view.number} if name in self.view.members else {}
+            self.put(
+                name, NodeRecord(node_id=name, incarnation="1", address=name, port=1, **{**known, **fields}).pack()
+            )
 
     def leave(self, *names: str) -> None:
         """Nodes leave on their own account: each says so, and is gone."""

@@ -24,8 +24,9 @@ import store
 from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
 from rdzv.node.handler import Handler, RendezvousInfo
+from rdzv.node.loops import LoopAtHand
+from rdzv.node.node import Node
 from store.client.client import Client
-from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
 from store.server.server import Server
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.core.state import Change
+    from rdzv.node.store_session import Link
 
 R = TypeVar("R", bound=Response)
 
@@ -89,7 +91,8 @@ class VirtualRun:
         self._joins: list[tuple[Handler, asyncio.Task[Any]]] = []
         self._burials: list[asyncio.Task[None]] = []
         self._looks = 0
-        self.clients: dict[str, HookedClient] = {}
+        self.clients: dict[str, HookedClient] = {}  # of the nodes
+        self.shared_clients: dict[str, HookedClient] = {}  # of the shared stores, once they are used
 
     async def __aenter__(self) -> Self:
         self._before = asyncio.all_tasks()
@@ -169,21 +172,27 @@ class VirtualRun:
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
             return await self.network.dial("store", factory, source=source)
 
-        def open_store() -> Client:
+        def open_client() -> HookedClient:
             client = HookedClient(
                 dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
             )
             if self._limits is not None:
                 client.operations_max = self._limits.operations_max
-            self.clients[source] = client
+            return client
+
+        def open_store() -> Client:
+            client = self.clients[source] = open_client()
+            return client
+
+        def open_shared_store() -> Client:
+            client = self.shared_clients[source] = open_client()
             return client
 
         source = name
         while source in self._handlers:  # two processes of one name, on two machines
             source += "'"
-        handler = Handler(
-            settings, open_store=open_store, open_keeper=TaskKeeper, rng=random.Random(self._rng.random())
-        )
+        node = Node(settings, loop=LoopAtHand(), open_store=open_store, rng=random.Random(self._rng.random()))
+        handler = Handler(node, open_store=open_shared_store)
         self._handlers[source] = handler
         return handler
 
@@ -195,7 +204,7 @@ class VirtualRun:
 
     async def join(self, handler: Handler) -> asyncio.Task[RendezvousInfo]:
         """Call `next_rendezvous`, and return once the node is parked there."""
-        await handler._connect()
+        await connected(handler)
         task = self.start(handler.next_rendezvous(), f"join {handler.node_id}")
         self._joins.append((handler, task))
         await asyncio.sleep(0.02)
@@ -223,6 +232,11 @@ class VirtualRun:
     def keys_whole(self, under: str = "") -> list[str]:
         """The same, with the prefix."""
         return [f"/rdzv/{self._run_id}/{under}{key}" for key in self.keys(under)]
+
+
+async def connected(handler: Handler) -> Link:
+    """A handler's node, connected: its link to the store."""
+    return await asyncio.wrap_future(handler.node.loop.start(handler.node.connect()))
 
 
 class Heard:

@@ -10,7 +10,8 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import Credentials, create_tcp
+from rdzv.backends.builtin import create_tcp
+from rdzv.backends.credentials import Credentials
 from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError

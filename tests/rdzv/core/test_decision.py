@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.decision import (
+    LAST_CALL_GRACE,
     Complete,
     JoinClock,
     Me,
@@ -443,6 +444,8 @@ ROUND = Round(number=3, term=9, size=2, buckets=1, host="h", port=1, revision=50
 HEAD = Head(coordinator=Coordinator(node_id="c", term=9), progress=SAID, progress_at=100.0)
 CLOSED = Closed(reason="done", by="a")
 LAST_CALL = replace(SAID, phase=Phase.LAST_CALL)
+assert LAST_CALL.last_call_left is not None
+UNTIL = HEAD.progress_at + LAST_CALL.last_call_left + LAST_CALL_GRACE
 SPARES = replace(SAID, phase=Phase.COMPLETE, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
 LATE = Me(arrival=61)
 
@@ -455,7 +458,7 @@ LATE = Me(arrival=61)
         pytest.param(
             Me(arrival=40),
             replace(HEAD, progress=LAST_CALL),
-            Parked(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True),
+            Parked(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True, until=UNTIL),
             id="a last call does not count against the timeout",
         ),
         pytest.param(
@@ -470,6 +473,7 @@ LATE = Me(arrival=61)
             Parked(
                 reason="waiting for a new coordinator; at last, last call, 3.2 s left; 3 of at most 8 nodes",
                 suspended=True,
+                until=UNTIL,
             ),
             id="nor does a last call whose coordinator is being replaced",
         ),

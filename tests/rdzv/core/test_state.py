@@ -88,7 +88,7 @@ def test_the_keys_of_a_run_are_where_the_module_says() -> None:
     assert KEYS.progress == "/rdzv/job-7/head/progress"
     assert KEYS.ranks(3, 17, 0) == "/rdzv/job-7/rounds/3/17/ranks/0"
     assert KEYS.roster(3, 17, 2) == "/rdzv/job-7/rounds/3/17/roster/2"
-    assert KEYS.shared(3, 17) == "/rdzv/job-7/rounds/3/17/store/"
+    assert KEYS.shared(3, 17) == "/rdzv/job-7/store/3/17/"
 
 
 def test_prefixes_cover_what_is_under_them_and_nothing_else() -> None:

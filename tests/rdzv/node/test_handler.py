@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.core.state import Closed, Dropped, Member, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -18,14 +18,28 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
+from rdzv.node import joining
+from rdzv.node.status import find_member
 from store.messages import Request, Revoke, Transact
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+
+if TYPE_CHECKING:
+    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
+    """Somebody revokes a node's lease, and the node has heard of it."""
+    lease, link = handler.node.part.arrival.lease, await connected(handler)
+    assert lease is not None
+    _, keeping = link.keeper._keeping._tasks[lease.id]
+    await run.clients[by].call(Revoke(lease=lease.id))
+    await asyncio.wait([keeping])
 
 
 async def test_a_round_gives_each_member_its_place() -> None:
@@ -97,7 +111,7 @@ async def test_a_cancelled_scope_takes_the_arrival_back() -> None:
 async def test_cancelling_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str) -> None:
     async with VirtualRun(min_nodes=2) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         reached = asyncio.Event()
 
         async def hook(request: Request[Any], when: str) -> None:
@@ -129,7 +143,7 @@ async def test_closing_the_handler_ends_a_call_that_is_parked() -> None:
 async def test_closing_the_handler_while_it_arrives_leaves_nothing_behind() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         joining = run.start(a.next_rendezvous())
         await asyncio.sleep(0.0015)  # the lease has been asked for, or the record
         await a.aclose()
@@ -276,33 +290,29 @@ async def test_a_lease_lost_while_parked_makes_the_node_arrive_again() -> None:
         assert_one_round([await run.handler("b").next_rendezvous(), await joining])
 
 
-async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_round() -> None:
+async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The node took its place in a round it had been dropped from, and was never told."""
     async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=4, disconnect_ttl=4) as run:
         a, b = run.handler("a"), run.handler("b")
         for node in (a, b):
-            await node._connect()
+            await connected(node)
         held = asyncio.Event()
-        inner = a._find_rank
 
-        async def slowly(*arguments: Any) -> int | None:
-            rank = await inner(*arguments)
-            if not held.is_set():
+        async def slowly(*arguments: Any, node_id: str, arrival: int) -> Member | None:
+            member = await find_member(*arguments, node_id=node_id, arrival=arrival)
+            if node_id == "a" and not held.is_set():
                 held.set()
-                assert a._link is not None
-                assert a._link.lease is not None
-                lease = a._link.lease
-                _, keeping = a._link.keeper._keeping._tasks[lease.id]  # type: ignore[attr-defined]
-                await run.clients["b"].call(Revoke(lease=lease.id))
-                await asyncio.wait([keeping])
-            return rank
+                await lose_lease(run, a, "b")
+            return member
 
-        a._find_rank = slowly  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr(joining, "find_member", slowly)
         heard = await listen(run, b)
-        joining = await run.join(a)
+        joins = await run.join(a)
         first = await b.next_rendezvous()
         await heard.until(NodesWaiting(1))
-        second, joined = await asyncio.gather(b.next_rendezvous(), joining)
+        second, joined = await asyncio.gather(b.next_rendezvous(), joins)
         assert first.round == 0
         assert_one_round([second, joined])
         assert joined.round == 1
@@ -312,19 +322,14 @@ async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive
     """The node took its arrival for good, waited on without a record, and nobody told it."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         done = False
 
         async def hook(request: Request[Any], when: str) -> None:
             nonlocal done
             if isinstance(request, Transact) and when == "after" and run.keys("nodes/") == ["a"] and not done:
                 done = True
-                assert a._link is not None
-                assert a._link.lease is not None
-                lease = a._link.lease
-                _, keeping = a._link.keeper._keeping._tasks[lease.id]  # type: ignore[attr-defined]
-                await run.clients["a"].call(Revoke(lease=lease.id))
-                await asyncio.wait([keeping])
+                await lose_lease(run, a, "a")
 
         run.clients["a"].hook = hook
         joining = await run.join(a)
@@ -348,7 +353,7 @@ async def test_a_store_that_does_not_answer_does_not_stretch_the_join_timeout() 
     """Every call had its own thirty seconds, whatever the join timeout was."""
     async with VirtualRun(min_nodes=2, join_timeout=5) as run:
         a = run.handler("a")
-        await a._connect()
+        await connected(a)
         run.network.partition("a")
         began = now()
         with pytest.raises(RendezvousTimeoutError):
@@ -539,7 +544,7 @@ async def test_a_child_process_is_told_that_the_handler_is_its_parents() -> None
 async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_run() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")
-        await a._connect()
+        await connected(a)
         await run.clients["a"].put("/rdzv/job/nodes/stranger", b"\xc1")
         assert_one_round(await run.meet(a, b))
         assert "stranger" not in (await a.status()).waiting

@@ -1,0 +1,606 @@
+"""Shell: a node's part in its run: it arrives, waits for a round that holds it, is a member, and withdraws.
+
+Where its record stands is `arrival.Arrival`, a pure machine; this room sends what that machine says is under way, and
+tells it what became of it. One call of `next_rendezvous` writes one record, in one transaction that also checks the
+run's settings. Then it waits for the head to change, and asks `follow` what that means. Being cancelled, timing out and
+leaving take the record back; a commit that came first wins over a timeout, and the node returns with its round.
+
+A store that is away is waited out, within the join timeout. Only one that has been replaced ends the call, and the node
+joins anew, over a new link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.config.settings import describe_difference
+from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
+from rdzv.core.ranks import order_named
+from rdzv.core.state import NAMED_MOST, Ban, Closed, NodeRecord, Round, pack_settings
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousRefusedError,
+    RendezvousSettingsError,
+    RendezvousTimeoutError,
+)
+from rdzv.membership import Membership
+from rdzv.node.admission import agree_on_settings, report_health
+from rdzv.node.arrival import Arrival, State
+from rdzv.node.coordinator import Candidacy
+from rdzv.node.status import find_member
+from rdzv.node.store_session import is_away
+from rdzv.node.wakeup import Listeners, Wakeup
+from store import Entry, Get, LeaseNotFound, LimitExceeded, Put, StoreError, StoreReplaced, when
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from rdzv.config.settings import Settings
+    from rdzv.core.keys import Keys
+    from rdzv.node.loops import NodeLoop
+    from rdzv.node.store_session import Link
+    from store import Lease
+    from store.client.keepalive import HeldLease
+    from store.interface import Watch
+
+__all__ = ["Part"]
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
+WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
+TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
+NOT_WAITING = "not waiting for anything"
+
+
+class HeldPort:
+    """A port of this machine, held until the node that promises it has its round."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def hold(self) -> int:
+        """The port; the same for as long as it is held."""
+        if self._socket is None:
+            self._socket = socket.socket()
+            self._socket.bind(("", 0))
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def release(self) -> None:
+        """Let whoever was promised it have it."""
+        held, self._socket = self._socket, None
+        if held is not None:
+            held.close()
+
+
+class Part:
+    """One node's part in one run; it outlives the link to a store, and is told over which one to act.
+
+    Attributes:
+        arrival: Where the node's record stands.
+        membership: The last round it was in; it says itself whether the node still is.
+        known_round: The last round that it knows of; -1 for none.
+        reason: What it waits for, in words.
+        listeners: Who is woken when any of this changes.
+        refusal: What the run holds against this node since it has arrived.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        *,
+        node_id: str,
+        listeners: Listeners,
+        loop: NodeLoop,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._node_id = node_id
+        self._incarnation = f"{rng.getrandbits(64):016x}"
+        self._loop = loop
+        self._rng = rng
+        self._agreed = pack_settings(settings.shared()) if settings.can_join else b""
+        self._port = HeldPort()
+        self._withdrawing = asyncio.Lock()
+        self.listeners = listeners
+        self.arrival: Arrival[HeldLease] = Arrival()
+        self.membership: Membership | None = None
+        self.known_round = -1
+        self.reason = NOT_WAITING
+        self.refusal: RendezvousError | None = None
+
+    # ------------------------------------------------------------------------------------------ joining
+
+    async def join(
+        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
+    ) -> Membership:
+        """Come to be a member of the next round, over this link.
+
+        Raises:
+            StoreReplaced: The link is of no more use, and the node is to join over another one.
+        """
+        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        last, mine = link.follower.head.round, self.membership
+        was_member = last is not None and mine is not None and mine.round.revision == last.revision
+        me = Me(arrival=0, node_id=self._node_id, known_round=self.known_round, was_member=was_member)
+        self.refusal = None
+        try:
+            await self._check_health(link, clock, examine)
+            return await self._join_as(link, clock, me)
+        except BaseException as error:
+            refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
+            if isinstance(error, StoreReplaced):
+                self.end_membership(f"the store is lost: {error}", dropped=True)
+            with anyio.CancelScope(shield=True):
+                if refused:
+                    await link.step_down()  # who may not take part decides nothing, not even for a moment
+                await self.withdraw(link)
+                await link.step_down()
+            raise
+        finally:
+            self.reason = NOT_WAITING
+            self._port.release()
+
+    async def _join_as(self, link: Link, clock: JoinClock, me: Me) -> Membership:
+        """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
+        while True:
+            try:
+                if not self.arrival.stands(me.arrival):
+                    me = await self._arrive(link, clock, me)
+                membership, me = await self._wait_for_round(link, clock, me)
+                if membership is not None:
+                    return membership
+                # The lease was lost while we waited, or the record with it: arrive once more.
+            except StoreError as error:
+                if not is_away(error, link):
+                    raise
+                now = anyio.current_time()
+                clock.set(suspended=False, now=now)
+                self._wait_for(f"the store at {self._settings.endpoint.url} is away: {error}")
+                if not clock.left(now):
+                    raise self._timeout(link) from error
+                if await link.in_reach_again(within=clock.left(now)):
+                    await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
+
+    async def _check_health(
+        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
+    ) -> None:
+        """Run the user's health check, if there is one, within the join timeout."""
+        if examine is None:
+            return
+        self.reason = "waiting for its own health check"
+        with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+            failure = await examine()
+            lease = await link.run_lease()
+            await report_health(link.store, self._keys, lease, node_id=self._node_id, failure=failure)
+        if limit.cancelled_caught:
+            raise self._timeout(link)
+
+    async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
+        """Arrive, within the join timeout: a store that does not answer does not suspend that."""
+        clock.set(suspended=False, now=anyio.current_time())
+        self.reason = "waiting for the store to take its arrival"
+        with anyio.move_on_after(clock.left(anyio.current_time())):
+            me = await self._write_arrival(link, clock, me)
+            # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
+            link.run_for_coordinator(lambda: self._candidacy(link).run())
+            link.keep_run()
+            return me
+        raise self._timeout(link)
+
+    async def _write_arrival(self, link: Link, clock: JoinClock, me: Me) -> Me:
+        """Write this node's record: an arrival of its own, on its lease, under the run's settings."""
+        key = self._keys.node(self._node_id)
+        banned = self._keys.banned(self._node_id)
+        expected = self.arrival.revision
+        while True:
+            self._refuse_if_closed(link, me)
+            lease, run_lease = await self._take_leases(link)
+            record = self._new_record(link)
+            writes = [Put(key, record.pack(), lease=lease.id)]
+            if not expected:
+                # Unchanged, so that nobody rewrites the settings who has looked before we came.
+                writes.append(Put(self._keys.settings, self._agreed, lease=run_lease.id))
+            self.arrival.send(record)
+            try:
+                result = await link.store.transact(
+                    when=(
+                        when.value(self._keys.settings) == self._agreed,
+                        when.mod_revision(key) == expected,
+                        when.missing(banned),
+                    ),
+                    then=writes,
+                    otherwise=(Get(self._keys.settings), Get(key), Get(banned)),
+                )
+            except LeaseNotFound:
+                self.arrival.lapsed()  # it lapsed just now; the keeper's word of it is on its way
+                link.forget_run_lease()
+                expected = 0
+                continue
+            if result.succeeded:
+                if self.arrival.written(result.revision):
+                    self.end_membership("this node has gone on to the next round")
+                    return replace(me, arrival=result.revision, known_round=self.known_round)
+                expected = result.revision  # its lease was given up meanwhile: nobody keeps what is on it
+                continue
+            self.arrival.refused()
+            settings_entry, there, ban = result.results
+            if isinstance(ban, Entry):
+                raise self._banned_error(Ban.unpack(ban.value))
+            self._agreed = await agree_on_settings(
+                link.store,
+                self._keys,
+                self._settings,
+                run_lease,
+                incarnation=self._incarnation,
+                there=settings_entry,  # type: ignore[arg-type]  # results of Gets
+            )
+            expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
+
+    async def _take_leases(self, link: Link) -> tuple[HeldLease, Lease]:
+        """This node's lease, and the run's; what is not there yet is asked for at once."""
+        if self.arrival.lease is not None:
+            return self.arrival.lease, await link.run_lease()
+        lease, run_lease = await asyncio.gather(self._take_lease(link), link.run_lease())
+        return lease, run_lease
+
+    def _new_record(self, link: Link) -> NodeRecord:
+        settings = self._settings
+        return NodeRecord(
+            node_id=self._node_id,
+            incarnation=self._incarnation,
+            arrived_after=self.known_round,
+            address=settings.address or getattr(link.store, "seen_as", None) or socket.gethostname(),
+            port=self._port.hold(),
+            payload=settings.payload,
+            attributes=settings.attributes,
+            requested_rank=settings.requested_rank,
+        )
+
+    async def _take_lease(self, link: Link) -> HeldLease:
+        """A lease for this node's record, kept until it is released, or lost."""
+        held: HeldLease | None = None
+        gone = False  # a lease may be lost before we hear that we have it: to a process that is paused just then
+
+        def lapsed(reason: str) -> None:
+            nonlocal gone
+            gone = True
+            if held is not None and self.arrival.lease is held:
+                self.arrival.lapsed()
+                self.end_membership(reason, dropped=True)
+                self.listeners.changed()
+
+        while held is None or gone:
+            gone = False
+            try:
+                held = await link.keeper.hold(
+                    ttl=self._settings.ttl, disconnect_ttl=self._settings.disconnect_ttl, on_lapse=lapsed
+                )
+            except LimitExceeded as error:
+                raise RendezvousSettingsError(
+                    f"ttl={self._settings.ttl:g} s is not to be had: {error}; lower ttl"
+                ) from error
+        self.arrival.lease = held
+        return held
+
+    async def _claim_name(self, link: Link, clock: JoinClock, there: Entry | None) -> int:
+        """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
+        while there is not None:
+            holder = NodeRecord.unpack(self._node_id, there.value, arrival=there.mod_revision)
+            if holder.left or holder.incarnation == self._incarnation:
+                return there.mod_revision
+            self._wait_for(f"the name {self._node_id} is held by a live node at {holder.address}; waiting for it to go")
+            there = await self._changed_record(link, clock, there)
+        return 0
+
+    async def _changed_record(self, link: Link, clock: JoinClock, there: Entry) -> Entry | None:
+        """What a record has become once it has changed: its holder may have come again, and then still has the name."""
+        async with link.store.watch(there.key) as watch:
+            entry = await link.store.get(there.key)  # it may have changed before the watch was open
+            if entry is None or entry.mod_revision != there.mod_revision:
+                return entry
+            changed = Wakeup()
+            noticing = asyncio.create_task(_first_change(watch, there.key, changed))
+            try:
+                with self.listeners.listening(changed):
+                    while not noticing.done():
+                        self._refuse_if_closed(link, Me(arrival=0))
+                        if not await changed.sleep_until(clock.deadline(link.store.time())):
+                            raise self._timeout(link)
+            finally:
+                noticing.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([noticing])
+        return await link.store.get(there.key)
+
+    def _candidacy(self, link: Link) -> Candidacy:
+        settings = self._settings
+
+        def overruled(theirs: dict[str, object]) -> None:
+            """Somebody has rewritten the run's settings: this node is in it by mistake."""
+            self.refusal = RendezvousSettingsError(
+                f"run {self._keys.run_id} has got other settings: {describe_difference(settings.shared(), theirs)}"
+            )
+            self.listeners.changed()
+
+        return Candidacy(
+            link,
+            keys=self._keys,
+            rules=Rules(
+                needed=settings.needed,
+                capacity=settings.capacity,
+                unit=settings.node_unit,
+                last_call=settings.last_call_timeout,
+                early_last_call=settings.early_last_call,
+                order=order_named(settings.rank_order),
+            ),
+            agreed=self._agreed,
+            overruled=overruled,
+            node_id=self._node_id,
+            rng=self._rng,
+            apart=self._loop.apart if callable(settings.rank_order) else None,
+        )
+
+    # ------------------------------------------------------------------------------------------ waiting for a round
+
+    async def _wait_for_round(self, link: Link, clock: JoinClock, me: Me) -> tuple[Membership | None, Me]:
+        """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
+        wakeup = Wakeup()
+        with self.listeners.listening(wakeup):
+            while True:
+                if link.follower.error is not None:
+                    raise link.follower.error
+                if self.refusal is not None:
+                    raise self.refusal
+                if not self.arrival.stands(me.arrival):
+                    return None, me
+                now = link.store.time()
+                match follow(me, link.follower.head, now=now):
+                    case RoundToCheck(round=round):
+                        member = await find_member(
+                            link.store, self._keys, round, node_id=self._node_id, arrival=me.arrival
+                        )
+                        if not self.arrival.stands(me.arrival):
+                            continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
+                        if member is not None:
+                            return self._become_member(round, member.rank, me), me
+                        me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
+                        self.known_round = max(self.known_round, round.number)
+                    case Refused(closed=closed, spare=spare):
+                        raise self._closed_error(closed, spare=spare)
+                    case Parked(reason=reason, suspended=suspended, until=until):
+                        ban = link.follower.head.bans.get(self._node_id)
+                        if ban is not None:
+                            raise self._banned_error(ban)
+                        self._wait_for(reason)
+                        clock.set(suspended=suspended, now=now)
+                        deadline = clock.deadline(now)
+                        if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
+                            continue
+                        round_now = await self._give_up(link, me)
+                        if round_now is None:
+                            raise self._timeout(link)
+                        link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+
+    async def _give_up(self, link: Link, me: Me) -> Round | None:
+        """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
+        if not link.in_reach:
+            return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
+        known = link.follower.head.round
+        key = self._keys.node(self._node_id)
+        assert self.arrival.record is not None
+        assert self.arrival.lease is not None
+        result = await link.store.transact(
+            when=(
+                when.mod_revision(self._keys.round) == (known.revision if known else 0),
+                when.mod_revision(key) == me.arrival,
+            ),
+            then=(Put(key, replace(self.arrival.record, left=True).pack(), lease=self.arrival.lease.id),),
+            otherwise=(Get(self._keys.round),),
+        )
+        if result.succeeded:
+            await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            self.arrival.gone()
+            return None
+        (entry,) = result.results
+        if entry is None or isinstance(entry, int) or (known is not None and entry.mod_revision == known.revision):
+            self.arrival.gone()  # the record itself has gone: nothing to take back
+            return None
+        return Round.unpack(entry.value, revision=entry.mod_revision)
+
+    def _become_member(self, round: Round, rank: int, me: Me) -> Membership:
+        """Be a member of the round that holds us."""
+        self.arrival.taken_in()
+        self.membership = membership = Membership(round=round, rank=rank, arrival=me.arrival)
+        self.known_round = max(self.known_round, round.number)
+        log.info(
+            "run %s, round %d: node %s has rank %d of %d",
+            self._keys.run_id,
+            round.number,
+            self._node_id,
+            rank,
+            round.size,
+        )
+        return membership
+
+    # ------------------------------------------------------------------------------------------ what it says
+
+    def _wait_for(self, reason: str) -> None:
+        words = reason.partition(" s left")[2] or reason
+        if words != (self.reason.partition(" s left")[2] or self.reason):
+            log.info("run %s, node %s: %s", self._keys.run_id, self._node_id, reason)
+        self.reason = reason
+
+    def timeout(self, *, in_reach: bool) -> RendezvousTimeoutError:
+        """The error for a call whose time is over."""
+        problem = "" if in_reach else "; the store is out of reach"
+        return RendezvousTimeoutError(
+            f"run {self._keys.run_id}, node {self._node_id}: no round within "
+            f"join_timeout={self._settings.join_timeout:g} s at {self._settings.endpoint.url}: {self.reason}{problem}"
+        )
+
+    def _timeout(self, link: Link) -> RendezvousTimeoutError:
+        return self.timeout(in_reach=link.in_reach)
+
+    def _refuse_if_closed(self, link: Link, me: Me) -> None:
+        head = link.follower.head
+        if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
+            raise self._closed_error(head.closed, spare=False)
+
+    def _banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        return RendezvousRefusedError(f"run {self._keys.run_id}: node {self._node_id} is {ban}")
+
+    def _closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
+        reason = f": {closed.reason}" if closed.reason else ""
+        by = f" by {closed.by}" if closed.by else ""
+        message = f"run {self._keys.run_id} is closed{by}{reason}"
+        if spare:
+            return RendezvousGracefulExitError(
+                f"{message}; node {self._node_id} was a spare and is not needed any more"
+            )
+        return RendezvousClosedError(message, reason=closed.reason)
+
+    # ------------------------------------------------------------------------------------------ leaving
+
+    async def withdraw(self, link: Link | None) -> None:
+        """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
+        async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
+            self.end_membership("this node has left it")
+            withdrawal = self.arrival.withdraw()
+            try:
+                if link is None or not withdrawal.needed:
+                    return
+                if not withdrawal.in_doubt and await self._take_back(link):
+                    return
+                # The record stands, or may; it must not be kept alive, and goes with its lease.
+                assert withdrawal.lease is not None
+                self.arrival.lease = None
+                await withdrawal.lease.release()
+            finally:
+                if link is not None:
+                    link.release_run()
+                self.arrival.gone()
+
+    async def _take_back(self, link: Link) -> bool:
+        """Delete the record, and whether that was done in time."""
+        record, lease, key = self.arrival.record, self.arrival.lease, self._keys.node(self._node_id)
+        assert record is not None
+        assert lease is not None
+        with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
+            result = await link.store.transact(
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=lease.id),),
+            )
+            if result.succeeded:
+                await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
+            return True
+        return False
+
+    async def _see_departure_reported(self, link: Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        membership, reported = self.membership, Wakeup()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == self._node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if self._node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
+
+    def end_membership(self, reason: str, *, dropped: bool = False) -> None:
+        """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
+        membership = self.membership
+        if membership is None or membership.over is not None:
+            return
+        membership.end(reason, dropped=dropped)
+        if dropped:
+            log.warning(
+                "run %s, round %d: node %s was dropped: %s",
+                self._keys.run_id,
+                membership.round.number,
+                self._node_id,
+                reason,
+            )
+        self.listeners.changed()
+
+    # ------------------------------------------------------------------------------------------ what others do to it
+
+    async def notice(self, link: Link) -> None:
+        """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
+        wakeup, follower = Wakeup(), link.follower
+        resets, banned_at = follower.resets, 0
+        with self.listeners.listening(wakeup):
+            while True:
+                await wakeup.sleep_until(None)
+                try:
+                    banned, banned_before = follower.own_ban, banned_at
+                    if banned is not None and banned.revision > max(banned_before, self.arrival.revision):
+                        await self._notice_ban(link, banned.ban)
+                        banned_at = banned.revision
+                    missed = follower.resets
+                    if missed != resets:
+                        await self._see_whether_it_stands(link)
+                        resets = missed
+                except StoreError as error:  # it is looked at again when anything changes
+                    log.debug("whether the record of node %s stands is not known: %s", self._node_id, error)
+                if self.membership is not None and self.membership.over is None:
+                    self._notice_as_member(link, self.membership)
+
+    def _notice_as_member(self, link: Link, membership: Membership) -> None:
+        round = link.follower.head.round
+        progress = link.follower.head.progress
+        if link.follower.error is not None:
+            self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
+        elif round is not None and round.revision > membership.round.revision:
+            self.end_membership(f"round {round.number} was completed without this node", dropped=True)
+        elif progress is not None and progress.round == membership.round.number:
+            membership.lose(progress.lost_ids)
+
+    async def _notice_ban(self, link: Link, ban: Ban) -> None:
+        """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
+        if ban.now and self.arrival.state is State.TAKEN_IN:
+            self.arrival.gone()  # whoever banned it has deleted it, or is about to
+            self.end_membership(f"this node is {ban}", dropped=True)
+            await link.step_down()  # who was put out decides nothing for those who are in
+        else:
+            await self._see_whether_it_stands(link)
+
+    async def _see_whether_it_stands(self, link: Link) -> None:
+        """Look whether our record is still there: somebody may have deleted it while nobody told us."""
+        record = self.arrival.record
+        if record is None or self.arrival.state not in (State.STANDING, State.TAKEN_IN):
+            return
+        entry = await link.store.get(self._keys.node(self._node_id))
+        if not self.arrival.stands(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
+            return
+        self.arrival.gone()
+        self.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
+        self.listeners.changed()
+
+
+async def _first_change(watch: Watch, key: str, changed: Wakeup) -> None:
+    """Return, and say so, once this very key has changed: the watch also sees those that begin with it."""
+    with contextlib.suppress(StoreError):
+        async for event in watch:
+            if event.key == key:
+                break
+    changed.changed()

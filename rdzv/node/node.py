@@ -1,0 +1,418 @@
+"""Shell: a node: it connects, takes part in its run, and tells what it knows. It lives in a loop of its own.
+
+Everything here runs in one event loop (`loops.NodeLoop`), which no caller can hold up, and is called from there only,
+but for what says "from any thread". The fronts for async and blocking callers (`handler`, `rdzv.sync`) forward to it,
+and never decide. So a caller that is cancelled, interrupted or busy leaves nothing half done: what it has begun is seen
+to its end here.
+
+From `connect` to `aclose` a node holds a `Link`: the store client, the `Follower` of the run's head, the leases, and
+the readiness to coordinate. When the store is replaced these end together: then the node is out of its round, is told
+so, and `next_rendezvous` makes a new link. What the node is in the run is its `Part`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from rdzv.core.decision import JoinClock
+from rdzv.core.keys import Keys
+from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
+from rdzv.errors import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RoundSupersededError,
+)
+from rdzv.node.admission import check_node_id, put_ban
+from rdzv.node.joining import Part
+from rdzv.node.status import read_history, read_status
+from rdzv.node.store_session import Link
+from rdzv.node.wakeup import Listeners
+from store import ConnectionLost, StoreError, StoreReplaced
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rdzv.config.settings import Settings
+    from rdzv.core.history import Chapter
+    from rdzv.membership import Membership
+    from rdzv.node.loops import NodeLoop
+    from store import Store
+
+__all__ = ["Node", "Ticket"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One call of `next_rendezvous`, by which its caller gives it up.
+
+    Attributes:
+        task: What carries it out, while it is under way.
+        abandoned: Nobody waits for it any more.
+    """
+
+    task: asyncio.Task[Any] | None = None
+    abandoned: bool = False
+
+
+class Node:
+    """One node of a run.
+
+    Args:
+        settings: What the user chose.
+        loop: Where it lives.
+        open_store: Makes the store client; entered at the first connect, and again if the store was replaced.
+        rng: For jitter, and for the node's name if none is given.
+
+    Attributes:
+        listeners: Who is woken when anything changes that the node knows; from any thread.
+        part: What it is in its run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        loop: NodeLoop,
+        open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
+        rng: random.Random | None = None,
+    ) -> None:
+        rng = rng or random.Random()
+        self.settings = settings
+        self.keys = Keys(settings.prefix, settings.run_id)
+        self.node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
+        self.loop = loop
+        self.listeners = Listeners()
+        self.part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng)
+        self._open_store = open_store
+        self._rng = rng
+        self._link: Link | None = None
+        self._link_stack = contextlib.AsyncExitStack()
+        self._stack = contextlib.AsyncExitStack()
+        self._connecting = asyncio.Lock()
+        self._connecting_scope: anyio.CancelScope | None = None
+        self._join: Ticket | None = None  # under way, or the last one
+        self._closing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------ life
+
+    def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Await this once the node has let go of everything; the last one given comes first."""
+        self._stack.push_async_callback(close)
+
+    async def aclose(self) -> None:
+        """Leave for good: the round, the run's coordination, and the store. May be called twice, and at once."""
+        if self._closing is None:
+            self._closed = True
+            self.listeners.changed()
+            self._closing = asyncio.create_task(self._close(), name=f"close node {self.node_id}")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._connecting_scope is not None:
+            self._connecting_scope.cancel()
+        try:
+            await self._end_join()
+            await self.part.withdraw(self._link)
+        finally:
+            try:
+                await self._disconnect()
+            finally:
+                await self._stack.aclose()
+
+    async def connect(self) -> Link:
+        """The link to the store; a new one if there is none, or if the store it led to has been replaced."""
+        self.check_usable()
+        if self._link is not None and self._link.follower.error is None:
+            return self._link
+        async with self._connecting:
+            self.check_usable()
+            if self._link is not None and self._link.follower.error is not None:
+                await self._disconnect(self._link.follower.error)
+            if self._link is None:
+                with anyio.CancelScope() as self._connecting_scope:
+                    self._link = await self._new_link()
+                self._connecting_scope = None
+                self.check_usable()  # closed while we connected
+            assert self._link is not None
+            return self._link
+
+    async def _new_link(self) -> Link:
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                client = await stack.enter_async_context(self._open_store())
+                link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
+                stack.push_async_callback(link.aclose)
+                link.start(link.follower.run(), f"follow run {self.run_id}")
+                stack.enter_context(link.follower.listeners.listening(self.listeners))
+                link.start(self.part.notice(link), f"notice what befalls node {self.node_id}")
+                link.start(
+                    link.say_when_away(self._what_absence_means), f"notice the store's absence from {self.run_id}"
+                )
+                with anyio.fail_after(self.settings.join_timeout):
+                    await link.follower.synced.wait()
+                if link.follower.error is not None:
+                    raise link.follower.error
+                self._link_stack = stack.pop_all()
+        except (StoreError, TimeoutError) as error:
+            raise self.connection_error(error) from error
+        return link
+
+    def _what_absence_means(self) -> str:
+        if not self.joining:
+            return ""
+        limit = f"join_timeout={self.settings.join_timeout:g} s"
+        return f"; node {self.node_id} waits for it, and for a round, within {limit}"
+
+    async def _disconnect(self, error: Exception | None = None) -> None:
+        """End the link; the membership with it, if the store was lost."""
+        if error is not None:
+            self.part.end_membership(f"the store is lost: {error}", dropped=True)
+            self.part.arrival.lapsed()
+        self._link = None
+        stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
+        with anyio.CancelScope(shield=True):
+            await stack.aclose()
+
+    def connection_error(self, error: BaseException) -> RendezvousError:
+        """The error to raise when the store fails us."""
+        what = str(error) or "the store does not answer"
+        if self._link is not None and not self.in_reach and self.settings.endpoint.info.family == "tcp":
+            what += "; if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
+        return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
+
+    def check_usable(self) -> None:
+        """Refuse to go on once this node is closed; from any thread."""
+        if self._closed:
+            raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
+
+    @property
+    def run_id(self) -> str:
+        """Which run this is."""
+        return self.settings.run_id
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether the store is in reach, as far as is known."""
+        return self._link is not None and self._link.in_reach
+
+    # ------------------------------------------------------------------------------------------ joining and leaving
+
+    async def next_rendezvous(
+        self, ticket: Ticket, examine: Callable[[], Awaitable[str | None]] | None = None
+    ) -> Membership:
+        """Leave the current round, if in one, and return once this node is a member of the next.
+
+        Args:
+            ticket: Whose call this is, for `abandon`.
+            examine: Runs the user's health check, where that may run; why it failed, or None.
+        """
+        if not self.settings.can_join:
+            raise RendezvousSettingsError(
+                f"min_nodes is missing: without it run {self.run_id} can be looked at, but not joined; "
+                f"add ?min_nodes=2, say"
+            )
+        await self._end_join(abandoned_only=True)
+        if self.joining:
+            raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
+        if ticket.abandoned:
+            raise asyncio.CancelledError
+        self._join = ticket
+        ticket.task = asyncio.current_task()
+        try:
+            return await self._join_somewhere(examine)
+        except asyncio.CancelledError:
+            if self._closed and not ticket.abandoned:
+                self.check_usable()  # it was ended by `aclose`, and not by who waits for it
+            raise
+        finally:
+            ticket.task = None
+
+    async def _join_somewhere(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
+        clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
+        link = await self.connect()
+        while True:
+            try:
+                return await self.part.join(link, clock, examine)
+            except StoreReplaced as error:
+                # It asked for the next round, and asks for it there: above every round it knows (promise S10).
+                log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
+                async with self._connecting:
+                    if self._link is link:
+                        await self._disconnect(error)
+            except StoreError as error:
+                raise self.connection_error(error) from error
+            clock.set(suspended=False, now=anyio.current_time())
+            with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+                link = await self.connect()
+            if limit.cancelled_caught:
+                raise self.part.timeout(in_reach=self.in_reach)
+
+    async def abandon(self, ticket: Ticket) -> None:
+        """Undo the call of this ticket: whoever made it is gone, and no round is to hold a node that nobody heeds."""
+        ticket.abandoned = True
+        if self._join is not ticket:
+            return  # it has not begun, and will not; or another call has come after it
+        if ticket.task is not None:
+            await self._end_join()
+        elif not self._closed:
+            # It had brought a round, of which nobody has heard.
+            await self.part.withdraw(self._link)
+            if self._link is not None:
+                await self._link.step_down()
+
+    async def _end_join(self, *, abandoned_only: bool = False) -> None:
+        """End the call that is under way, if any, and wait until it has taken back what it did."""
+        join = self._join
+        if join is None or join.task is None or (abandoned_only and not join.abandoned):
+            return
+        task = join.task
+        if not abandoned_only and not task.cancelling():  # once: a second one would pierce its clean-up
+            task.cancel()
+        await asyncio.wait([task])
+
+    async def leave(self) -> None:
+        """Leave this round; the node may come again. Without a round it does nothing.
+
+        Raises:
+            RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
+        """
+        self.check_usable()
+        await self._end_join(abandoned_only=True)
+        if self.joining:
+            raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id}; cancel that call instead")
+        await self.part.withdraw(self._link)
+        if self._link is not None:
+            await self._link.step_down()
+
+    # ------------------------------------------------------------------------------------------ what is known
+
+    @property
+    def head(self) -> Head:
+        """The run's head, as far as it is known; from any thread."""
+        link = self._link
+        return link.follower.head if link is not None else Head()
+
+    @property
+    def membership(self) -> Membership | None:
+        """The last round this node was in; from any thread."""
+        return self.part.membership
+
+    @property
+    def joining(self) -> bool:
+        """Whether a call of `next_rendezvous` is under way; from any thread."""
+        return self._join is not None and self._join.task is not None
+
+    async def num_nodes_waiting(self) -> int:
+        """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
+        link = await self.connect()
+        progress, membership = link.follower.head.progress, self.membership
+        if progress is None or (membership is not None and progress.round != membership.round.number):
+            return 0
+        return progress.waiting
+
+    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
+        """How many nodes wait to come in, or have gone; see `Handler.num_nodes_changed`. From any thread."""
+        link, membership = self._link, self.membership
+        if membership is None or (link is not None and link.follower.head.closed is not None):
+            return 0
+        if membership.over is not None or link is None or link.follower.error is not None:
+            gone = membership.dropped or (link is not None and link.follower.error is not None)
+            return int(gone and on_loss)
+        progress = link.follower.head.progress
+        if progress is None or progress.round != membership.round.number:
+            return 0
+        return progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+
+    async def is_closed(self) -> bool:
+        """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
+        link = await self.connect()
+        if link.follower.head.closed is not None:
+            return True
+        if not link.in_reach:
+            raise self.connection_error(
+                ConnectionLost(
+                    f"whether the run is closed is not known: {self.settings.endpoint.url} is out of reach",
+                    maybe_applied=False,
+                )
+            )
+        return False
+
+    async def set_closed(self, reason: str = "") -> None:
+        """Close the run for every node, for good; the first reason given is the one that is shown."""
+        closed = Closed(reason=reason, by=self.node_id)
+        try:
+            with anyio.fail_after(self.settings.close_timeout):
+                link = await self.connect()
+                lease = await link.run_lease()
+                result = await link.store.compare_and_set(
+                    self.keys.closed, closed.pack(), expected_revision=0, lease=lease
+                )
+                # Whoever has closed the run finds it closed, before the watch has said so.
+                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
+                await lease.keep_alive()  # for the last time: from now on the run is remembered for `closed_ttl`
+        except (StoreError, TimeoutError) as error:
+            raise self.connection_error(error) from error
+
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; see `Handler.ban`."""
+        check_node_id(node_id)
+        link = await self.connect()
+        try:
+            ban = Ban(reason=reason, by=self.node_id, now=now)
+            await put_ban(link.store, self.keys, node_id, ban, keep=self.settings.closed_ttl)
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def unban(self, node_id: str) -> None:
+        """Let a banned node come again."""
+        check_node_id(node_id)
+        link = await self.connect()
+        try:
+            await link.store.delete(self.keys.banned(node_id))
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def status(self) -> RunStatus:
+        """How the run stands in the store, with the reason in words."""
+        link = await self.connect()
+        try:
+            return await read_status(link.store, self.keys, link.follower.head)
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def history(self) -> list[Chapter]:
+        """What is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
+        link = await self.connect()
+        try:
+            return await read_history(link.store, self.keys)
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def roster(self, membership: Membership) -> list[Participant]:
+        """All members of a round, by rank, with what each brought."""
+        link, round = await self.connect(), membership.round
+        try:
+            entries = await link.store.list(self.keys.roster(round.number, round.term))
+        except StoreError as error:
+            raise self.connection_error(error) from error
+        roster = [one for entry in entries for one in unpack_roster(entry.value)]
+        if len(roster) != round.size:
+            raise RoundSupersededError(
+                f"round {round.number} of run {self.run_id} has been replaced by a later one, its roster with it; "
+                f"call next_rendezvous"
+            )
+        return sorted(roster, key=lambda participant: participant.rank)
