@@ -60,6 +60,7 @@ log = logging.getLogger(__name__)
 HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
+IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 NOT_WAITING = "not waiting for anything"
 
 
@@ -447,6 +448,8 @@ class Part:
     def timeout(self, *, in_reach: bool) -> RendezvousTimeoutError:
         """The error for a call whose time is over."""
         problem = "" if in_reach else "; the store is out of reach"
+        if problem and self._settings.endpoint.info.family == "tcp":
+            problem += f"; {IF_HOSTED}"
         return RendezvousTimeoutError(
             f"run {self._keys.run_id}, node {self._node_id}: no round within "
             f"join_timeout={self._settings.join_timeout:g} s at {self._settings.endpoint.url}: {self.reason}{problem}"

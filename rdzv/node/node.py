@@ -34,7 +34,7 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.node.admission import check_node_id, put_ban
-from rdzv.node.joining import Part
+from rdzv.node.joining import IF_HOSTED, Part
 from rdzv.node.status import read_history, read_status
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
@@ -191,7 +191,7 @@ class Node:
         """The error to raise when the store fails us."""
         what = str(error) or "the store does not answer"
         if self._link is not None and not self.in_reach and self.settings.endpoint.info.family == "tcp":
-            what += "; if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
+            what += f"; {IF_HOSTED}"
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:

@@ -17,7 +17,7 @@ from rdzv.backends.builtin import CALL_TIMEOUT
 from rdzv.backends.hosting import Host, host_if_called_for
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
-from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RoundSupersededError
+from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun, listen
 
@@ -25,7 +25,7 @@ NODE = """
 import asyncio, sys, rdzv
 async def main():
     async with rdzv.connect(sys.argv[1], node_id=sys.argv[2]) as handler:
-        print("hosting", len(handler._stack._exit_callbacks) and handler_hosts(handler), flush=True)
+        print("hosting", len(handler.node._stack._exit_callbacks) and handler_hosts(handler), flush=True)
         info = await handler.next_rendezvous()
         print("rank", info.rank, info.world_size, flush=True)
         await info.store.barrier("all", info.world_size)
@@ -262,7 +262,7 @@ GONE = "if a node hosted this store, it ended with that node's process"
 @pytest.mark.virtual_time
 async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_what_has_become_of_it() -> None:
     """A memory store goes with its host: members, callers and spares hear of it, whose join timeout stands still."""
-    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+    async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=TOLD_WITHIN / 2) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
         heard = await listen(run, a)
@@ -274,7 +274,7 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
         await asyncio.wait([*calls, reading], timeout=TOLD_WITHIN)
         assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN, "or some of them still wait"
         for task in calls:
-            with pytest.raises(RendezvousConnectionError, match=GONE):
+            with pytest.raises((RendezvousConnectionError, RendezvousTimeoutError), match=GONE):
                 await task
         with pytest.raises(RoundSupersededError):
             await reading
@@ -283,10 +283,10 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
 
 @pytest.mark.virtual_time
 async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
-    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999) as run:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999, join_timeout=TOLD_WITHIN / 2) as run:
         parked = await run.join(run.handler("a"))
         await run.end_store()
         died_at = asyncio.get_running_loop().time()
-        with pytest.raises(RendezvousConnectionError, match=GONE):
+        with pytest.raises(RendezvousTimeoutError, match=GONE):
             await parked
         assert asyncio.get_running_loop().time() - died_at < TOLD_WITHIN
