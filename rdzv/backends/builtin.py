@@ -173,19 +173,14 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
     }
     node = Node(
         settings,
-<<<<<<< HEAD
+        loop=NodeThread(),
         open_store=lambda: etcd.Client(
             cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options
         ),
-        open_keeper=lambda _: ThreadKeeper(lambda: etcd.Client(cluster, **options)),
-=======
-        loop=NodeThread(),
-        open_store=lambda: etcd.Client(cluster, connect_timeout=settings.join_timeout, **options),
     )
     return Handler(
         node,
         open_store=lambda: etcd.Client(cluster, **options),
->>>>>>> b47d209 (Let a node live in one thread per process, with one connection, behind fronts that only forward)
         open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
     )
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 import store
-from rdzv.backends.builtin import Credentials, connect
+from rdzv.backends.builtin import connect
+from rdzv.backends.credentials import Credentials
 from rdzv.cli.command import DONE, FAILED, Command, add_run, add_timeout
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
