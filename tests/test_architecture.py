@@ -129,14 +129,14 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
-    "rdzv.node.handler": "being split",
+    "rdzv.node.joining": "one machine: every way into a round and out of it, side by side",
     "store.engine.engine": "being split",
     "store.server.server": "being split",
 }
 """Files of more than 600 lines, and why."""
 
 LONG_CLASSES = {
-    ("rdzv.node.handler", "Handler"): "being split",
+    ("rdzv.node.joining", "Part"): "one machine: every way into a round and out of it, side by side",
     ("store.client.client", "Client"): "being split",
     ("store.engine.engine", "Engine"): "being split",
     ("store.server.server", "Server"): "being split",
