@@ -221,12 +221,12 @@ class _Channel:
         except (AuthenticationError, ProtocolError) as error:
             if self._client.store_id is not None and self.connection.welcomed is None:
                 # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
-                raise ConnectionRefusedError(str(error)) from None
+                raise dialing.TurnedAway(str(error)) from None
             raise self._client.fail(error) from None
         except StoreReplaced as error:
             raise self._client.fail(error) from None
         except LimitExceeded as error:  # the server is full, and may have room later
-            raise ConnectionRefusedError(str(error)) from None
+            raise dialing.TurnedAway(str(error)) from None
 
     def _read(self, deadline: float | None) -> int:
         assert self.sock is not None

@@ -22,6 +22,7 @@ __all__ = [
     "Dial",
     "HungUp",
     "LeftWithoutAWord",
+    "TurnedAway",
     "describe",
     "dial",
 ]
@@ -139,6 +140,10 @@ class LeftWithoutAWord(HungUp):
         return "it closed the connection without a word; if it speaks TLS, write tcps://"
 
 
+class TurnedAway(ConnectionRefusedError):
+    """Whoever listens at the store's address refused us, and said why: it is full, or it is not the store we met."""
+
+
 NEVER_ANSWERED = "it has never answered"
 SAYS_NOTHING = "it takes connections and says nothing, as one does that speaks TLS: for that, write tcps://"
 """Of a server without TLS that has not sent its greeting, which is the first thing that ours do."""
@@ -161,9 +166,10 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ssl.SSLError):
         reason = getattr(error, "reason", None) or str(error)  # those that Python raises, and not OpenSSL, have none
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
+    if isinstance(error, TurnedAway):
+        return str(error)
     if isinstance(error, ConnectionRefusedError):
-        # Without a number it is no system's refusal, but somebody's in the store's place, who has said why.
-        return "nobody listens there" if error.errno is not None or not error.args else str(error)
+        return "nobody listens there"
     if isinstance(error, ConnectionResetError):
         return "it closed the connection"
     if isinstance(error, TimeoutError):

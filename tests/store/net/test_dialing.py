@@ -6,13 +6,15 @@ import ssl
 
 import pytest
 
-from store.net.dialing import HungUp, LeftWithoutAWord, describe
+from store.net.dialing import HungUp, LeftWithoutAWord, TurnedAway, describe
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "nobody listens there"),
+        (ConnectionRefusedError("said by an event loop"), "nobody listens there"),
+        (TurnedAway("the store is full"), "the store is full"),
         (ConnectionResetError(104, "Connection reset by peer"), "it closed the connection"),
         (TimeoutError(), "it does not answer"),
         (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), "wants a client's certificate (mutual TLS)"),
