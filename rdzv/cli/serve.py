@@ -29,13 +29,18 @@ __all__ = ["COMMANDS", "add_arguments", "serve"]
 
 log = logging.getLogger(__name__)
 
+EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
 AT_ONCE = 1  # the exit status of a server that was told twice
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe what `rdzv serve` can be told."""
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; '' is all interfaces (default: %(default)s)")
+    add(
+        "--host",
+        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
+        "mutual TLS or --insecure says who may come, else loopback)",
+    )
     add("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
     add("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
     add(
@@ -67,7 +72,11 @@ async def serve(options: argparse.Namespace) -> None:
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    tls = _server_tls(options)
+    tls, token = _server_tls(options), _token(options.token_file)
+    host = options.host
+    if host is None:
+        says_who_may_come = options.insecure or token is not None or options.ca is not None
+        host = EVERY_ADDRESS if says_who_may_come else LOOPBACK
 
     def asked_to_stop() -> None:
         if stop.is_set():
@@ -78,16 +87,16 @@ async def serve(options: argparse.Namespace) -> None:
         loop.add_signal_handler(signum, asked_to_stop)
     loop.add_signal_handler(signal.SIGHUP, _reload, options, tls)
     serving = store.serve(
-        options.host,
+        host,
         options.port,
-        token=_token(options.token_file),
+        token=token,
         tls=tls,
         insecure=options.insecure,
         limits=_limits(options),
         data_dir=options.data_dir,
     )
     async with serving as server:
-        where = host_and_port(options.host or "*", server.port)
+        where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
             _write_whole(options.port_file, f"{server.port}\n")

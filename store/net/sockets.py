@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
+TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts the probes sent without an answer
+PROBES_ANSWERED = 1  # so many may be without an answer for a moment, at a peer that takes no more and is there
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
 
@@ -60,7 +62,10 @@ def prepare(sock: Any) -> None:
 def queued_bytes(sock: Any) -> tuple[int, int]:
     """What the system holds of what was sent: bytes under way, not acknowledged yet, and bytes not sent yet.
 
-    The latter alone means that the other side takes no more for now. Where the system does not tell, both are 0.
+    The latter alone means that the other side takes no more for now, and answers the probes that ask whether it does
+    again. Without such answers the network is broken, and what was not sent counts as under way: so it is where the
+    system cannot send at all, since the address that the connection was made from is not this machine's any more.
+    Where the system does not tell, both are 0.
     """
     try:
         held, unsent = (
@@ -69,7 +74,21 @@ def queued_bytes(sock: Any) -> tuple[int, int]:
         )
     except (OSError, ValueError):  # it is closed, or the system is not Linux
         return 0, 0
+    if unsent and _unanswered_probes(sock) > PROBES_ANSWERED:
+        return held, 0
     return held - unsent, unsent
+
+
+def _unanswered_probes(sock: Any) -> int:
+    """How often in a row this system has asked in vain whether the other side takes more; 0 where that is not told."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return 0
+    try:
+        info: bytes = sock.getsockopt(socket.IPPROTO_TCP, option, TCP_INFO_PROBES + 1)
+    except OSError:
+        return 0
+    return info[TCP_INFO_PROBES]
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:
@@ -86,13 +105,15 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Sockets that listen on every address that `host` stands for, all on one port.
 
     Args:
-        host: "" stands for all interfaces.
+        host: "" stands for all interfaces, "localhost" for the loopback of both families.
         port: 0 stands for a free one.
 
     Raises:
         OSError: The host is unknown, or none of its addresses is this machine's, or the port is taken.
     """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # Without a name this gives the loopback of both families, of which some systems' files name one.
+    asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
+    found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     for attempt in range(LISTEN_ATTEMPTS):
         bound: list[socket.socket] = []

@@ -171,7 +171,7 @@ async def test_s8_the_token_is_in_no_process_list_and_no_log(tmp_path: Path) -> 
     """ "the token never crosses the wire or appears in a process list or log": neither the server's nor a client's."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "wrong").write_text("wrong horse")
-    options = ("serve", "--port", "0", "-v", "--token-file", str(tmp_path / "token"))
+    options = ("serve", "--host", "127.0.0.1", "--port", "0", "-v", "--token-file", str(tmp_path / "token"))
     async with start_python("-m", "rdzv", *options) as server:
         line = await server.says("listens on")
         url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"

@@ -2,7 +2,7 @@
 
     async with Lab(3) as lab:
         head, *others = lab.hosts
-        async with head.python("-m", "rdzv", "serve", "--host", "0.0.0.0", "--insecure") as server:
+        async with head.python("-m", "rdzv", "serve", "--insecure") as server:
             lab.cut(others[0])          # its packets vanish, both ways: no FIN, no RST, nothing unreachable
             lab.mend(others[0])
 
@@ -31,6 +31,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -41,7 +42,7 @@ from tests.support.processes import ROOT, Child, start
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Host", "Lab", "require_hosts"]
+__all__ = ["Host", "Lab", "Style", "require_hosts"]
 
 Style = Literal["cloud", "named", "debian", "ipv6", "dual"]
 
@@ -145,11 +146,13 @@ class Lab:
 
     Attributes:
         hosts: All of them.
+        style: How their names and addresses are handed out.
+        management: Whether they have a second interface.
     """
 
     def __init__(self, hosts: int, *, style: Style = "named", management: bool = False) -> None:
-        self._style: Style = style
-        self._management = management
+        self.style: Style = style
+        self.management = management
         self.hosts = [Host(number, style) for number in range(hosts)]
         self._stack = contextlib.AsyncExitStack()
         self._switch: tuple[str, ...] = ()
@@ -160,11 +163,12 @@ class Lab:
             rights = () if os.geteuid() == 0 else AS_ROOT_OF_ITS_OWN
             pid = await self._hold(stack, *rights, "--net", "--mount")
             self._switch = self._into(pid)
-            bridges = ("bridge", "bridge2") if self._management else ("bridge",)
+            bridges = ("bridge", "bridge2") if self.management else ("bridge",)
             await self._on_switch(*(f"link add {name} type bridge; link set {name} up" for name in bridges))
             await _run(
                 *(*self._switch, _found("nft"), "add table bridge lab"),
                 *("; add chain bridge lab forward { type filter hook forward priority 0; }",),
+                *("; add chain bridge lab forgotten { type filter hook forward priority 1; }",),
             )
             await asyncio.gather(*(self._add(stack, host, folder) for host in self.hosts))
             self._stack = stack.pop_all()
@@ -175,9 +179,8 @@ class Lab:
 
     async def cut(self, *hosts: Host) -> None:
         """Let the hosts' packets vanish, both ways; connections stay as they are and nobody is told."""
-        for host in hosts:
-            await self._nft(f"add rule bridge lab forward iifname {host.port} drop")
-            await self._nft(f"add rule bridge lab forward oifname {host.port} drop")
+        rules = [f"{way} {host.port} drop" for host in hosts for way in ("iifname", "oifname")]
+        await self._nft("; ".join(f"add rule bridge lab forward {rule}" for rule in rules))
 
     async def cut_from(self, host: Host) -> None:
         """Let what the host sends vanish; what is sent to it arrives."""
@@ -190,19 +193,37 @@ class Lab:
 
     async def mend(self) -> None:
         """Let everything pass again, forgotten flows included."""
+        await self._nft("flush chain bridge lab forward; flush chain bridge lab forgotten")
+
+    async def mend_cuts(self) -> float:
+        """Let everything pass again but the flows that were forgotten; when that began, by `time.monotonic`."""
+        began = time.monotonic()
         await self._nft("flush chain bridge lab forward")
+        return began
 
     async def forget_flows(self, *hosts: Host) -> None:
         """Let the packets of the connections that stand now vanish, as behind a firewall that was restarted."""
+        rules: list[str] = []
         for host in hosts:
             for local, port, remote, remote_port in await host.flows():
                 family = "ip6" if ":" in local else "ip"
                 ends = f"{family} saddr {{}} tcp sport {{}} {family} daddr {{}} tcp dport {{}} drop"
-                for rule in (
+                rules += [
                     ends.format(local, port, remote, remote_port),
                     ends.format(remote, remote_port, local, port),
-                ):
-                    await self._nft(f"add rule bridge lab forward {rule}")
+                ]
+        if rules:
+            await self._nft("; ".join(f"add rule bridge lab forgotten {rule}" for rule in rules))
+
+    async def renumber(self, host: Host, address: str) -> None:
+        """Give a host another IPv4 address in place of the one it has, as DHCP may; connections are lost."""
+        for change in (("del", host.ipv4), ("add", address)):
+            await host.do(_found("ip"), "address", change[0], f"{change[1]}/24", "dev", "net0")
+        host.address = host.ipv4 = address
+
+    async def set_mtu(self, host: Host, mtu: int) -> None:
+        """Let a host send packets of at most so many bytes."""
+        await host.do(_found("ip"), "link", "set", "net0", "mtu", str(mtu))
 
     async def _add(self, stack: contextlib.AsyncExitStack, host: Host, folder: Path) -> None:
         pid = await self._hold(stack, "--net", "--uts", "--mount", inside=self._switch)
@@ -214,7 +235,7 @@ class Lab:
         inside += [f"mount --bind {names} /etc/hosts", f"mount --bind {resolver} /etc/resolv.conf"]
         await host.do("sh", "-ec", "; ".join(inside))
         await self._connect(host, pid, host.port, "bridge", "net0", self._addresses_of(host))
-        if self._management:
+        if self.management:
             await self._connect(host, pid, f"{host.port}m", "bridge2", "net1", [f"{host.management}/24"])
         await host.do(_found("ip"), "link", "set", "lo", "up")
 
@@ -230,16 +251,16 @@ class Lab:
 
     def _addresses_of(self, host: Host) -> list[str]:
         ipv4, ipv6 = f"{host.ipv4}/24", f"{host.ipv6}/64"
-        return {"ipv6": [ipv6], "dual": [ipv4, ipv6]}.get(self._style, [ipv4])
+        return {"ipv6": [ipv6], "dual": [ipv4, ipv6]}.get(self.style, [ipv4])
 
     def _names_on(self, host: Host) -> str:
         lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
-        for other in self.hosts if self._style != "cloud" else ():
+        for other in self.hosts if self.style != "cloud" else ():
             own = other is host
-            addresses = {"ipv6": [other.ipv6], "dual": [other.ipv6, other.ipv4]}.get(self._style, [other.ipv4])
-            if own and self._style == "debian":
+            addresses = {"ipv6": [other.ipv6], "dual": [other.ipv6, other.ipv4]}.get(self.style, [other.ipv4])
+            if own and self.style == "debian":
                 addresses = ["127.0.1.1"]
-            if own and self._management:
+            if own and self.management:
                 addresses = [other.management, *addresses]
             lines += [f"{address} {other.name}" for address in addresses]
         return "\n".join([*lines, ""])

@@ -40,6 +40,25 @@ async def serving(*arguments: str, **env: str) -> AsyncIterator[tuple[Child, int
         yield child, int(line.partition("listens on ")[2].partition(",")[0].rpartition(":")[2])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "everywhere"), [([], False), (["--insecure"], True), (["--insecure", "--host", "127.0.0.1"], False)]
+)
+async def test_it_listens_on_all_addresses_of_both_families_once_it_knows_who_may_come(
+    arguments: list[str], everywhere: bool
+) -> None:
+    async with serving(*arguments) as (child, port):
+        assert (f"listens on *:{port}" in await child.says("listens on")) is everywhere
+        families = [socket.AF_INET]
+        if socket.has_ipv6 and "--host" not in arguments:
+            families.append(socket.AF_INET6)
+        for family in families:
+            loopback = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}[family]
+            with socket.socket(family) as sock:
+                sock.connect((loopback, port))
+        with socket.socket() as sock:  # all of 127/8 is this machine, so this shows what is listened on
+            assert (sock.connect_ex(("127.0.0.77", port)) == 0) is everywhere
+
+
 async def a_peer(port: int) -> Peer:
     _, peer = await asyncio.get_running_loop().create_connection(Peer, "127.0.0.1", port)
     await peer.until(lambda: peer.connection.welcomed)

@@ -1,0 +1,46 @@
+"""What the README says to type works between hosts, however these hand out names and addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hosts.lab import Host, Lab, Style, require_hosts
+from tests.hosts.runs import members, serving, url_of
+
+require_hosts()
+
+
+@pytest.mark.parametrize(
+    ("style", "management"), [("debian", False), ("ipv6", False), ("dual", False), ("named", True)]
+)
+async def test_a_store_that_a_node_hosts_at_its_machines_name_is_reached_by_all(style: Style, management: bool) -> None:
+    """It listened on the first address only that the machine's own files give: loopback, IPv6, a management network."""
+    async with (
+        Lab(3, style=style, management=management) as lab,
+        members(url_of("node0", "min_nodes=3&rank_order=name"), *lab.hosts) as everyone,
+    ):
+        rounds = [await member.round() for member in everyone]
+        assert [line["rank"] for line in rounds] == [0, 1, 2]
+        for host in lab.hosts:
+            await reach_store(lab, host)
+
+
+async def reach_store(lab: Lab, host: Host) -> None:
+    """The store listens on each address of its host that anybody may take for it."""
+    head = lab.hosts[0]
+    code = "import socket, sys; [socket.create_connection((a, 29400), timeout=5).close() for a in sys.argv[1:]]"
+    addresses = {"ipv6": [head.ipv6], "dual": [head.ipv4, head.ipv6]}.get(lab.style, [head.ipv4])
+    if lab.management:
+        addresses.append(head.management)
+    async with host.python("-c", code, *addresses) as child:
+        assert await child.wait(timeout=30) == 0, child.written()
+
+
+async def test_rdzv_serve_is_reached_over_ipv6_where_there_is_nothing_else() -> None:
+    """The README's `--host 0.0.0.0` listened where nobody could come."""
+    async with Lab(3, style="ipv6") as lab:
+        head, *others = lab.hosts
+        async with serving(head), members(url_of(head.address, "min_nodes=2"), *others) as both:
+            masters = {tuple((await member.round())["master"]) for member in both}
+            assert len(masters) == 1
+            assert masters.pop()[0] in {host.ipv6 for host in others}
