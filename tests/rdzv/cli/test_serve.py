@@ -231,12 +231,12 @@ def test_a_token_in_the_environment_that_makes_no_sense_is_said_in_one_line(
 
 @pytest.mark.parametrize("by", ["RDZV_TOKEN", "RDZV_TOKEN_FILE", "--token-file"])
 async def test_the_token_comes_from_a_file_or_from_the_environment(by: str, tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("swordfish\n")
+    (tmp_path / "token").write_text("swordfish with chips\n")
     path = str(tmp_path / "token")
     arguments = (by, path) if by.startswith("--") else ()
-    env = {} if arguments else {by: path if by.endswith("FILE") else "swordfish"}
+    env = {} if arguments else {by: path if by.endswith("FILE") else "swordfish with chips"}
     async with serving(*arguments, **env) as (_, port):
-        async with store.connect(f"tcp://127.0.0.1:{port}", token="swordfish") as client:
+        async with store.connect(f"tcp://127.0.0.1:{port}", token="swordfish with chips") as client:
             await client.ping()
         with pytest.raises(AuthenticationError):
             await store.connect(f"tcp://127.0.0.1:{port}", timeout=5).__aenter__()
