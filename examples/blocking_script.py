@@ -1,7 +1,7 @@
-"""A script without a line of async: processes meet, learn their ranks, and share values.
+"""A script without a line of async: processes meet, learn their ranks, share values, and go on when one dies.
 
-By itself it starts three processes and a store for them to meet at. With a URL it is one of them; the process on the
-URL's host starts the store:
+By itself it starts three processes and a store for them to meet at, and kills one. With a URL it is one of them; the
+process on the URL's host starts the store:
 
     python examples/blocking_script.py
     python examples/blocking_script.py 'tcp://head:29400/job-7?min_nodes=3'
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -20,43 +21,60 @@ import store
 NODES = 3
 
 
-def main(url: str) -> None:
+def main(url: str, *, dies: bool = False) -> None:
     """One process of the job."""
     with rdzv.sync.connect(url, payload={"pid": os.getpid()}) as handler:
-        info = handler.next_rendezvous()
-        shared, rank, world_size = info  # all that most programs need
-        host, port = info.bootstrap_address  # for torch.distributed, jax.distributed, or sockets of your own
+        while True:
+            info = handler.next_rendezvous()
+            try:
+                work(info, dies=dies)
+            except rdzv.MembersLostError as error:  # what waited for it ends as soon as it is known to be gone
+                print(f"lost {len(error.node_ids)}, meeting again", flush=True)
+            else:
+                return
 
-        if rank == 0:
-            shared.set("message", f"greetings from {host}")
-        message = shared.get("message").decode()  # waits until it is there
 
-        shared.add("done", 1)
-        shared.barrier("everyone has added", world_size)
-        done = int(shared.get("done"))
+def work(info: rdzv.sync.RendezvousInfo, *, dies: bool) -> None:
+    """What the members of one round do together."""
+    shared, rank, world_size = info  # all that most programs need
+    host, port = info.bootstrap_address  # for torch.distributed, jax.distributed, or sockets of your own
 
-        pids = [member.payload["pid"] for member in info.participants()]
-        assert pids[rank] == os.getpid()
-        print(f"rank {rank} of {world_size}, {message!r}, {done} are done, meet at {host}:{port}", flush=True)
+    if rank == 0:
+        shared.set("message", f"greetings from {host}")
+    message = shared.get("message").decode()  # waits until it is there
+    pids = [member.payload["pid"] for member in info.participants()]
+    assert pids[rank] == os.getpid()
+    if dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shared.add("done", 1)
+    shared.barrier("everyone has added", world_size)
+    done = int(shared.get("done"))
+    print(f"rank {rank} of {world_size}, {message!r}, {done} are done, meet at {host}:{port}", flush=True)
 
 
 def start_all() -> None:
-    """Start the processes, and verify that they agree."""
+    """Start the processes, one of which dies, and verify that the others agree."""
     with store.sync.serve() as server:
-        url = f"{server.url}/example?min_nodes={NODES}"
+        url = f"{server.url}/example?min_nodes={NODES - 1}&max_nodes={NODES}"
         processes = [
-            subprocess.Popen([sys.executable, __file__, url], stdout=subprocess.PIPE, text=True) for _ in range(NODES)
+            subprocess.Popen(
+                [sys.executable, __file__, url, *(["dies"] if node == 0 else [])], stdout=subprocess.PIPE, text=True
+            )
+            for node in range(NODES)
         ]
-        lines = sorted(process.communicate(timeout=30)[0].strip() for process in processes)
-    print("\n".join(lines))
-    assert [process.returncode for process in processes] == [0] * NODES
-    assert [line.split()[1] for line in lines] == ["0", "1", "2"], "each has a rank of its own"
-    assert len({re.sub(r"^rank \d+", "", line) for line in lines}) == 1, "about all else they agree"
-    print(f"verified: {NODES} processes have ranks of their own and agree about everything else")
+        told = [process.communicate(timeout=30)[0].strip().splitlines() for process in processes]
+    print("\n".join(line for lines in told for line in lines))
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, 0, 0]
+    assert [lines[0] for lines in told[1:]] == ["lost 1, meeting again"] * 2, "nobody waited for the dead"
+    results = sorted(lines[1] for lines in told[1:])
+    assert [line.split()[1] for line in results] == ["0", "1"], "each has a rank of its own"
+    assert len({re.sub(r"^rank \d+", "", line) for line in results}) == 1, "about all else they agree"
+    print(f"verified: {NODES} processes met, one died, and {NODES - 1} met again and agree about everything")
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        main(sys.argv[1])
+        main(sys.argv[1], dies="dies" in sys.argv[2:])
     else:
         start_all()

@@ -130,6 +130,8 @@ class Handler(RendezvousHandler):
             client.interrupt(ConnectionLost(reason, maybe_applied=False))
 
         membership.call_when_over(supersede)
+        if node.settings.waits_end_on_loss:
+            membership.on_loss.append(lambda _: client.end_waits())
         return RendezvousInfo(
             run_id=self.run_id,
             round=round.number,

@@ -30,6 +30,7 @@ class Overrides(TypedDict, total=False):
     timeout: Seconds
     last_call_timeout: Seconds
     early_last_call: Flag
+    waits_end_on_loss: Flag
     close_timeout: Seconds
     closed_ttl: Seconds
     ttl: Seconds

@@ -128,6 +128,12 @@ TABLE: Final = (
     ),
     Parameter("last_call_timeout", duration(), "30", "seconds to wait for more nodes once min_nodes are in"),
     Parameter("early_last_call", value_types.FLAG, "true", "end the last call once nobody else is known to be coming"),
+    Parameter(
+        "waits_end_on_loss",
+        value_types.FLAG,
+        "false",
+        "whether waits in the round's shared store end when a member is lost",
+    ),
     Parameter("close_timeout", duration(), "30", "seconds that leaving and closing may take"),
     Parameter(
         "closed_ttl",

@@ -65,6 +65,7 @@ class Settings:
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     early_last_call: bool = True
+    waits_end_on_loss: bool = True
 
     # When a node or a run is over.
     close_timeout: float = 30.0
@@ -186,10 +187,12 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     Returns:
         One clause for each difference, and an empty text if there is none.
     """
+    known = [name for name in dict.fromkeys((*ours, *theirs)) if name in _DEFAULTS]
+    here, there = ({name: given.get(name, _DEFAULTS[name]) for name in known} for given in (ours, theirs))
     return ", ".join(
-        f"{name} is {shown(ours[name])} here and {shown(theirs.get(name, _DEFAULTS[name]))} in the run"
-        for name in ours
-        if ours[name] != theirs.get(name, _DEFAULTS[name])
+        f"{name} is {shown(here[name])} here and {shown(there[name])} in the run"
+        for name in known
+        if here[name] != there[name]
     )
 
 

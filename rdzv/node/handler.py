@@ -29,6 +29,7 @@ from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.admission import examine
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
+from rdzv.shared_store.operations import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
 from store import when
 
@@ -194,6 +195,10 @@ class Handler(RendezvousHandler):
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
+        def end_waits(_: tuple[str, ...]) -> None:
+            with contextlib.suppress(RuntimeError):  # as below
+                here.call_soon_threadsafe(shared.end_waits)
+
         def supersede(reason: str) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nothing is under way there
                 here.call_soon_threadsafe(shared.supersede, reason)
@@ -210,6 +215,8 @@ class Handler(RendezvousHandler):
             _read_roster=lambda: self._read_roster(membership),
         )
         info.on_superseded(supersede)
+        if self.settings.waits_end_on_loss:
+            membership.on_loss.append(end_waits)
         return info
 
     async def _read_roster(self, membership: Membership) -> list[Participant]:
@@ -307,6 +314,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         ),
         lease=round.lease,
         superseded=lambda: membership.over,
+        lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
     )
 
 

@@ -55,7 +55,7 @@ async def wait_for_all(
     timeout: float,
 ) -> bool:
     """The same, given what happens to the round, what its members share, and how many they are."""
-    store = shared.clone()
+    store = shared.waiting_through_losses()  # whoever is lost, an answer comes
     store.set_timeout(timeout)
     answer = GO_ON
     failure: RendezvousError | None = None

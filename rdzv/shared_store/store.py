@@ -88,15 +88,18 @@ class _Twin:
     ) -> None:
         self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
         self._lost = lost
-        self._plans = Plans(
-            prefix=prefix,
-            fence=fence,
-            lease=lease,
-            superseded=superseded,
-            lost=lost,
+        self._plans = self._make_plans()
+        self._timeout = _seconds(timeout)
+
+    def _make_plans(self) -> Plans:
+        return Plans(
+            prefix=self._prefix,
+            fence=self._fence,
+            lease=self._lease,
+            superseded=self._superseded,
+            lost=self._lost,
             unique=lambda: secrets.token_hex(16),
         )
-        self._timeout = _seconds(timeout)
 
     @property
     def prefix(self) -> str:
@@ -125,6 +128,13 @@ class _Twin:
     def clone(self) -> Self:
         """Return another object for the same keys, with a timeout of its own."""
         return copy.copy(self)
+
+    def waiting_through_losses(self) -> Self:
+        """Return another object for the same keys, whose waits go on when members are lost."""
+        copied = self.clone()
+        copied._lost = nobody
+        copied._plans = copied._make_plans()
+        return copied
 
     def _limit(self, timeout: timedelta | float | None) -> float:
         return self._timeout if timeout is None else _seconds(timeout)
@@ -294,7 +304,8 @@ class SharedStore(_Twin):
     async def _wait(self, request: Request[Any], left: float) -> Response:
         """Make a request that waits, until `end_waits`."""
         with anyio.CancelScope() as scope:
-            self._ending.waits.add(scope)
+            if self._lost is not nobody:
+                self._ending.waits.add(scope)
             try:
                 response: Response = await self._client.call(request, timeout=left)
                 return response

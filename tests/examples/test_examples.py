@@ -23,9 +23,9 @@ TELLING = {
         "verified: 3 nodes, then 2, then 3 again",
     ],
     "blocking_script": [
-        "rank 0 of 3, 'greetings from 127.0.0.1', 3 are done",
-        "rank 2 of 3, 'greetings from 127.0.0.1', 3 are done",
-        "verified: 3 processes have ranks of their own",
+        "lost 1, meeting again",
+        "rank 1 of 2, 'greetings from 127.0.0.1', 2 are done",
+        "verified: 3 processes met, one died, and 2 met again",
     ],
     "custom_backend": [
         "refused: node_id='mallory' must be one of nodes=ada,ben,cleo",

@@ -197,7 +197,7 @@ class Meeting:
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, contextlib.AsyncExitStack] = {}
         self._tasks: list[asyncio.Task[Any]] = []
-        self._run_id = f"twins-{time.time_ns()}"
+        self.run_id = f"twins-{time.time_ns()}"
         self.proxies: dict[str, Proxy] = {}
 
     async def __aenter__(self) -> Self:
@@ -221,7 +221,7 @@ class Meeting:
         """A node that is connected; everything of it is awaited, whichever twin it is."""
         proxy = self.proxies[name] = Proxy(self.backing.host, self.backing.port)
         await proxy.__aenter__()
-        url = f"{self.backing.scheme}://127.0.0.1:{proxy.port}/{self._run_id}"
+        url = f"{self.backing.scheme}://127.0.0.1:{proxy.port}/{self.run_id}"
         given = {"node_id": name, **self._parameters, **parameters}
         stack = self._nodes[name] = contextlib.AsyncExitStack()
         if self._twin == "awaited":

@@ -45,6 +45,7 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("disconnect_ttl", -0.1, "seconds from 0", "disconnect_ttl=1"),
     ("torch_store", "TCP", "one of rdzv, tcp", "torch_store=tcp"),
     ("early_last_call", "maybe", "true, false, yes, no, on, off", "early_last_call=true"),
+    ("waits_end_on_loss", "maybe", "true, false, yes, no, on, off", "waits_end_on_loss=false"),
     ("is_host", 2, "auto, 1, 0", "is_host=true"),
     ("prefix", "//", "more than slashes", "prefix=/rdzv"),
     ("data_dir", "", "not empty", "data_dir=/var/lib/rdzv"),

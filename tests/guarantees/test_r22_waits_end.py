@@ -1,0 +1,156 @@
+"""R22: whatever waits in a round, the shared store included, ends when a member is lost, naming it.
+
+The stories of the first half are on virtual time; then a process is really killed, before both twins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store
+from rdzv.core.state import NodesLost
+from rdzv.errors import SharedStoreTimeoutError
+from tests.support.processes import start_python
+from tests.support.runs import VirtualRun, listen
+from tests.support.twins import TWINS, Embedded, Meeting, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.shared_store.store import SharedStore
+
+virtual_time = pytest.mark.virtual_time
+
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda shared: shared.get("never"),
+    "wait": lambda shared: shared.wait(["never"]),
+    "multi_get": lambda shared: shared.multi_get(["never"]),
+    "queue_pop": lambda shared: shared.queue_pop("empty"),
+    "barrier": lambda shared: shared.barrier("b", 3),
+}
+
+DIES = """
+import sys, time, rdzv.sync
+
+with rdzv.sync.connect(sys.argv[1], node_id="killed", is_host=False) as handler:
+    info = handler.next_rendezvous()
+    print("in", flush=True)
+    info.store.get("never")
+"""
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@virtual_time
+@pytest.mark.parametrize("wait", WAITS)
+async def test_r22_a_wait_ends_as_soon_as_the_node_knows_of_a_loss(wait: str) -> None:
+    async with VirtualRun(min_nodes=3, ttl=10) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        infos = await run.meet(a, b, c)
+        waiting = [run.start(WAITS[wait](info.store)) for info in infos[:2]]
+        heard = await listen(run, a)
+        await asyncio.sleep(5)
+        assert not any(task.done() for task in waiting)
+        run.crash("c")
+        for task in waiting:
+            with pytest.raises(rdzv.MembersLostError, match="has lost 'c'") as caught:
+                async with asyncio.timeout(5):  # its own timeout is 300 s
+                    await task
+            assert caught.value.node_ids == ("c",)
+        await heard.until(NodesLost(1, ("c",)))
+
+
+@virtual_time
+async def test_r22_after_a_loss_what_is_there_is_still_given_and_what_is_not_ends_at_once() -> None:
+    async with VirtualRun(min_nodes=2, ttl=10) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        await infos[1].store.set("left behind", "yes")
+        heard = await listen(run, a)
+        run.crash("b")
+        await heard.until(NodesLost)
+        shared = infos[0].store
+        assert await shared.get("left behind") == b"yes"
+        began = now()
+        with pytest.raises(rdzv.MembersLostError):
+            await shared.clone().get("never")
+        assert now() - began < 1
+        await shared.set("mine", "1")
+        assert await shared.add("count", 1) == 1, "who does not wait goes on"
+
+
+@virtual_time
+async def test_r22_a_round_after_the_loss_waits_for_its_own_members() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3, last_call_timeout=1, ttl=10) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        heard = await listen(run, a)
+        run.crash("c")
+        await heard.until(NodesLost)
+        infos = await run.meet(a, b)
+        waiting = run.start(infos[0].store.get("later"))
+        await asyncio.sleep(2)
+        await infos[1].store.set("later", "1")
+        assert await waiting == b"1"
+
+
+@virtual_time
+async def test_r22_a_member_that_leaves_ends_no_wait() -> None:
+    async with VirtualRun(min_nodes=2, ttl=10) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        waiting = run.start(infos[0].store.wait(["never"], timeout=20))
+        await b.leave()
+        with pytest.raises(SharedStoreTimeoutError, match="still missing"):
+            await waiting
+
+
+@virtual_time
+async def test_r22_who_prefers_to_wait_on_does() -> None:
+    async with VirtualRun(min_nodes=2, ttl=10, waits_end_on_loss=False) as run:
+        a, b = run.handler("a"), run.handler("b")
+        infos = await run.meet(a, b)
+        shared: SharedStore = infos[0].store
+        waiting = run.start(shared.get("later"))
+        heard = await listen(run, a)
+        run.crash("b")
+        await heard.until(NodesLost)
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        await shared.set("later", "1")
+        assert await waiting == b"1"
+
+
+@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("wait", ["get", "barrier"])
+async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: str, wait: str) -> None:
+    with contextlib.ExitStack() as stack:
+        backing = Embedded()
+        backing.start()
+        stack.callback(backing.stop)
+        async with Meeting(twin, backing, min_nodes=2) as meeting:
+            a = await meeting.node("a")
+            url = (
+                f"tcp://127.0.0.1:{backing.port}/{meeting.run_id}?min_nodes=2&last_call_timeout=0.2&disconnect_ttl=0.3"
+            )
+            joining = meeting.start(a.next_rendezvous())
+            async with start_python("-c", DIES, url) as child:
+                info = await joining
+                await child.line("in", timeout=15)
+                waiting = meeting.start(WAITS[wait](info.store))
+                async with store.connect(f"tcp://127.0.0.1:{backing.port}") as look, asyncio.timeout(15):
+                    while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  theirs and ours; nobody else tells
+                        await asyncio.sleep(0.01)
+                child.kill()
+                with pytest.raises(rdzv.MembersLostError, match="'killed'") as caught:
+                    async with asyncio.timeout(15):
+                        await waiting
+                assert caught.value.node_ids == ("killed",)
+                await told(a, NodesLost(1, ("killed",)))
