@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Generator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -68,12 +69,24 @@ from store.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LAYOUT_OF", "REQUESTS", "RESPONSES", "Layout", "UnknownWord", "event_from", "event_to", "shown"]
+__all__ = [
+    "CHECKED_AT_ONCE",
+    "LAYOUT_OF",
+    "REQUESTS",
+    "RESPONSES",
+    "Layout",
+    "UnknownWord",
+    "event_from",
+    "event_to",
+    "shown",
+]
 
+CHECKED_AT_ONCE = 1024  # conditions, operations or keys: about a millisecond
 KEPT_CONDITIONS_MAX = 1024  # conditions that are made once for all who send them, of keys
 KEPT_KEY_MAX = 256  # of at most so many characters: half a megabyte in all
 
 T = TypeVar("T")
+Steps = Generator[None, None, T]  # what is done in several steps, so that others can be served in between
 
 
 class UnknownWord(Exception):
@@ -93,6 +106,7 @@ class _Field:
     encode: Callable[[Any], Any] | None = None
     takes: Callable[[Any], bool] = lambda _: True
     plain: tuple[type, ...] = ()
+    in_steps: Callable[[Any], Steps[Any]] | None = None  # `check`, for what may be too long for one step
 
 
 def shown(value: object) -> str:
@@ -135,19 +149,30 @@ def _check_seconds(value: Any) -> float:
     return float(value)
 
 
-def _many(field: _Field) -> _Field:
-    """An array of fields, as a tuple."""
+def _many(field: _Field, *, check_one_of_many: Callable[[Any], Any] | None = None) -> _Field:
+    """An array of fields, as a tuple; `check_one_of_many` is for those that are too many for one step."""
+    one_of_many = check_one_of_many or field.check
 
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise ProtocolError(f"{shown(value)} stands where an array belongs")
         return tuple(map(field.check, value))
 
+    def in_steps(value: Any) -> Steps[tuple[Any, ...]]:
+        if type(value) is not list or len(value) <= CHECKED_AT_ONCE:
+            return check(value)
+        checked: list[Any] = []
+        for start in range(0, len(value), CHECKED_AT_ONCE):
+            checked += map(one_of_many, value[start : start + CHECKED_AT_ONCE])
+            yield
+        return tuple(checked)
+
     encode = field.encode
     return _Field(
         check,
         None if encode is None else lambda values: [encode(value) for value in values],
         lambda values: type(values) in (tuple, list) and all(map(field.takes, values)),
+        in_steps=in_steps,
     )
 
 
@@ -207,14 +232,14 @@ _EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
 }
 
 
-def _condition_from(value: Any) -> Condition:
+def _condition_from(value: Any, *, keep: bool = True) -> Condition:
     if type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is int:
         key, number, expected = value if len(value) == 3 else value[:3]
         if number not in _TARGETS:
             raise UnknownWord(f"conditions of kind {number}")
         if type(expected) is _EXPECTED_TYPE[_TARGETS[number]]:
             # The members of a round send the same few fences with every request. A value may be large: not kept.
-            if type(expected) is not bytes and len(key) <= KEPT_KEY_MAX:
+            if keep and type(expected) is not bytes and len(key) <= KEPT_KEY_MAX:
                 return _kept_condition(key, number, expected)
             return _make_condition(key, _TARGETS[number], expected)
     raise ProtocolError(f"{shown(value)} stands where a condition belongs")
@@ -239,7 +264,10 @@ _TARGETS = {target.value: target for target in Target}
 
 def _conditions() -> _Field:
     """An array of conditions. A fence is the same tuple in each request of a round: the last one is encoded once."""
-    each = _many(_Field(_condition_from, _condition_to, _takes_condition))
+    each = _many(
+        _Field(_condition_from, _condition_to, _takes_condition),
+        check_one_of_many=lambda value: _condition_from(value, keep=False),
+    )
     last: tuple[Any, Any] = (), []
 
     def encode(conditions: Any) -> Any:
@@ -251,7 +279,10 @@ def _conditions() -> _Field:
                 last = conditions, encoded
         return encoded
 
-    return _Field(each.check, encode, lambda conditions: conditions is last[0] or each.takes(conditions))
+    def takes(conditions: Any) -> bool:
+        return conditions is last[0] or each.takes(conditions)
+
+    return _Field(each.check, encode, takes, in_steps=each.in_steps)
 
 
 def _message_to(message: Any) -> tuple[Any, ...]:
@@ -259,13 +290,13 @@ def _message_to(message: Any) -> tuple[Any, ...]:
     return (layout.code, *layout.fields(message))
 
 
-def _message_from(value: Any, allowed: tuple[type, ...]) -> Any:
+def _layout_in(value: Any, allowed: tuple[type, ...]) -> Layout[Any]:
     if type(value) is list and value and type(value[0]) is int:
         layout = REQUESTS.get(value[0])
         if layout is None:
             raise UnknownWord(f"operation {value[0]}")
         if layout.message in allowed:
-            return layout.build(value[1:])
+            return layout
     raise ProtocolError(f"{shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
 
 
@@ -278,7 +309,10 @@ def _one_of(allowed: tuple[type, ...]) -> _Field:
         LAYOUT_OF[type(value)].verify(value)
         return True
 
-    return _Field(lambda value: _message_from(value, allowed), _message_to, takes)
+    def in_steps(value: Any) -> Steps[Any]:
+        return (yield from _layout_in(value, allowed).build_in_steps(value[1:]))
+
+    return _Field(lambda value: _layout_in(value, allowed).build(value[1:]), _message_to, takes, in_steps=in_steps)
 
 
 def _result_to(result: int | bool | Entry | None) -> Any:
@@ -338,7 +372,7 @@ M = TypeVar("M")
 class Layout(Generic[M]):
     """How one kind of message travels."""
 
-    __slots__ = ("_checks", "_defaults", "_make", "_takes", "code", "fields", "message", "plain")
+    __slots__ = ("_checks", "_defaults", "_in_steps", "_make", "_takes", "code", "fields", "message", "plain")
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
         self.code, self.message = code, message
@@ -350,6 +384,7 @@ class Layout(Generic[M]):
         # To compare the types of all fields at once is what the hot path can afford.
         self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))
         self._checks = tuple(field.check for field in fields.values())
+        self._in_steps = tuple(field.in_steps for field in fields.values())
         self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
         self.fields = _reader(fields)
 
@@ -368,12 +403,25 @@ class Layout(Generic[M]):
         """The message of these field values."""
         if tuple(map(type, values)) in self.plain:
             return self._make(*values)
+        # A later release may have added fields, which are not for us; an earlier one did not know our last ones.
+        not_given = self._not_given(values)
+        checked = [check(value) for check, value in zip(self._checks, values, strict=False)]
+        return self._make(*checked, *not_given)
+
+    def build_in_steps(self, values: list[Any]) -> Steps[M]:
+        """Do what `build` does, and pause after each thousand conditions, operations or keys."""
+        not_given = self._not_given(values)
+        checked = []
+        for check, in_steps, value in zip(self._checks, self._in_steps, values, strict=False):
+            checked.append(check(value) if in_steps is None else (yield from in_steps(value)))
+        return self._make(*checked, *not_given)
+
+    def _not_given(self, values: list[Any]) -> tuple[Any, ...]:
+        """The defaults of the last fields, which these values are too few for."""
         given, known = len(values), len(self._checks)
         if given < known - len(self._defaults):
             raise ProtocolError(f"{self.message.__name__} has {known} fields, not {given}")
-        # A later release may have added fields, which are not for us; an earlier one did not know our last ones.
-        checked = [check(value) for check, value in zip(self._checks, values, strict=False)]
-        return self._make(*checked, *(self._defaults[given - known :] if given < known else ()))
+        return self._defaults[given - known :] if given < known else ()
 
 
 def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:

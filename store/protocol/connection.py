@@ -124,14 +124,18 @@ class ServerConnection:
         Raises:
             ProtocolError: These bytes are not the protocol, and the connection is of no more use.
         """
-        body = None if self._hello is None else self._reader.only_frame(data)
+        if self._hello is None or len(data) > wire.STEP_BYTES:
+            return None
+        body = self._reader.only_frame(data)
         if body is None:
             return None
-        item = self._request_in(body)
+        item = self._checked(wire.decode_request(body, elements_max=self._elements_max))
         return None if isinstance(item, Bye) else item
 
-    def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]]]:
+    def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
+
+        None comes out, perhaps several times, while a large request is being decoded: so others can be served.
 
         Raises:
             ProtocolError: These bytes are not the protocol, and the connection is of no more use.
@@ -145,11 +149,14 @@ class ServerConnection:
                 self._reader.bytes_max = self._limits.frame_bytes_max
                 yield hello
                 continue
-            yield self._request_in(body)
+            if len(body) <= wire.STEP_BYTES:
+                yield self._checked(wire.decode_request(body, elements_max=self._elements_max))
+                continue
+            item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
+            yield self._checked(item)
 
-    def _request_in(self, body: memoryview) -> tuple[int, int, Request[Any]] | Bye:
-        """The request in a frame, under the limits that hold for all of them, however they came."""
-        item = wire.decode_request(body, elements_max=self._elements_max)
+    def _checked(self, item: tuple[int, int, Request[Any]] | Bye) -> tuple[int, int, Request[Any]] | Bye:
+        """A request that comes in its place."""
         if not isinstance(item, Bye):
             if item[0] <= self._last_id:
                 raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")

@@ -43,13 +43,14 @@ from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import Event, Excessive, Request, Response, Unknown
 from store.printable import printable
 from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, UnknownWord, event_from, event_to, shown
-from store.protocol.element_budget import elements_claimed
+from store.protocol.element_budget import count_elements, elements_claimed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 __all__ = [
     "HANDSHAKE_BYTES_MAX",
+    "STEP_BYTES",
     "VERSION",
     "VERSION_MIN",
     "Bye",
@@ -65,6 +66,7 @@ __all__ = [
     "decode_greeting",
     "decode_hello",
     "decode_request",
+    "decode_request_in_steps",
     "decode_server_frame",
     "decode_welcome",
     "elements_max",
@@ -94,7 +96,8 @@ HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold mor
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
 UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
 OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, of later versions, too
-ELEMENTS_PER_OPERATION = 24  # of a transaction: a condition has 4, and each of its two branches an operation of up to 7
+ELEMENTS_PER_OPERATION = 12  # of a transaction: an operation has up to 6, and more in later releases
+STEP_BYTES = 16 * 1024  # a request so small is decoded in one step, which takes less than a turn
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts the server it chose, but not garbage
 
 _length = struct.Struct(">I")
@@ -412,24 +415,50 @@ def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tu
     """
     fields = _decode_counted(body, elements_max)
     if fields is None:
-        request_id, acknowledged = _numbers_of(body)
-        return request_id, acknowledged, Excessive(elements_max=elements_max)
+        return _excessive(body, elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
-    if type(fields[0]) is not int:
-        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
     request_id, acknowledged = _check_numbers(fields)
     layout = REQUESTS.get(fields[0])
     if layout is None:
-        return request_id, acknowledged, Unknown(what=f"request {fields[0]}")
+        return request_id, acknowledged, Unknown(what=f"request {shown(fields[0])}")
     try:
         return request_id, acknowledged, layout.build(fields[3:])
     except UnknownWord as error:
         return request_id, acknowledged, Unknown(what=str(error))
 
 
+def decode_request_in_steps(
+    body: memoryview | bytes, *, elements_max: int
+) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
+    """Do what `decode_request` does, pausing after every millisecond or so: thousands of conditions take a hundred."""
+    try:
+        count = yield from count_elements(body, elements_max)
+    except ValueError as error:
+        raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
+    if count > elements_max:
+        return _excessive(body, elements_max)
+    fields = _decode(body)
+    yield
+    layout = REQUESTS.get(fields[0]) if type(fields[0]) is int else None
+    if layout is None:
+        return decode_request(body)
+    request_id, acknowledged = _check_numbers(fields)
+    try:
+        return request_id, acknowledged, (yield from layout.build_in_steps(fields[3:]))
+    except UnknownWord as error:
+        return request_id, acknowledged, Unknown(what=str(error))
+
+
+def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, Request[Any]]:
+    """What stands for a request that holds too much to be decoded."""
+    return *_numbers_of(body), Excessive(elements_max=elements_max)
+
+
 def _check_numbers(fields: list[Any]) -> tuple[int, int]:
     """The id of a request, and what it acknowledges."""
+    if type(fields[0]) is not int:
+        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:

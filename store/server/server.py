@@ -323,11 +323,14 @@ class Server:
             if peer.work is not None:
                 self._go_on_with(peer, peer.work)
             else:
-                item = next(peer.unread, None)
-                if item is None:
+                try:
+                    item = next(peer.unread)
+                except StopIteration:
                     self._has_read(peer)
                     return
-                if isinstance(item, Hello):
+                if item is None:
+                    pass  # a large request is being decoded
+                elif isinstance(item, Hello):
                     self._take_in(peer, item, now)
                 elif isinstance(item, Bye):
                     peer.says_goodbye = True

@@ -139,11 +139,11 @@ def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_versio
 def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
     connection = greeted(operations_max=10)
     asked = wire.encode_request(5, 4, GetMany(keys=("k",) * 1300))
-    assert list(connection.receive(asked)) == [(5, 4, Excessive(elements_max=1240))]
-    asked = wire.encode_request(6, 4, GetMany(keys=("k",) * 1200))
-    assert list(connection.receive(asked)) == [(6, 4, GetMany(keys=("k",) * 1200))]
+    assert list(connection.receive(asked)) == [(5, 4, Excessive(elements_max=1120))]
+    asked = wire.encode_request(6, 4, GetMany(keys=("k",) * 1100))
+    assert list(connection.receive(asked)) == [(6, 4, GetMany(keys=("k",) * 1100))]
     asked = wire.encode_request(7, 4, GetMany(keys=("k",) * 1300))
-    assert connection.only_request(memoryview(asked)) == (7, 4, Excessive(elements_max=1240))  # and so if it is alone
+    assert connection.only_request(memoryview(asked)) == (7, 4, Excessive(elements_max=1120))  # and so if it is alone
 
 
 def test_nobody_who_has_not_said_hello_may_send_more_than_a_hello_takes() -> None:
