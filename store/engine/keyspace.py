@@ -3,26 +3,30 @@
 It is also counted by groups (promise S6). A group is all keys that begin with the same parts, as many as `group_parts`
 says: `/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part. A key with
 no more parts than that belongs to no group. What the groups mean is for the users of the store to say.
+
+The order is kept in a list of short sorted lists, so that a prefix is one stretch of it: inserting moves a few hundred
+pointers rather than a million. It is by code point, which is the order of the UTF-8 bytes, and so etcd's.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from store.engine.sorted_keys import SortedKeys
 from store.fast_init import constructor
 from store.messages import Entry, Event, key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from store.limits import Limits
 
-__all__ = ["ENTRY_OVERHEAD", "NEARLY", "Group", "Groups", "Keyspace", "answer_bytes", "put_event"]
+__all__ = ["ENTRY_OVERHEAD", "NEARLY", "Group", "Groups", "Keyspace", "SortedKeys", "answer_bytes", "put_event"]
 
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
 NEARLY = 0.8  # of a limit: from there on the operator is warned
+CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost about the same
 COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
 
 _make_event = constructor(Event)
@@ -159,3 +163,98 @@ class Keyspace:
             self.bytes -= size
             self.groups.count(key, -1, -size)
         return entry
+
+
+class SortedKeys:
+    """A sorted set of strings with prefix iteration."""
+
+    __slots__ = ("_chunks", "_firsts", "_length")
+
+    def __init__(self) -> None:
+        self._chunks: list[list[str]] = []
+        self._firsts: list[str] = []  # the first key of each chunk
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, key: str) -> None:
+        """Add a key that is not there yet."""
+        self._length += 1
+        if not self._chunks:
+            self._chunks.append([key])
+            self._firsts.append(key)
+            return
+        at = self._chunk_of(key)
+        chunk = self._chunks[at]
+        insort(chunk, key)
+        self._firsts[at] = chunk[0]
+        if len(chunk) > CHUNK_MAX:
+            half = chunk[CHUNK_MAX // 2 :]
+            del chunk[CHUNK_MAX // 2 :]
+            self._chunks.insert(at + 1, half)
+            self._firsts.insert(at + 1, half[0])
+
+    def remove(self, key: str) -> None:
+        """Remove a key that is there."""
+        at = self._chunk_of(key)
+        chunk = self._chunks[at]
+        place = bisect_left(chunk, key)
+        assert chunk[place] == key, f"{key!r} is not in the index"
+        del chunk[place]
+        self._length -= 1
+        if chunk:
+            self._firsts[at] = chunk[0]
+        else:
+            del self._chunks[at], self._firsts[at]
+
+    def with_prefix(self, prefix: str) -> Iterator[str]:
+        """The keys that start with `prefix`, in order. The index must not change meanwhile."""
+        if not self._chunks:
+            return
+        at = self._chunk_of(prefix)
+        place = bisect_left(self._chunks[at], prefix)
+        for chunk in self._chunks[at:]:
+            for key in chunk[place:] if place else chunk:
+                if not key.startswith(prefix):
+                    return
+                yield key
+            place = 0
+
+    def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
+        """The first keys, at `most` so many, that start with `prefix` and come after `after`, in order."""
+        found: list[str] = []
+        if not self._chunks:
+            return found
+        at = self._chunk_of(prefix if after is None else after)
+        place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
+        while at < len(self._chunks) and len(found) < most:
+            piece = self._chunks[at][place : place + most - len(found)]
+            if piece and not piece[-1].startswith(prefix):
+                size = len(prefix)
+                return found + piece[: bisect_right(piece, prefix, key=lambda key: key[:size])]
+            found += piece
+            at, place = at + 1, 0
+        return found
+
+    def count(self, prefix: str) -> int:
+        """How many keys start with `prefix`: the sizes of the chunks between, not a look at each key."""
+        if not prefix or not self._chunks:
+            return self._length
+        size = len(prefix)
+
+        def start(key: str) -> str:
+            return key[:size]
+
+        first = self._chunk_of(prefix)
+        last = max(bisect_right(self._firsts, prefix, key=start) - 1, first)
+        before = bisect_left(self._chunks[first], prefix)
+        upto = bisect_right(self._chunks[last], prefix, key=start)
+        return sum(map(len, self._chunks[first:last])) + upto - before
+
+    def _chunk_of(self, key: str) -> int:
+        """Which chunk holds `key`, or would."""
+        at = bisect_left(self._firsts, key)
+        if at < len(self._firsts) and self._firsts[at] == key:
+            return at
+        return max(at - 1, 0)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.messages import Entry
 
-__all__ = ["PART_BYTES", "Scan"]
+__all__ = ["PART_BYTES", "Picked", "Scan"]
 
 STEP_KEYS = 2048  # looked up at once: about half a millisecond
 PART_BYTES = 256 * 1024  # of one part, so that its frame stays small
@@ -77,3 +77,32 @@ class Scan:
         else:
             self._found.extend([entries[key] for key in names])
         self._after = names[-1] if names else self._after
+
+
+class Picked:
+    """What several keys hold at one revision: looked up at once, and given in steps as a scan is."""
+
+    def __init__(self, entries: tuple[Entry | None, ...], revision: int) -> None:
+        self._entries = entries
+        self._given = 0
+        self.revision = revision
+
+    @property
+    def done(self) -> bool:
+        """Whether all was given."""
+        return self._given >= len(self._entries)
+
+    def part(self) -> list[Entry | None]:
+        """The next entries, in the order in which they were asked for."""
+        part: list[Entry | None] = []
+        size = 0
+        for entry in self._entries[self._given : self._given + STEP_KEYS]:
+            size += answer_bytes(entry)
+            if part and size > PART_BYTES:
+                break
+            part.append(entry)
+        self._given += len(part)
+        return part
+
+    def note(self, key: str, before: Entry | None) -> None:
+        """A key is about to be changed, which makes no difference to what was found."""

@@ -418,10 +418,12 @@ def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tu
         return _excessive(body, elements_max)
     if fields[0] == BYE:
         return _decode_bye(fields)
+    if type(fields[0]) is not int:
+        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
     request_id, acknowledged = _check_numbers(fields)
     layout = REQUESTS.get(fields[0])
     if layout is None:
-        return request_id, acknowledged, Unknown(what=f"request {shown(fields[0])}")
+        return request_id, acknowledged, Unknown(what=f"request {fields[0]}")
     try:
         return request_id, acknowledged, layout.build(fields[3:])
     except UnknownWord as error:
@@ -457,8 +459,6 @@ def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, R
 
 def _check_numbers(fields: list[Any]) -> tuple[int, int]:
     """The id of a request, and what it acknowledges."""
-    if type(fields[0]) is not int:
-        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
     if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
     if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:

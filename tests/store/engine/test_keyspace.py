@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from store.engine.engine import GROUPS_AT_ONCE
 from store.engine.keyspace import ENTRY_OVERHEAD, Groups
+from store.engine.requests import GROUPS_AT_ONCE
 from store.limits import Limits
 from store.messages import Append, Delete, DeletePrefix, Failed, GroupPage, ListGroups, Put
 from tests.support.by_hand import Desk

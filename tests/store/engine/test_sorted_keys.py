@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.engine import sorted_keys
-from store.engine.sorted_keys import SortedKeys
+from store.engine import keyspace
+from store.engine.keyspace import SortedKeys
 
 KEYS = st.text(alphabet="ab/\U00010000\uffee", max_size=4)
 
@@ -22,7 +22,7 @@ def filled(*keys: str) -> SortedKeys:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that split at five keys, so that few keys make many of them."""
-    monkeypatch.setattr(sorted_keys, "CHUNK_MAX", 4)
+    monkeypatch.setattr(keyspace, "CHUNK_MAX", 4)
 
 
 def test_an_empty_index_has_nothing_under_any_prefix() -> None:
@@ -63,10 +63,10 @@ def test_a_chunk_that_becomes_empty_goes() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.booleans(), KEYS), max_size=80), st.sampled_from([2, 4, sorted_keys.CHUNK_MAX]))
+@given(st.lists(st.tuples(st.booleans(), KEYS), max_size=80), st.sampled_from([2, 4, keyspace.CHUNK_MAX]))
 def test_the_index_is_a_sorted_list(steps: list[tuple[bool, str]], chunk_max: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_keys, "CHUNK_MAX", chunk_max)
+        patch.setattr(keyspace, "CHUNK_MAX", chunk_max)
         made, model = SortedKeys(), list[str]()
         for adding, key in steps:
             if adding and key not in model:
