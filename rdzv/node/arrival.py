@@ -138,7 +138,8 @@ class Arrival(Generic[L]):
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:
-        """A record is about to be sent."""
+        """A record is about to be sent, on the lease that is kept: its end is the record's, and must be heard of."""
+        assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._happens(Happening.SEND)
         self._sent = record
 

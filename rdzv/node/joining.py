@@ -40,6 +40,7 @@ from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Listeners, Wakeup
 from store import Entry, Get, LeaseNotFound, LimitExceeded, Put, StoreError, StoreReplaced, when
+from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     import random
@@ -210,6 +211,11 @@ class Part:
         while True:
             self._refuse_if_closed(link, me)
             lease, run_lease = await self._take_leases(link)
+            if self.arrival.lease is not lease:
+                # It lapsed while we waited for the run's. The store may not know that yet, and take a record on it:
+                # one that nobody keeps, and whose end nobody would hear of.
+                expected = self.arrival.revision
+                continue
             record = self._new_record(link)
             writes = [Put(key, record.pack(), lease=lease.id)]
             if not expected:
@@ -255,8 +261,12 @@ class Part:
         """This node's lease, and the run's; what is not there yet is asked for at once."""
         if self.arrival.lease is not None:
             return self.arrival.lease, await link.run_lease()
-        lease, run_lease = await asyncio.gather(self._take_lease(link), link.run_lease())
-        return lease, run_lease
+        asking = asyncio.create_task(link.run_lease(), name=f"ask for the lease of run {self._keys.run_id}")
+        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # if both fail, one is enough
+        try:
+            return await self._take_lease(link), await asking
+        finally:
+            await cancel_and_wait(asking)
 
     def _new_record(self, link: Link) -> NodeRecord:
         settings = self._settings
@@ -322,9 +332,7 @@ class Part:
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
                             raise self._timeout(link)
             finally:
-                noticing.cancel()
-                with anyio.CancelScope(shield=True):
-                    await asyncio.wait([noticing])
+                await cancel_and_wait(noticing)
         return await link.store.get(there.key)
 
     def _candidacy(self, link: Link) -> Candidacy:

@@ -20,11 +20,12 @@ from rdzv.errors import (
 )
 from rdzv.node import joining
 from rdzv.node.status import find_member
-from store.messages import Request, Revoke, Transact
+from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from rdzv.node.handler import Handler
+    from store import Lease
 
 pytestmark = pytest.mark.virtual_time
 
@@ -335,6 +336,39 @@ async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive
         joining = await run.join(a)
         assert_one_round([await run.handler("b").next_rendezvous(), await joining])
         assert done
+
+
+async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The arrival went out on the lost lease. A store that had stood still took it, and nobody kept or watched it."""
+    async with VirtualRun(min_nodes=2, join_timeout=60) as run:
+        a, b = run.handler("a"), run.handler("b")
+        b_joining = await run.join(b)
+        link = await connected(a)
+        taken, lost = link.run_lease, False
+
+        async def take_late() -> Lease:
+            nonlocal lost
+            lease = await taken()
+            if not lost:
+                lost = True
+                while a.node.part.arrival.lease is None:  # noqa: ASYNC110  the keeper tells nobody that it has one
+                    await asyncio.sleep(0.01)
+                lost_lease = a.node.part.arrival.lease.id
+                _, keeping = link.keeper._keeping._tasks[lost_lease]
+                run.network.partition("a")
+                await asyncio.sleep(5)
+                await run.clients["b"].call(KeepAlive(lease=lost_lease))  # as by a store that stands still meanwhile
+                await asyncio.wait([keeping])
+                run.network.heal("a")
+            return lease
+
+        monkeypatch.setattr(link, "run_lease", take_late)
+        assert_one_round([await a.next_rendezvous(), await b_joining])
+        assert lost
+        await asyncio.sleep(20)
+        assert run.keys("nodes/") == ["a", "b"], "both are kept"
 
 
 async def test_a_withdrawal_that_does_not_get_through_lets_the_record_lapse() -> None:
