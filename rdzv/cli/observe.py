@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS"]
 
+REFUSED_NAMED_MOST = 4  # nodes that are kept out for the same reason
+
 
 def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
@@ -74,7 +76,12 @@ def _describe(status: RunStatus) -> str:
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
     lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
-    lines.extend(f"    refused  {node_id}: {reason}" for node_id, reason in status.refused.items())
+    by_reason: dict[str, list[str]] = {}
+    for node_id, reason in status.refused.items():
+        by_reason.setdefault(reason, []).append(node_id)
+    for reason, node_ids in by_reason.items():
+        more = f" and {len(node_ids) - REFUSED_NAMED_MOST} more" if len(node_ids) > REFUSED_NAMED_MOST else ""
+        lines.append(f"    refused  {', '.join(node_ids[:REFUSED_NAMED_MOST])}{more}: {reason}")
     lines.append(f"coordinator: {status.coordinator or 'none'}")
     return "\n".join(map(printable, lines))
 

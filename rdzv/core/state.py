@@ -203,7 +203,7 @@ class Round:
         buckets: Over how many buckets their ranks are spread.
         host: Where rank 0 is reached.
         port: A port that was free there.
-        lease: The run's own lease, with which all of it goes once nobody has coordinated for `closed_ttl`.
+        lease: That of what its members share, which goes soon after nobody coordinates any more.
         revision: The revision of its commit.
     """
 

@@ -20,7 +20,7 @@ from rdzv.config.value_types import NAME
 from rdzv.core.state import Ban, Round, pack_settings, unpack_settings
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.status import find_member, read_nodes
-from store import ConditionFailed, Lease, LimitExceeded, StoreError, when
+from store import ConditionFailed, Delete, Lease, LimitExceeded, Put, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["agree_on_settings", "check_node_id", "examine", "put_ban", "report_health", "take_run_lease"]
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
+UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
 GIVE_BACK_WITHIN = 2.0  # seconds to revoke a lease that turned out not to be needed
 
 
@@ -114,7 +115,12 @@ async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str,
     if failure is None:
         await store.delete(keys.unfit(node_id))  # it may have failed before
         return
-    await store.put(keys.unfit(node_id), failure.encode(), lease=lease)
+    key = keys.unfit(node_id)
+    # Whoever is started again and again under new names must not fill the store of all.
+    others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
+    others.sort(key=lambda entry: entry.mod_revision, reverse=True)
+    forgotten = [Delete(entry.key) for entry in others[UNFIT_MOST - 1 :]]
+    await store.transact(then=[Put(key, failure.encode(), lease=lease.id), *forgotten])
     raise RendezvousRefusedError(f"run {keys.run_id}: node {node_id} {failure}")
 
 

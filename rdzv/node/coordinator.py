@@ -45,6 +45,7 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
+from rdzv.node.admission import GIVE_BACK_WITHIN
 from rdzv.node.wakeup import Wakeup
 from store import (
     ConditionFailed,
@@ -52,6 +53,7 @@ from store import (
     Delete,
     Entry,
     Get,
+    Lease,
     LeaseNotFound,
     LimitExceeded,
     Put,
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from rdzv.core.decision import Decision
     from rdzv.core.keys import Keys
     from rdzv.node.store_session import Link
-    from store import Condition, Event, Lease, TransactionResult
+    from store import Condition, Event, Store, TransactionResult
     from store.interface import LeaseLike
 
 __all__ = ["Candidacy"]
@@ -79,6 +81,9 @@ LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced befor
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most so long
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
+SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
+SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
+SHARED_RENEWALS_PER_TTL = 4
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
@@ -93,6 +98,7 @@ class Candidacy:
         agreed: Those, as they stand in the store: whoever finds others there decides nothing.
         overruled: Called with the run's settings if they are others by now.
         node_id: Who takes the role.
+        ttl: That of a member's lease.
         rng: For the pause before taking the role.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
@@ -106,6 +112,7 @@ class Candidacy:
         agreed: bytes,
         overruled: Callable[[dict[str, Any]], None],
         node_id: str,
+        ttl: float,
         rng: random.Random,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
@@ -117,6 +124,7 @@ class Candidacy:
         self._overruled = overruled
         self._node_id = node_id
         self._follower = link.follower
+        self._ttl = ttl
         self._rng = rng
         self._apart = apart
         self._wakeup = Wakeup()
@@ -229,6 +237,7 @@ class _Term:
         self._said = ""
         self._failed_with: str | None = None
         self._run_lease = run_lease  # for all that should
+        self._shared = _SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * candidacy._ttl))
         self._chronicle = Chronicle()
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
@@ -243,6 +252,7 @@ class _Term:
         beside = [
             asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}"),
             asyncio.create_task(self._clear_away(round), name=f"clear away what is left of run {self._keys.run_id}"),
+            asyncio.create_task(self._shared.keep(round), name=f"keep what run {self._keys.run_id} shares"),
         ]
         try:
             with self._follower.listeners.listening(self._wakeup):
@@ -253,6 +263,7 @@ class _Term:
                 task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(beside)
+                await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Learn where the last coordinator was. The watch is being opened meanwhile."""
@@ -394,12 +405,13 @@ class _Term:
             buckets=buckets,
             host=first.address,
             port=first.port,
-            lease=self._run_lease.id,
+            lease=await self._shared.take(),
         )
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
         arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
         agreed = when.value(self._keys.settings) == self._agreed
+        self._shared.used = True  # from now on: the answer to the commit may be lost
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, names = self._store.time(), [member.node_id for member in members]
         chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
@@ -501,6 +513,53 @@ class _Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
+
+
+class _SharedLease:
+    """The lease of what the members of a round share (promise R19).
+
+    It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
+    coordinates renews it; nobody does once the run is closed, or the last node has gone, in whichever way. A successor
+    goes on with the same lease.
+
+    Attributes:
+        used: Whether a round goes with it, or may: its commit is under way.
+    """
+
+    def __init__(self, store: Store, *, ttl: float) -> None:
+        self._store = store
+        self._ttl = ttl
+        self._lease: Lease | None = None
+        self._known = asyncio.Event()  # whether that of the last round is still there
+        self.used = False
+
+    async def take(self) -> int:
+        """The id of the lease, for a round that is about to be completed."""
+        await self._known.wait()
+        if self._lease is None:
+            self._lease, self.used = await self._store.grant(self._ttl), False
+        return self._lease.id
+
+    async def keep(self, round: Round | None) -> None:
+        """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
+        if round is not None and round.lease is not None:
+            self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
+        while True:
+            try:
+                if self._lease is not None:
+                    await self._lease.keep_alive()
+            except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
+                self._lease = None
+            except StoreError:
+                pass  # there are more times before it matters
+            self._known.set()
+            await anyio.sleep(self._ttl / SHARED_RENEWALS_PER_TTL)
+
+    async def give_back(self) -> None:
+        """Revoke it if no round goes with it. It lapses if that cannot be done."""
+        if self._lease is not None and not self.used:
+            with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
+                await self._lease.revoke()
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:

@@ -359,6 +359,7 @@ class Part:
             agreed=self._agreed,
             overruled=overruled,
             node_id=self._node_id,
+            ttl=settings.ttl,
             rng=self._rng,
             apart=self._loop.apart if callable(settings.rank_order) else None,
         )

@@ -164,10 +164,10 @@ class VirtualRun:
             left = asyncio.all_tasks() - self._before
             assert not left, f"nobody awaits {left}"
 
-    def handler(self, name: str, **parameters: Any) -> Handler:
-        """A node, not yet connected."""
+    def handler(self, name: str, *, run_id: str | None = None, **parameters: Any) -> Handler:
+        """A node, not yet connected; of another run, if that is named."""
         given = {**self._parameters, **parameters}
-        settings = parse(f"tcp://store/{self._run_id}", {"node_id": name, **given}, {})
+        settings = parse(f"tcp://store/{run_id or self._run_id}", {"node_id": name, **given}, {})
 
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
             return await self.network.dial("store", factory, source=source)
