@@ -32,6 +32,7 @@ import anyio
 import rdzv
 import store
 from benchmarks import support
+from rdzv.node import admission, coordinator
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 SETTLED_AFTER = 1 / 3  # of the time: caches, heaps and histories are full by then
 LIMITS = store.Limits(history_bytes_max=256 * 1024, session_ttl=3.0)
-CLOSED_TTL = 5.0
+CLOSED_TTL = 5.0  # less than a run has at least, which is shortened, too: a soak of a minute is to see runs go
 GROWTH = 0.05  # of what was there is noise
 GONE_WITHIN = 30.0  # seconds in which all keys and leases are gone, once nobody comes any more
 PATIENCE = 60.0
@@ -83,6 +84,8 @@ def serve(pipe: Connection, data_dir: str | None) -> None:
 
 def nodes(pipe: Connection, url: str) -> None:
     """Be all nodes until told to stop; then say how often each kind of load came to its end."""
+
+    admission.RUN_TTL_LEAST = coordinator.SHARED_TTL_LEAST = CLOSED_TTL
 
     async def main() -> None:
         pipe.send(os.getpid())
@@ -190,6 +193,8 @@ async def _die(url: str, run_id: str) -> None:
 
 
 def _dying(pipe: Connection, url: str) -> None:
+    admission.RUN_TTL_LEAST = coordinator.SHARED_TTL_LEAST = CLOSED_TTL
+
     async def main() -> None:
         async with rdzv.connect(url) as handler:
             await handler.next_rendezvous()
