@@ -21,6 +21,8 @@ from rdzv.cli.command import DONE, FAILED, Command, add_run, add_timeout
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
+from rdzv.core.state import Round
+from rdzv.errors import RendezvousStateError
 from store.messages import Revoke
 
 if TYPE_CHECKING:
@@ -187,7 +189,12 @@ async def _delete(client: store.Store, keys: Keys) -> int:
     Only what was listed is deleted: a node that comes meanwhile begins the run anew, and keeps its record.
     """
     entries = await client.list(keys.root, keys_only=True)
-    for lease in sorted({entry.lease for entry in entries if entry.lease is not None}):
+    leases = {entry.lease for entry in entries}
+    round = await client.get(keys.round)
+    if round is not None:  # what its members shared is on a lease of its own, which may hold nothing now
+        with contextlib.suppress(RendezvousStateError):
+            leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
+    for lease in sorted(lease for lease in leases if lease is not None):
         with contextlib.suppress(store.LeaseNotFound):  # it has lapsed meanwhile, and its keys with it
             await client.call(Revoke(lease=lease))
     names = [entry.key for entry in entries if entry.lease is None]
