@@ -8,7 +8,7 @@ It knows nothing of rendezvous, and can be used by itself::
 
 from typing import TYPE_CHECKING
 
-from store import sync, when
+from store import recipes, sync, when
 from store.client.client import Client
 from store.connect import connect
 from store.errors import (
@@ -78,6 +78,7 @@ __all__ = [
     "UsedAfterFork",
     "WatchCompacted",
     "connect",
+    "recipes",
     "serve",
     "sync",
     "when",

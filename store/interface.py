@@ -30,6 +30,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from store.errors import LimitExceeded, StoreError, StoreUsageError
+from store.keeping import BlockingKeptLease, Keeping, KeptLease
 from store.messages import (
     Add,
     Append,
@@ -162,6 +163,7 @@ class Store(ABC):
 
     operations_max: int = 10_000
     fail_over: float = 0.0
+    _keeping: Keeping | None = None  # made for the first lease that keeps itself
 
     @property
     def connected(self) -> bool:
@@ -317,6 +319,12 @@ class Store(ABC):
         """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
         granted = await self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
         return Lease(self, id=granted.lease, ttl=granted.ttl)
+
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> KeptLease:
+        """Return a lease that keeps itself for as long as `async with` lasts; its loss cancels the block."""
+        if self._keeping is None:
+            self._keeping = Keeping(self)
+        return KeptLease(self._keeping, ttl, disconnect_ttl)
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Measure how many seconds an answer takes."""
@@ -524,6 +532,10 @@ class BlockingStore(ABC):
         """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
         granted = self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
         return BlockingLease(self, id=granted.lease, ttl=granted.ttl)
+
+    def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> BlockingKeptLease:
+        """Return a lease that a thread keeps for as long as `with` lasts."""
+        return BlockingKeptLease(self, ttl, disconnect_ttl)
 
     def ping(self, *, timeout: float | None = None) -> float:
         """Measure how many seconds an answer takes."""

@@ -12,6 +12,7 @@ from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
 from store.net.threads import PortalThread
+from store.recipes import blocking as recipes
 
 if TYPE_CHECKING:
     import socket
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from store.limits import Limits
     from store.server.server import Server
 
-__all__ = ["Client", "Watch", "connect", "serve"]
+__all__ = ["Client", "Watch", "connect", "recipes", "serve"]
 
 
 @contextlib.contextmanager

@@ -5,8 +5,7 @@ loop of its own and one connection per holder, for async and blocking callers al
 caller's loop for a minute does not look like a death. Only a caller that keeps the interpreter lock (a C extension that
 does not release it) for longer than the TTL lets the lease lapse; it is then told so, like anybody else who was away.
 
-A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged,
-on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
+How one lease is kept, and when it is known to be lost, is said in `store.keeping`.
 
 The same keeping runs as a plain task (`TaskKeeper`) for tests on virtual time, where threads do not exist.
 """
@@ -15,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -25,24 +22,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from store.errors import LeaseNotFound, StoreError, UsedAfterFork
-from store.net.tasks import cancel_and_wait
+from store.errors import UsedAfterFork
+from store.keeping import Keeping
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from store.interface import Lease, Store
+    from store.interface import Store
+    from store.keeping import AwaitedLease
 
     StoreFactory = Callable[[], AbstractAsyncContextManager[Store]]
 
 __all__ = ["HeldLease", "Keeper", "TaskKeeper", "ThreadKeeper"]
-
-log = logging.getLogger(__name__)
-
-RENEWALS_PER_TTL = 3  # two may be lost before the lease is
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
 
 T = TypeVar("T")
 
@@ -87,90 +80,11 @@ class Keeper(ABC):
         """Release everything."""
 
 
-class _Keeping:
-    """The leases kept over one store client, in the loop that client lives in."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._tasks: dict[int, tuple[Lease, asyncio.Task[None]]] = {}
-        self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
-        self._news = asyncio.Event()  # of the connection
-        on_connection = getattr(store, "on_connection", None)
-        if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
-            on_connection(self._connection_changed)
-        bound_pauses = getattr(store, "bound_pauses", None)
-        if bound_pauses is not None:
-            bound_pauses(self._remaining)
-
-    def _connection_changed(self, connected: bool) -> None:
-        if connected or self._failure is not None:
-            self._news.set()
-            self._news = asyncio.Event()
-
-    @property
-    def _failure(self) -> StoreError | None:
-        """Why the store is lost to this client for good, if so."""
-        failure: StoreError | None = getattr(self._store, "failure", None)
-        return failure
-
-    def _remaining(self) -> float:
-        """Seconds until the first lease may lapse; infinity if there is none."""
-        return min(self._ours_until.values(), default=math.inf) - self._store.time()
-
-    async def hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> Lease:
-        sent_at = self._store.time()
-        lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl)
-        self._ours_until[lease.id] = sent_at + lease.ttl
-        task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
-        task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
-        self._tasks[lease.id] = lease, task
-        return lease
-
-    async def _keep(self, lease: Lease, on_lapse: Callable[[str], None]) -> None:
-        """Renew until it is lost."""
-        reason = ""
-        ours_until = self._ours_until[lease.id]
-        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
-        while not reason:
-            with anyio.CancelScope(deadline=ours_until):
-                with anyio.move_on_after(pause):
-                    await self._news.wait()  # a new connection must say at once that it keeps the lease
-                sent_at = self._store.time()
-                if sent_at < ours_until:
-                    try:
-                        await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
-                        self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
-                        # Of what is left: that may be little, if the answer was long under way.
-                        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
-                    except LeaseNotFound:
-                        reason = "the store has let its lease lapse"
-                    except StoreError as error:
-                        log.debug("lease %d was not renewed: %s", lease.id, error)
-                        pause = min(0.1, lease.ttl / 10)  # and again, still listening for a new connection
-                        reason = "" if self._failure is None else str(self._failure)
-            if not reason and self._store.time() >= ours_until:
-                reason = f"its lease of {lease.ttl:g} s could not be renewed in time"
-        self._tasks.pop(lease.id, None)
-        on_lapse(reason)
-
-    async def release(self, lease_id: int) -> None:
-        lease, task = self._tasks.pop(lease_id, (None, None))
-        if lease is None or task is None:
-            return
-        with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
-            await cancel_and_wait(task)
-            await lease.revoke(timeout=RELEASE_WITHIN)
-
-    async def release_all(self) -> None:
-        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
-        await asyncio.gather(*map(self.release, list(self._tasks)))
-
-
 class TaskKeeper(Keeper):
     """Keeps leases in the caller's own loop, over a client that is the caller's to close."""
 
     def __init__(self, store: Store) -> None:
-        self._keeping = _Keeping(store)
+        self._keeping = Keeping(store)
 
     async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
         """Grant a lease and keep it; see `Keeper.hold`."""
@@ -199,7 +113,7 @@ class ThreadKeeper(Keeper):
         self._thread: _KeeperThread | None = None
         self._connecting = asyncio.Lock()  # in the thread: two holders that come at once share one connection
         self._clients = AsyncExitStack()  # entered and left in the thread
-        self._keeping: _Keeping | None = None
+        self._keeping: Keeping | None = None
 
     async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
         """Grant a lease and keep it; see `Keeper.hold`."""
@@ -215,10 +129,10 @@ class ThreadKeeper(Keeper):
         lease = await self._thread.run(self._hold(ttl, disconnect_ttl, lapsed))
         return HeldLease(self, id=lease.id, ttl=lease.ttl)
 
-    async def _hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> Lease:
+    async def _hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> AwaitedLease:
         async with self._connecting:
             if self._keeping is None:
-                self._keeping = _Keeping(await self._clients.enter_async_context(self._connect()))
+                self._keeping = Keeping(await self._clients.enter_async_context(self._connect()))
         return await self._keeping.hold(ttl, disconnect_ttl, on_lapse)
 
     async def release(self, lease: int) -> None:

@@ -14,8 +14,9 @@ import pytest
 import store
 from store import interface
 from store.client import keepalive
-from store.client.keepalive import RELEASE_WITHIN, TaskKeeper, ThreadKeeper
+from store.client.keepalive import TaskKeeper, ThreadKeeper
 from store.errors import LeaseNotFound, LimitExceeded, UsedAfterFork
+from store.keeping import RELEASE_WITHIN
 from store.messages import Granted, KeepAlive, Request, Revoke
 from store.net import threads
 from tests.support.memory_network import MemoryNetwork

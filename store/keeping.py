@@ -1,0 +1,304 @@
+"""Shell: how a lease is kept in the caller's own loop: renewed in time, and known to be lost when it may be.
+
+A lease is known to be ours until its TTL has passed since the *sending* of the last keep-alive that was acknowledged,
+on our own clock (promise R9). From then on it may be gone, whatever the network says later, and its holder is told.
+
+`KeptLease` and `BlockingKeptLease` are for who uses the store alone. A node of a run has its leases kept in a thread,
+by `store.client.keepalive`, over the same `Keeping`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from store.errors import LeaseNotFound, StoreError
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["RELEASE_WITHIN", "BlockingKeptLease", "Keeping", "KeptLease"]
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_TTL = 3  # two may be lost before the lease is
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
+
+
+class AwaitedLease(Protocol):
+    """A lease as `Store.grant` gives it."""
+
+    id: int
+    ttl: float
+
+    async def keep_alive(self, *, timeout: float | None = None) -> None:
+        """Give it its full TTL again."""
+
+    async def revoke(self, *, timeout: float | None = None) -> None:
+        """End it."""
+
+
+class GrantsLeases(Protocol):
+    """As much of a `Store` as is needed here."""
+
+    async def grant(
+        self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None
+    ) -> AwaitedLease:
+        """Grant a lease."""
+        ...
+
+    def time(self) -> float:
+        """Return seconds on the client's clock."""
+        ...
+
+
+class BlockedLease(Protocol):
+    """A lease as `BlockingStore.grant` gives it."""
+
+    id: int
+    ttl: float
+
+    def keep_alive(self, *, timeout: float | None = None) -> None:
+        """Give it its full TTL again."""
+
+    def revoke(self, *, timeout: float | None = None) -> None:
+        """End it."""
+
+
+class GrantsBlockedLeases(Protocol):
+    """As much of a `BlockingStore` as is needed here."""
+
+    def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> BlockedLease:
+        """Grant a lease."""
+        ...
+
+    def time(self) -> float:
+        """Return seconds on the client's clock."""
+        ...
+
+
+class Keeping:
+    """The leases kept over one store client, in the loop that client lives in."""
+
+    def __init__(self, store: GrantsLeases) -> None:
+        self._store = store
+        self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
+        self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
+        self._news = asyncio.Event()  # of the connection
+        on_connection = getattr(store, "on_connection", None)
+        if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
+            on_connection(self._connection_changed)
+        bound_pauses = getattr(store, "bound_pauses", None)
+        if bound_pauses is not None:
+            bound_pauses(self._remaining)
+
+    def _connection_changed(self, connected: bool) -> None:
+        if connected or self._failure is not None:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    @property
+    def _failure(self) -> StoreError | None:
+        """Why the store is lost to this client for good, if so."""
+        failure: StoreError | None = getattr(self._store, "failure", None)
+        return failure
+
+    def _remaining(self) -> float:
+        """Seconds until the first lease may lapse; infinity if there is none."""
+        return min(self._ours_until.values(), default=math.inf) - self._store.time()
+
+    async def hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> AwaitedLease:
+        """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost."""
+        sent_at = self._store.time()
+        lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl)
+        self._ours_until[lease.id] = sent_at + lease.ttl
+        task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
+        task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
+        self._tasks[lease.id] = lease, task
+        return lease
+
+    async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None]) -> None:
+        """Renew until it is lost."""
+        reason = ""
+        ours_until = self._ours_until[lease.id]
+        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
+        while not reason:
+            with anyio.CancelScope(deadline=ours_until):
+                with anyio.move_on_after(pause):
+                    await self._news.wait()  # a new connection must say at once that it keeps the lease
+                sent_at = self._store.time()
+                if sent_at < ours_until:
+                    try:
+                        await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
+                        self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
+                        # Of what is left: that may be little, if the answer was long under way.
+                        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
+                    except LeaseNotFound:
+                        reason = LAPSED
+                    except StoreError as error:
+                        log.debug("lease %d was not renewed: %s", lease.id, error)
+                        pause = retry_pause(lease.ttl)  # and again, still listening for a new connection
+                        reason = "" if self._failure is None else str(self._failure)
+            if not reason and self._store.time() >= ours_until:
+                reason = not_renewed(lease.ttl)
+        self._tasks.pop(lease.id, None)
+        on_lapse(reason)
+
+    async def release(self, lease_id: int) -> None:
+        """Stop keeping a lease and revoke it, within a short time."""
+        lease, task = self._tasks.pop(lease_id, (None, None))
+        if lease is None or task is None:
+            return
+        with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
+            await cancel_and_wait(task)
+            await lease.revoke(timeout=RELEASE_WITHIN)
+
+    async def release_all(self) -> None:
+        """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
+        await asyncio.gather(*map(self.release, list(self._tasks)))
+
+
+LAPSED = "the store has let its lease lapse"
+
+
+def not_renewed(ttl: float) -> str:
+    """Say that a lease is lost because the store was out of reach."""
+    return f"its lease of {ttl:g} s could not be renewed in time"
+
+
+def retry_pause(ttl: float) -> float:
+    """Return the seconds after which a keep-alive that failed is tried again."""
+    return min(0.1, ttl / 10)
+
+
+class KeptLease(contextlib.AbstractAsyncContextManager["KeptLease"]):
+    """A lease that is kept for as long as a block lasts, and revoked at its end: `Store.kept_lease` makes one.
+
+    If the lease is lost, the block is cancelled and ends with `LeaseNotFound`: what it held is another's by then.
+
+    The caller's event loop does the keeping. A caller that blocks the loop for longer than the TTL loses the lease.
+
+    Attributes:
+        id: The lease's id, to put keys on; known in the block.
+        ttl: Seconds, as granted.
+        lost: Why the lease must be taken for lost; None while it is held.
+    """
+
+    id: int
+    ttl: float
+
+    def __init__(self, keeping: Keeping, ttl: float, disconnect_ttl: float | None) -> None:
+        self._keeping = keeping
+        self.ttl = ttl
+        self._disconnect_ttl = disconnect_ttl
+        self._scope = anyio.CancelScope()
+        self.lost: str | None = None
+
+    def check(self) -> None:
+        """Raise `LeaseNotFound` if the lease must be taken for lost."""
+        if self.lost is not None:
+            raise LeaseNotFound(f"lease {self.id} is lost: {self.lost}; what was held on it may be another's")
+
+    async def __aenter__(self) -> Self:
+        lease = await self._keeping.hold(self.ttl, self._disconnect_ttl, self._lapsed)
+        # No await from here on: a lease that is kept must be released.
+        self.id, self.ttl = lease.id, lease.ttl
+        self._scope.__enter__()
+        return self
+
+    def _lapsed(self, reason: str) -> None:
+        self.lost = reason
+        self._scope.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        cancelled_here = bool(self._scope.__exit__(kind, error, trace))
+        await self._keeping.release(self.id)
+        if kind is None or cancelled_here:
+            self.check()
+        return cancelled_here
+
+
+class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
+    """The blocking twin of `KeptLease`: a thread does the keeping, and nothing can cancel the block.
+
+    So a long block calls `check` before what counts, or puts the lease's key among the conditions of its writes. A
+    block whose lease was lost ends with `LeaseNotFound`.
+
+    Attributes:
+        id: The lease's id, to put keys on; known in the block.
+        ttl: Seconds, as granted.
+        lost: Why the lease must be taken for lost; None while it is held.
+    """
+
+    id: int
+    ttl: float
+
+    def __init__(self, store: GrantsBlockedLeases, ttl: float, disconnect_ttl: float | None) -> None:
+        self._store = store
+        self.ttl = ttl
+        self._disconnect_ttl = disconnect_ttl
+        self._released = threading.Event()
+        self._lost: str | None = None
+        self._ours_until = 0.0
+
+    @property
+    def lost(self) -> str | None:
+        """Why the lease must be taken for lost: known by the clock, also while the thread waits for an answer."""
+        if self._lost is None and not self._released.is_set() and self._store.time() >= self._ours_until:
+            self._lost = not_renewed(self.ttl)
+        return self._lost
+
+    def check(self) -> None:
+        """Raise `LeaseNotFound` if the lease must be taken for lost."""
+        if (lost := self.lost) is not None:
+            raise LeaseNotFound(f"lease {self.id} is lost: {lost}; what was held on it may be another's")
+
+    def __enter__(self) -> Self:
+        sent_at = self._store.time()
+        self._lease = self._store.grant(self.ttl, disconnect_ttl=self._disconnect_ttl)
+        self.id, self.ttl = self._lease.id, self._lease.ttl
+        self._ours_until = sent_at + self.ttl
+        self._thread = threading.Thread(target=self._keep, name=f"keep lease {self.id}", daemon=True)
+        self._thread.start()
+        return self
+
+    def _keep(self) -> None:
+        """Renew until it is released or lost. A connection that broke is only seen by asking, so ask often enough."""
+        renew_every = min(self.ttl, self._disconnect_ttl or math.inf) / RENEWALS_PER_TTL
+        pause = renew_every
+        while not self._released.wait(pause) and self.lost is None:
+            sent_at = self._store.time()
+            try:
+                self._lease.keep_alive(timeout=max(self._ours_until - sent_at, 0.001))
+            except LeaseNotFound:
+                if not self._released.is_set():
+                    self._lost = LAPSED
+            except StoreError as error:
+                log.debug("lease %d was not renewed: %s", self.id, error)
+                pause = retry_pause(self.ttl)
+            else:
+                self._ours_until = max(self._ours_until, sent_at + self.ttl)
+                pause = renew_every
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = self.lost  # before the clock stops counting
+        self._released.set()
+        if lost is None:
+            with contextlib.suppress(StoreError):  # an unreachable store lets it lapse
+                self._lease.revoke(timeout=RELEASE_WITHIN)
+        self._thread.join(RELEASE_WITHIN)
+        if kind is None:
+            self.check()

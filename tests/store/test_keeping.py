@@ -1,0 +1,109 @@
+"""Leases that keep themselves: for as long as a block lasts, and not a moment longer than they may be believed in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+import store
+import store.sync
+from store.errors import LeaseNotFound
+from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import connect_in_memory, serve_in_memory
+
+virtual_time = pytest.mark.virtual_time
+
+
+@virtual_time
+async def test_a_kept_lease_lasts_as_long_as_its_block() -> None:
+    network = MemoryNetwork(latency=0.05)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        async with client.kept_lease(5.0) as lease:
+            await client.put("mine", b"", lease=lease)
+            await asyncio.sleep(600.0)
+            assert await client.get("mine") is not None
+            lease.check()
+        assert await client.get("mine") is None
+
+
+@virtual_time
+async def test_a_block_is_cancelled_when_its_lease_may_be_anothers() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(LeaseNotFound, match="5 s could not be renewed in time"):
+            async with client.kept_lease(5.0):
+                network.partition("client")
+                await asyncio.sleep(600.0)
+        assert asyncio.get_running_loop().time() - started <= 5.0 + 2.0  # and no time is lost in revoking it
+
+
+@virtual_time
+async def test_a_revoked_lease_ends_the_block_and_an_error_of_the_block_comes_first() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        with pytest.raises(LeaseNotFound, match="let its lease lapse"):
+            async with client.kept_lease(5.0) as lease:
+                await store.Lease(client, id=lease.id, ttl=5.0).revoke()
+                await asyncio.sleep(600.0)
+        with pytest.raises(ValueError, match="of the block"):
+            async with client.kept_lease(5.0):
+                raise ValueError("of the block")
+
+
+@virtual_time
+async def test_a_block_that_is_cancelled_from_outside_stays_cancelled() -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+
+        async def hold() -> None:
+            async with client.kept_lease(5.0) as lease:
+                await client.put("mine", b"", lease=lease)
+                await asyncio.sleep(600.0)
+
+        task = asyncio.create_task(hold())
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await client.get("mine") is None
+
+
+def test_a_thread_keeps_the_lease_of_a_blocking_caller() -> None:
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        with client.kept_lease(0.5) as lease:
+            client.put("mine", b"", lease=lease)
+            time.sleep(1.5)  # three times the TTL: nothing but keeping lets the key live
+            lease.check()
+            assert client.get("mine") is not None
+        assert client.get("mine") is None
+
+
+def test_a_blocking_caller_is_told_that_its_lease_is_lost() -> None:
+    with (
+        store.sync.serve() as server,
+        store.sync.connect(server.url) as client,
+        pytest.raises(LeaseNotFound, match="may be another's"),
+        client.kept_lease(0.5) as lease,
+    ):
+        store.BlockingLease(client, id=lease.id, ttl=0.5).revoke()
+        deadline = time.monotonic() + 20.0
+        while lease.lost is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(LeaseNotFound, match="is lost"):
+            lease.check()
+
+
+def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -> None:
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        lease = client.kept_lease(60.0)
+        with lease:
+            lease.check()
+            lease._ours_until = client.time()  # as after a minute out of reach
+            assert lease.lost == "its lease of 60 s could not be renewed in time"
+            with pytest.raises(LeaseNotFound):
+                lease.check()
+            lease._lost = None
+            lease._ours_until = client.time() + 60.0
