@@ -96,14 +96,24 @@ class Handler(RendezvousHandler):
             return  # it was closed before, and its thread has ended
         closing.add_done_callback(lambda _: self.node.loop.leave())  # not before: what is begun there is to end there
         try:
-            await _end_of(closing)
+            await self._end_with(closing)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await _end_of(closing)  # the node goes on closing anyway; a second cancel leaves it to itself
+                await self._end_with(closing)  # the node goes on closing anyway; a second cancel leaves it to itself
             raise
         finally:
             await self.shared_client.aclose()
         _result_of(closing)
+
+    async def _end_with(self, closing: concurrent.futures.Future[None]) -> None:
+        """Hang up once the node has left its round, and then wait until it is closed.
+
+        Not before: whoever waits in the shared store is told that the round is over. And not after: a store that this
+        process hosts is served until all others have hung up.
+        """
+        await _end_of(self.node.withdrawn, closing)
+        await self.shared_client.aclose()
+        await _end_of(closing)
 
     async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it."""
@@ -318,8 +328,8 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
     )
 
 
-async def _end_of(future: concurrent.futures.Future[Any]) -> None:
-    """Wait until something in the node's loop is over, however it ended; being cancelled here does not cancel it."""
+async def _end_of(*futures: concurrent.futures.Future[Any]) -> None:
+    """Wait until one thing in the node's loop is over, however it ended; being cancelled here does not cancel it."""
     here = asyncio.get_running_loop()
     over: asyncio.Future[None] = here.create_future()
 
@@ -331,7 +341,8 @@ async def _end_of(future: concurrent.futures.Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # this loop has closed: nobody waits
             here.call_soon_threadsafe(tell)
 
-    future.add_done_callback(done)
+    for future in futures:
+        future.add_done_callback(done)
     await over
 
 

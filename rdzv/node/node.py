@@ -13,6 +13,7 @@ so, and `next_rendezvous` makes a new link. What the node is in the run is its `
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -79,6 +80,8 @@ class Node:
     Attributes:
         listeners: Who is woken when anything changes that the node knows; from any thread.
         part: What it is in its run.
+        withdrawn: Done once a node that is being closed has left its round; the store may still be served from here,
+            for as long as anybody is connected to it.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Node:
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
         self._join: Ticket | None = None  # under way, or the last one
+        self.withdrawn: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -128,6 +132,7 @@ class Node:
             await self._end_join()
             await self.part.withdraw(self._link)
         finally:
+            self.withdrawn.set_result(None)
             try:
                 await self._disconnect()
             finally:

@@ -9,6 +9,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
+import anyio
 import pytest
 
 import rdzv
@@ -234,6 +235,18 @@ async def test_of_several_processes_that_start_at_once_exactly_one_hosts_and_lea
         ranks = [(await child.line("rank")).split()[1:] for child in children]
         assert sorted(ranks) == [[str(rank), str(nodes)] for rank in range(nodes)]
         assert [await child.wait() for child in children] == [0] * nodes
+
+
+async def test_the_store_does_not_linger_for_the_shared_store_of_the_node_that_hosts_it() -> None:
+    async with rdzv.connect(f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&close_timeout=20") as handler:
+        info = await handler.next_rendezvous()
+        await info.store.set("key", "value")
+        reading = asyncio.create_task(info.store.get("never"))
+        await asyncio.sleep(0)
+        with anyio.fail_after(10):
+            await handler.aclose()
+        with pytest.raises(RoundSupersededError):
+            await reading
 
 
 async def test_the_store_lingers_for_members_that_are_not_done_yet() -> None:
