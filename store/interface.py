@@ -181,6 +181,11 @@ class Store(ABC):
         return None
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """The addresses of the two ends of the connection, ours and the store's, as this system names them."""
+        return None
+
+    @property
     def failure(self) -> StoreError | None:
         """Why this client is of no more use, if so."""
         return None

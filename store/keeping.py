@@ -140,8 +140,9 @@ class Keeping:
                     try:
                         await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
                         self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
-                        # Of what is left: that may be little, if the answer was long under way.
-                        pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
+                        # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
+                        # the next cut must find the lease as fresh as the first one did.
+                        pause = max(sent_at + lease.ttl / RENEWALS_PER_TTL - self._store.time(), 0.0)
                     except LeaseNotFound:
                         reason = LAPSED
                     except StoreError as error:

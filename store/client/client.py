@@ -187,6 +187,11 @@ class Client(interface.Store):
         return welcomed.address if welcomed else None
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """The addresses of the two ends of the connection, ours and the store's, as this system names them."""
+        return self._link.ends if self._link is not None else None
+
+    @property
     def limits(self) -> dict[str, float]:
         """The limits of the store that concern a client, by their names in `Limits`; empty before it was met."""
         return dict(self._connection.limits)

@@ -90,6 +90,14 @@ class Link(asyncio.Protocol):
         self._owner.may_write(self, writable=True)
 
     @property
+    def ends(self) -> tuple[str, str] | None:
+        """The addresses of this end and of the other, as this system names them; None where there are none."""
+        if self.transport is None:
+            return None
+        ours, theirs = (self.transport.get_extra_info(which) for which in ("sockname", "peername"))
+        return (ours[0], theirs[0]) if ours and theirs else None
+
+    @property
     def heard(self) -> bool:
         """Whether the server has said anything on it."""
         return self._heard

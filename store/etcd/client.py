@@ -134,7 +134,7 @@ class Client(interface.Store):
         self._writes = Writes(self._reads, self._receipts)
         self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
-        self._seen_as: str | None = None
+        self._ends: tuple[str, str] | None = None
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------------------------------ life
@@ -147,7 +147,7 @@ class Client(interface.Store):
             )
             async with told:
                 await self.call(Ping(), timeout=self._connect_timeout)
-            self._seen_as = await self._own_address()
+            self._ends = await self._ends_of_the_way()
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None
@@ -192,7 +192,12 @@ class Client(interface.Store):
     @property
     def seen_as(self) -> str | None:
         """The address from which this client reaches the cluster, which does not tell how it sees us."""
-        return self._seen_as
+        return self._ends[0] if self._ends is not None else None
+
+    @property
+    def ends(self) -> tuple[str, str] | None:
+        """The addresses of this machine and of the cluster's member on the way between them."""
+        return self._ends
 
     @property
     def failure(self) -> StoreError | None:
@@ -203,16 +208,15 @@ class Client(interface.Store):
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    async def _own_address(self) -> str | None:
-        """Return this machine's address on the way to the cluster."""
+    async def _ends_of_the_way(self) -> tuple[str, str] | None:
+        """Return the addresses of this machine and of the cluster's member on the way between them."""
         host, port = self.gateway.here
         with contextlib.suppress(OSError):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
             for family, kind, _, _, target in found:
                 with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
                     sock.connect(target)  # sends nothing: it only chooses a route
-                    address: str = sock.getsockname()[0]
-                    return address
+                    return sock.getsockname()[0], str(target[0])
         return None
 
     def _check_usable(self) -> None:

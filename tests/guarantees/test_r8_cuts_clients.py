@@ -86,6 +86,23 @@ async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_
 
 
 @virtual_time
+async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
+    """The renewal that a cut had held up was counted from its sending, and the next one was let wait."""
+    network = MemoryNetwork(latency=0.0005)
+    cut, rng = Cut(network), random.Random(7)
+    lapses: list[str] = []
+    async with serve_in_memory(network), cut.client("node") as client:
+        keeper = TaskKeeper(client)
+        await keeper.hold(ttl=TTL, disconnect_ttl=None, on_lapse=lapses.append)
+        for _ in range(100):
+            await asyncio.sleep(rng.uniform(1.5, TTL / 3))
+            await cut.during(rng.uniform(0.5, TTL / 2))
+        await asyncio.sleep(TTL)
+        assert lapses == []
+        await keeper.aclose()
+
+
+@virtual_time
 async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
     network = MemoryNetwork(latency=0.001)
     lapses: list[str] = []
