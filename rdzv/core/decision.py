@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.state import (
     NAMED_MOST,
     Change,
@@ -146,10 +147,14 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         return Wait(until=ends if still else None, progress=progress)
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            return _complete(view, rules, progress)
+            complete = _complete(view, rules, progress)
         except Exception as error:  # noqa: BLE001  the order may be the user's own, and raise anything
             stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
+        try:
+            return replace(complete, members=with_reachable_addresses(complete.members))
+        except RendezvousSettingsError as error:
+            return Wait(until=None, progress=hindered(progress, str(error)))
     return Wait(until=ends, progress=progress)
 
 

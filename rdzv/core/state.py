@@ -73,6 +73,8 @@ class NodeRecord:
         payload: What it brings for the others to read.
         attributes: What an order by topology goes by.
         requested_rank: The rank it would like.
+        sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
+        store_at: The address at which it reaches the store; empty in the same case.
         left: It has left on its own account, and its record is about to go.
         arrival: The revision that wrote this record: which arrival this is.
     """
@@ -85,6 +87,8 @@ class NodeRecord:
     payload: Any = None
     attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     requested_rank: int | None = None
+    sends_from: str = ""
+    store_at: str = ""
     left: bool = False
     arrival: int = 0
 
@@ -99,6 +103,8 @@ class NodeRecord:
             plain["attributes"] = dict(self.attributes)
         if self.requested_rank is not None:
             plain["requested_rank"] = self.requested_rank
+        if self.store_at:
+            plain["path"] = [self.sends_from, self.store_at]
         if self.left:
             plain["left"] = True
         return pack(plain)
@@ -108,6 +114,7 @@ class NodeRecord:
         """Unpack what a node's key holds; `arrival` is the revision at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> NodeRecord:
+            sends_from, store_at, *_ = plain.get("path", ("", ""))
             return cls(
                 node_id=node_id,
                 incarnation=of(str, plain["incarnation"]),
@@ -117,6 +124,8 @@ class NodeRecord:
                 payload=plain.get("payload"),
                 attributes=attributes_of(plain.get("attributes", {})),
                 requested_rank=maybe(int, plain.get("requested_rank")),
+                sends_from=of(str, sends_from),
+                store_at=of(str, store_at),
                 left=of(bool, plain.get("left", False)),
                 arrival=arrival,
             )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.config.settings import describe_difference
+from rdzv.core.addresses import address_of
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
 from rdzv.core.ranks import order_named
 from rdzv.core.state import NAMED_MOST, Ban, Closed, NodeRecord, Round, pack_settings
@@ -211,12 +213,12 @@ class Part:
         while True:
             self._refuse_if_closed(link, me)
             lease, run_lease = await self._take_leases(link)
+            record = await self._new_record(link)
             if self.arrival.lease is not lease:
-                # It lapsed while we waited for the run's. The store may not know that yet, and take a record on it:
+                # It lapsed while we waited for the run's, or for the store. The store may not know that yet, and take a record on it:
                 # one that nobody keeps, and whose end nobody would hear of.
                 expected = self.arrival.revision
                 continue
-            record = self._new_record(link)
             writes = [Put(key, record.pack(), lease=lease.id)]
             if not expected:
                 # Unchanged, so that nobody rewrites the settings who has looked before we came.
@@ -268,17 +270,33 @@ class Part:
         finally:
             await cancel_and_wait(asking)
 
-    def _new_record(self, link: Link) -> NodeRecord:
-        settings = self._settings
+    async def _new_record(self, link: Link) -> NodeRecord:
+        """What this node says of itself, once the store has said, in this session, from where it sees it come."""
+        settings, store = self._settings, link.store
+        address, sends_from, store_at = settings.address, "", ""
+        if address is None:
+            if settings.endpoint.info.family == "tcp":
+                # Never a host name instead: most hosts of the world cannot resolve it.
+                await link.in_reach_again(within=math.inf)
+            if link.failure is not None:
+                raise link.failure
+            address = store.seen_as or socket.gethostname()
+            if store.ends is not None:
+                seen_as, (sends_from, store_at) = address, store.ends
+                address = address_of(seen_as=seen_as, sends_from=sends_from, store_at=store_at)
+                if address != seen_as:  # the store is not where it seems to be, and that must mislead nobody
+                    sends_from = store_at = ""
         return NodeRecord(
             node_id=self._node_id,
             incarnation=self._incarnation,
             arrived_after=self.known_round,
-            address=settings.address or getattr(link.store, "seen_as", None) or socket.gethostname(),
+            address=address,
             port=self._port.hold(),
             payload=settings.payload,
             attributes=settings.attributes,
             requested_rank=settings.requested_rank,
+            sends_from=sends_from,
+            store_at=store_at,
         )
 
     async def _take_lease(self, link: Link) -> HeldLease:

@@ -66,9 +66,8 @@ class HandFed:
         for name in names:
             # Who was in the last round, and comes again, knows of it.
             known: dict[str, Any] = {"arrived_after": self.view.number} if name in self.view.members else {}
-            self.put(
-                name, NodeRecord(node_id=name, incarnation="1", address=name, port=1, **{**known, **fields}).pack()
-            )
+            told = {"address": name, "port": 1, **known, **fields}
+            self.put(name, NodeRecord(node_id=name, incarnation="1", **told).pack())
 
     def leave(self, *names: str) -> None:
         """Nodes leave on their own account: each says so, and is gone."""

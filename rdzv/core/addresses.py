@@ -1,0 +1,98 @@
+"""Pure: the address at which the others reach each member, where the store's view of a member is of no use to them.
+
+A node that gives no address of its own is known by the address from which the store sees it come. That is wrong twice:
+
+    on the store's own host       it comes from loopback, or from an interface that the others may not reach. But
+                                  whoever comes from another host knows an address of that host which leads there: the
+                                  one at which it reaches the store.
+    behind a forwarder            all nodes come from the forwarder's address. But each of them knows the address from
+                                  which its own system sends to the forwarder.
+
+So a record also says from where its node sends, and where it reaches the store, and who completes a round puts the
+right address in. A member whose address cannot be known is refused as rank 0, with what to set.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rdzv.core.state import NodeRecord
+
+__all__ = ["address_of", "is_loopback", "with_reachable_addresses"]
+
+WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address leads back to the host that uses it."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address == "localhost"
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return (mapped or ip).is_loopback
+
+
+def address_of(*, seen_as: str, sends_from: str, store_at: str) -> str:
+    """Return where a node is reached, as far as it can tell itself.
+
+    Args:
+        seen_as: Where the store sees it come from.
+        sends_from: From where its system sends to the store.
+        store_at: Where it reaches the store.
+    """
+    # A store that sees it come from where it has itself connected to is not there: something between them forwards.
+    behind_forwarder = seen_as == store_at != sends_from and not is_loopback(sends_from)
+    return sends_from if behind_forwarder else seen_as
+
+
+def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
+    """Return the members of a round in the same order, each with an address at which the others reach it.
+
+    Raises:
+        RendezvousSettingsError: That of the first one, where all meet, is not known.
+    """
+    own = _those_behind_one_address(members)
+    # Where they reach the store is where the forwarder is, and tells nothing of the store's host.
+    found = tuple(replace(one, address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
+    remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
+    if not remote:
+        return found  # all on one host, as far as anybody can tell
+    ways = (one.store_at for one in remote if one.store_at and one.sends_from == one.address)
+    way = next(ways, "")
+    if way:
+        found = tuple(replace(one, address=way) if _is_on_the_stores_host(one) else one for one in found)
+    first = found[0]
+    if first.store_at and is_loopback(first.address):
+        raise RendezvousSettingsError(
+            f"node {first.node_id} would be rank 0 at {first.address}, where no other host reaches it; {WHAT_TO_SET}"
+        )
+    return found
+
+
+def _is_on_the_stores_host(record: NodeRecord) -> bool:
+    """Return whether a node reaches the store without leaving its host; False if its user says where it is."""
+    return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
+
+
+def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
+    """Return the members that share their address with one that sends from elsewhere, and can be told apart by that."""
+    sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
+    for one in members:
+        if one.sends_from and not is_loopback(one.address):
+            sharing[one.address].append(one)
+    return {
+        one.node_id
+        for group in sharing.values()
+        if len({other.sends_from for other in group}) > 1
+        for one in group
+        if not is_loopback(one.sends_from)
+    }

@@ -1,0 +1,76 @@
+"""What a node says of itself when it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import pytest
+
+from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
+from rdzv.node.joining import Part
+from rdzv.node.loops import LoopAtHand
+from rdzv.node.store_session import Link
+from rdzv.node.wakeup import Listeners
+
+pytestmark = pytest.mark.virtual_time
+
+
+class AwayStore:
+    """As much of a client as a link asks for, out of reach at first."""
+
+    connected = False
+    seen_as: str | None = None
+    ends: tuple[str, str] | None = None
+    failure = None
+
+    def __init__(self) -> None:
+        self.callbacks: list[Any] = []
+
+    def on_connection(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def come_back(self, *, seen_as: str, ends: tuple[str, str] | None = None) -> None:
+        self.connected, self.seen_as, self.ends = True, seen_as, ends
+        for callback in self.callbacks:
+            callback(True)
+
+
+async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
+    keys = Keys("/rdzv", "job")
+    link = Link(cast("Any", store), keys, node_id="a", closed_ttl=60.0, rng=random.Random(1))
+    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), loop=LoopAtHand(), rng=random.Random(1))
+
+    async def say() -> Any:
+        try:
+            return await part._new_record(link)
+        finally:
+            part._port.release()
+
+    saying = asyncio.create_task(say())
+    await asyncio.sleep(60)
+    return saying
+
+
+async def test_a_node_that_is_away_waits_for_the_store_to_say_how_it_sees_it() -> None:
+    """It said its host's name, which few other hosts can resolve, and the whole job was sent there."""
+    store = AwayStore()
+    saying = await address_said(store)
+    assert not saying.done()
+    store.come_back(seen_as="10.0.0.7", ends=("10.0.0.7", "10.0.0.1"))
+    record = await saying
+    assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "10.0.0.7", "10.0.0.1")
+
+
+async def test_a_node_behind_a_forwarder_says_where_it_sends_from() -> None:
+    store = AwayStore()
+    store.come_back(seen_as="10.0.0.9", ends=("10.0.0.7", "10.0.0.9"))
+    record = await (await address_said(store))
+    assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "", "")
+
+
+async def test_an_address_that_is_given_needs_no_store_to_be_seen_by() -> None:
+    record = await (await address_said(AwayStore(), "tcp://head/job?min_nodes=2&address=10.0.0.8"))
+    assert (record.address, record.store_at) == ("10.0.0.8", "")
