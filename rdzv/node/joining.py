@@ -215,8 +215,8 @@ class Part:
             lease, run_lease = await self._take_leases(link)
             record = await self._new_record(link)
             if self.arrival.lease is not lease:
-                # It lapsed while we waited for the run's, or for the store. The store may not know that yet, and take a record on it:
-                # one that nobody keeps, and whose end nobody would hear of.
+                # It lapsed while we waited for the run's, or for the store, which may not know that yet, and take a
+                # record on it: one that nobody keeps, and whose end nobody would hear of.
                 expected = self.arrival.revision
                 continue
             writes = [Put(key, record.pack(), lease=lease.id)]
