@@ -168,11 +168,7 @@ class Client(interface.Store):
         return self._connection.store_id is not None
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
-        """Consider a holder of leases, too: who may lose one soon tries to reconnect more often.
-
-        Args:
-            remaining: Tells the seconds until the first lease may lapse, or infinity.
-        """
+        """Reconnect more often when a lease may lapse soon; `remaining` tells in how many seconds, or infinity."""
         self._patience.bound_by(remaining)
 
     @property
