@@ -97,9 +97,8 @@ class Client(interface.Store):
         self._patience = Patience(rng or random.Random())
         self._connection = ClientConnection(session_id=secrets.token_bytes(16), token=token, name=name)
         self._link: Link | None = None
-        self._ready = False  # welcomed: requests may be written
+        self._ready = self._flushing = False  # ready: welcomed, requests may be written
         self._out: list[bytes] = []
-        self._flushing = False
         self._watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
