@@ -41,26 +41,27 @@ if TYPE_CHECKING:
 SETTLED_AFTER = 1 / 3  # of the time: caches, heaps and histories are full by then
 LIMITS = store.Limits(history_bytes_max=256 * 1024, session_ttl=3.0)
 CLOSED_TTL = 5.0  # less than a run has at least, which is shortened, too: a soak of a minute is to see runs go
-GROWTH = 0.05  # of what was there is noise
+OF_RUNS = 0.6  # what runs hold goes up and down with how many a busy machine does in a second; at the end it is 0
 GONE_WITHIN = 30.0  # seconds in which all keys and leases are gone, once nobody comes any more
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Something that must not grow; `noise` is by how much it may, beside `GROWTH`."""
+    """Something that must not grow; `noise` is by how much it may, beside the share `growth` of what there was."""
 
     name: str
     noise: float
+    growth: float = 0.05
 
 
 FIGURES = (
     Figure("store MiB", 6.0),
     Figure("store descriptors", 12),
     Figure("store threads", 2),
-    Figure("keys", 120),
-    Figure("leases", 40),
-    Figure("sessions", 60),
+    Figure("keys", 200, OF_RUNS),
+    Figure("leases", 100, OF_RUNS),
+    Figure("sessions", 60, OF_RUNS),
     Figure("files MiB", 8.0),
     Figure("nodes MiB", 8.0),
     Figure("nodes descriptors", 24),
@@ -149,7 +150,7 @@ async def _leave(url: str, run_id: str) -> None:
 
 
 async def _time_out(url: str, run_id: str) -> None:
-    with contextlib.suppress(rdzv.RendezvousTimeoutError):
+    with contextlib.suppress(rdzv.RendezvousTimeoutError, rdzv.RendezvousConnectionError):  # on a busy machine
         async with rdzv.connect(_run(url, run_id), join_timeout=0.2) as handler:
             await handler.next_rendezvous()
 
@@ -243,7 +244,7 @@ def slopes(samples: list[tuple[float, ...]]) -> list[str]:
     for at, figure in enumerate(FIGURES):
         before = statistics.median(sample[at] for sample in samples[third : 2 * third])
         after = statistics.median(sample[at] for sample in samples[2 * third :])
-        if after > before * (1 + GROWTH) + figure.noise:
+        if after > before * (1 + figure.growth) + figure.noise:
             found.append(f"{figure.name}: {before:.1f} in the second third, {after:.1f} in the last")
     return found
 

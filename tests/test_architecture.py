@@ -107,7 +107,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.shared_store": NOUNS | {"rdzv.errors", "rdzv.config"},
     "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store"},
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
-    "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE,
+    "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE | {"rdzv._version"},
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard", "rdzv._version"},

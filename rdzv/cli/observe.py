@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv._version import __version__
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run
 from rdzv.core.history import describe, timeline
@@ -66,6 +67,7 @@ def _as_json(status: RunStatus) -> str:
     fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
     fields["phase"] = status.phase.value
     fields["refused"] = dict(status.refused)
+    fields["releases"] = dict(status.releases)
     return json.dumps(fields, default=plain)
 
 
@@ -82,6 +84,9 @@ def _describe(status: RunStatus) -> str:
     for reason, node_ids in by_reason.items():
         more = f" and {len(node_ids) - REFUSED_NAMED_MOST} more" if len(node_ids) > REFUSED_NAMED_MOST else ""
         lines.append(f"    refused  {', '.join(node_ids[:REFUSED_NAMED_MOST])}{more}: {reason}")
+    if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
+        counts = sorted(status.releases.items())
+        lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts))
     lines.append(f"coordinator: {status.coordinator or 'none'}")
     return "\n".join(map(printable, lines))
 

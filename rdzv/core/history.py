@@ -139,7 +139,7 @@ def _unpacked(plain: Mapping[str, Any]) -> Chapter:
                 node_ids=tuple(map(str, node_ids)),
                 reason=str(reason),
             )
-            for kind, after, count, node_ids, reason in plain["incidents"]
+            for kind, after, count, node_ids, reason, *_ in plain["incidents"]
         ),
     )
 

@@ -55,6 +55,14 @@ class Phase(Enum):
     CLOSED = "closed"  # over
 
 
+def _phase_of(word: object) -> Phase:
+    """Return the phase of this name. One that only later releases know says no more than that the run goes on."""
+    try:
+        return Phase(of(str, word))
+    except ValueError:
+        return Phase.GATHERING
+
+
 def bucket_of(node_id: str, buckets: int) -> int:
     """Return which bucket of ranks a node is in; the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
@@ -76,6 +84,7 @@ class NodeRecord:
         sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
         store_at: The address at which it reaches the store; empty in the same case.
         left: It has left on its own account, and its record is about to go.
+        release: Of which release of this package it is; empty if it does not say.
         arrival: The revision that wrote this record: which arrival this is.
     """
 
@@ -90,6 +99,7 @@ class NodeRecord:
     sends_from: str = ""
     store_at: str = ""
     left: bool = False
+    release: str = ""
     arrival: int = 0
 
     def pack(self) -> bytes:
@@ -107,6 +117,8 @@ class NodeRecord:
             plain["path"] = [self.sends_from, self.store_at]
         if self.left:
             plain["left"] = True
+        if self.release:
+            plain["release"] = self.release
         return pack(plain)
 
     @classmethod
@@ -127,6 +139,7 @@ class NodeRecord:
                 sends_from=of(str, sends_from),
                 store_at=of(str, store_at),
                 left=of(bool, plain.get("left", False)),
+                release=of(str, plain.get("release", "")),
                 arrival=arrival,
             )
 
@@ -397,7 +410,7 @@ class Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
             lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             return cls(
-                phase=Phase(phase),
+                phase=_phase_of(phase),
                 round=of(int, round),
                 joined=of(int, joined),
                 needed=of(int, needed),
@@ -492,6 +505,7 @@ class RunStatus:
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
         refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
+        releases: How many of the nodes that are here are of which release.
     """
 
     run_id: str
@@ -506,6 +520,7 @@ class RunStatus:
     bootstrap_address: tuple[str, int] | None = None
     closed: str | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ------------------------------------------------------------------------------------------------ settings

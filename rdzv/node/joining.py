@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from rdzv._version import __version__
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import address_of
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
@@ -287,6 +288,7 @@ class Part:
                 if address != seen_as:  # the store is not where it seems to be, and that must mislead nobody
                     sends_from = store_at = ""
         return NodeRecord(
+            release=__version__,
             node_id=self._node_id,
             incarnation=self._incarnation,
             arrived_after=self.known_round,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rdzv.core.decision import explain
@@ -35,6 +36,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         head: Its head, as known.
     """
     records = await read_nodes(store, keys)
+    releases = Counter(record.release or "an unknown release" for record in records.values())
     members = []
     ranked = set()
     if head.round is not None:
@@ -77,6 +79,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
+        releases=dict(releases),
     )
 
 

@@ -53,13 +53,13 @@ LATER = {
         ("event.value, event.create_revision, event.lease\n", "event.value, event.create_revision, event.lease, 1.5\n"),
         ("condition.key, condition.target.value, condition.expected\n", "condition.key, condition.target.value, condition.expected, 0\n"),
         ("ttl=_optional(_SECONDS), lease=_optional(_INT)),\n        Layout(2,", "ttl=_optional(_SECONDS), lease=_optional(_INT), note=_STR),\n        Layout(2,"),
-        ("        Layout(21, Stats),\n", "        Layout(21, Stats),\n        Layout(22, Tickle, key=_STR),\n"),
+        ("        Layout(21, Stats),\n", "        Layout(21, Stats),\n        Layout(63, Tickle, key=_STR),\n"),
         ("    Stats,\n", "    Stats,\n    Tickle,\n"),
         ("        Layout(74, Done),\n", "        Layout(74, Done, mood=_STR),\n"),
     ],
     "store/messages.py": [
         ("    ttl: float | None = None\n    lease: int | None = None\n", "    ttl: float | None = None\n    lease: int | None = None\n    note: str = \"\"\n"),
-        ('    """Nothing to say but that it was done."""\n', '    """Nothing to say but that it was done."""\n\n    mood: str = "fine"\n'),
+        ('    """The request was done."""\n', '    """The request was done."""\n\n    mood: str = "fine"\n'),
         ("@dataclass(frozen=True, slots=True, kw_only=True)\nclass Excessive", "@dataclass(frozen=True, slots=True, kw_only=True)\nclass Tickle(Request[Done]):\n    key: str\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\nclass Excessive"),
     ],
 }  # fmt: skip
@@ -121,7 +121,7 @@ CLIENT = (
             try:
                 await client.call(Tickle(key="a"))
             except store.Unsupported as error:
-                assert "request 22" in str(error) and "older release" in str(error), error
+                assert "request 63" in str(error) and "older release" in str(error), error
             else:
                 raise AssertionError("an older server knows no Tickle")
             await client.ping()  # on the same connection
@@ -221,7 +221,7 @@ async def test_s12_a_request_that_nobody_knows_costs_no_connection() -> None:
         peer = await introduce(network)
         strange: list[tuple[object, ...]] = [
             (99, 1, 0),
-            (22, 2, 0, "a", {}),
+            (62, 2, 0, "a", {}),
             (13, 3, 0, [["a", 9, True]], [2, "a"]),
             (11, 4, 0, [], [[40, "a"]], []),
         ]

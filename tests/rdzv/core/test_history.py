@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import pytest
 
 from rdzv.core.history import (
@@ -227,3 +228,11 @@ async def test_a_runs_history_survives_its_coordinators() -> None:
     assert third.after == pytest.approx(11, abs=1)
     (closed,) = (one for one in third.incidents if one.kind == "closed")
     assert closed.reason == f"by {stays.node_id}: enough"
+
+
+def test_s12_an_incident_may_have_more_columns() -> None:
+    lost = Incident(kind="lost", after=1.0, count=1)
+    chapter = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), incidents=(lost,))
+    (plain,) = msgpack.unpackb(pack_chapters((chapter,)))
+    plain["incidents"][0].append("a column of a later release")
+    assert unpack_chapters(msgpack.packb([plain])) == (chapter,)

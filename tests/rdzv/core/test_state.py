@@ -213,7 +213,7 @@ def unpack_round(value: bytes) -> object:
         (unpack_record, 7),
         (Progress.unpack, PROGRESS[:-1]),
         (Progress.unpack, {}),
-        (Progress.unpack, with_progress(0, "asleep")),
+        (Progress.unpack, with_progress(0, 7)),
         *((Progress.unpack, with_progress(index, "1")) for index in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
         (Progress.unpack, with_progress(9, 3)),
         (Progress.unpack, with_progress(11, [7])),
@@ -266,3 +266,22 @@ def test_nouns_are_frozen() -> None:
     record = NodeRecord(node_id="a", incarnation="1", attributes={})
     assert replace(record, left=True).left
     assert not record.left
+
+
+# ------------------------------------------------------------------------------------------------ other releases
+
+
+def test_s12_a_phase_that_only_later_releases_know_says_that_the_run_goes_on() -> None:
+    """An unknown word kept every node of the older release from connecting at all."""
+    plain = msgpack.unpackb(Progress(phase=Phase.LAST_CALL, joined=3).pack())
+    progress = Progress.unpack(msgpack.packb(["paused for tea", *plain[1:], "one more column"]))
+    assert (progress.phase, progress.joined) == (Phase.GATHERING, 3)
+
+
+def test_s12_the_record_of_a_node_names_its_release_and_may_have_more_fields_or_none() -> None:
+    record = NodeRecord(node_id="a", incarnation="x", release="0.1.0")
+    plain = msgpack.unpackb(record.pack())
+    assert plain["release"] == "0.1.0"
+    assert NodeRecord.unpack("a", msgpack.packb({**plain, "mood": "fine"}), arrival=0) == record
+    del plain["release"]
+    assert NodeRecord.unpack("a", msgpack.packb(plain), arrival=0).release == ""
