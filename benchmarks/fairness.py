@@ -21,6 +21,7 @@ import anyio
 
 import store
 from store import when
+from store.limits import Limits
 from store.messages import (
     Add,
     Append,
@@ -54,7 +55,7 @@ async def prepare(client: store.Client) -> None:
 
 def requests() -> dict[str, tuple[Request[Any], ...]]:
     """What is sent in one go, of each kind."""
-    many = range(4096)
+    writes, conditions = range(Limits().writes_max), range(Limits().operations_max)
     return {
         "nobody else": (),
         "count": (Count(prefix="k"),) * HEAP,
@@ -63,17 +64,15 @@ def requests() -> dict[str, tuple[Request[Any], ...]]:
         "get, 16 MiB": (Get("large"),) * 4,
         "put, 16 MiB": (Put("p", bytes(16 * MIB)),),
         "append to 16 MiB": (Append("large", b"x"),) * 20,
-        "get_many, 16,384 keys": (GetMany(keys=tuple(f"k/{n:06}" for n in range(16_384))),),
-        "transact, 4,096 puts": (Transact(when=(), then=tuple(Put(f"t/{n}", b"v") for n in many)),),
-        "transact, 4,096 adds": (Transact(when=(), then=tuple(Add(f"a/{n}", 1) for n in many)),),
-        "transact, 16,384 conditions": (
-            Transact(when=tuple(when.missing(f"q/{n}") for n in range(16_384)), then=(Put("c", b""),)),
+        "get_many": (GetMany(keys=tuple(f"k/{n:06}" for n in conditions)),),
+        "transact, puts": (Transact(when=(), then=tuple(Put(f"t/{n}", b"v") for n in writes)),),
+        "transact, adds": (Transact(when=(), then=tuple(Add(f"a/{n}", 1) for n in writes)),),
+        "transact, gets": (Transact(when=(), then=tuple(Get(f"k/{n:06}") for n in writes)),),
+        "transact, conditions": (
+            Transact(when=tuple(when.missing(f"q/{n}") for n in conditions), then=(Put("c", b""),)),
         ),
-        "delete_prefix, 4,096 keys": (
-            Transact(when=(), then=tuple(Put(f"d/{n}", b"") for n in many)),
-            DeletePrefix(prefix="d/"),
-        ),
-        "wait, 16,384 keys": (Wait(keys=tuple(f"w/{n}" for n in range(16_384))),),
+        "delete_prefix": (Transact(when=(), then=tuple(Put(f"d/{n}", b"") for n in writes)), DeletePrefix(prefix="d/")),
+        "wait": (Wait(keys=tuple(f"w/{n}" for n in conditions)),),
         "waits on one key": (*[Wait(keys=("w", f"w/{n}")) for n in range(1000)], *(Put("w", b""), Delete("w")) * 50),
         "watch with a snapshot": (Watch(prefix="k", snapshot=True),) * 5,
         "watch from the beginning": (Watch(prefix="k", start_revision=1),) * 5,

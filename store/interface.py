@@ -157,11 +157,13 @@ class Store(ABC):
     """A key-value store, awaited.
 
     Attributes:
-        operations_max: Operations, or conditions, that one transaction may have.
+        operations_max: Conditions that one transaction may have, or keys that one request may name.
+        writes_max: Operations that one transaction may have.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
     """
 
-    operations_max: int = 10_000
+    operations_max: int = 126  # what any store takes; a client knows better once its store has told
+    writes_max: int = 126
     fail_over: float = 0.0
     _keeping: Keeping | None = None  # made for the first lease that keeps itself
 

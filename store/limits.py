@@ -67,11 +67,20 @@ class Limits:
         "whole value.",
         past="`LimitExceeded`",
     )
-    operations_max: int = _limit(16_384, "Conditions, operations, or keys, in one request.", past="`LimitExceeded`")
+    operations_max: int = _limit(
+        16_384,
+        "Conditions of one transaction, or keys that one request reads or waits for.",
+        past="`LimitExceeded`",
+    )
     writes_max: int = _limit(
-        4_096,
-        "Keys that one request writes or deletes. A lease with more of them goes in several revisions.",
+        2_048,
+        "Operations of one transaction, or keys that one request deletes.",
         past="`LimitExceeded`; a client's `delete_prefix` deletes more in several steps",
+    )
+    lease_keys_max: int = _limit(
+        16_384,
+        "Keys on one lease: they go at one revision, when it lapses or is revoked.",
+        past="`LimitExceeded` for new keys on that lease",
     )
     watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.", past="`LimitExceeded`")
     waits_bytes_max: int = _limit(

@@ -485,7 +485,7 @@ class _Term:
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
             writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
-        for portion in _portions(writes, self._store.operations_max):
+        for portion in _portions(writes, self._store.writes_max):
             await self._write(portion)
 
     async def _clear_away(self, round: Round | None) -> None:

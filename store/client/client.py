@@ -108,6 +108,7 @@ class Client(interface.Store):
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
         self._pid = os.getpid()
         self._welcomed = asyncio.Event()
+        self.limits: dict[str, float] = {}  # those that concern a client, by their names in `Limits`, as the store told
         self._writable = True  # the socket takes more
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
         self._turns: dict[asyncio.Future[None], None] = {}  # callers that wait for room, first come first served
@@ -185,11 +186,6 @@ class Client(interface.Store):
     def ends(self) -> tuple[str, str] | None:
         """The addresses of the two ends of the connection, ours and the store's, as this system names them."""
         return self._link.ends if self._link is not None else None
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The limits of the store that concern a client, by their names in `Limits`; empty before it was met."""
-        return dict(self._connection.limits)
 
     @property
     def failure(self) -> StoreError | None:
@@ -405,6 +401,9 @@ class Client(interface.Store):
     def _take_welcome(self, welcome: Welcome) -> None:
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
+        self.limits = dict(welcome.limits)
+        self.operations_max = int(welcome.limits.get("operations_max", self.operations_max))
+        self.writes_max = int(welcome.limits.get("writes_max", self.writes_max))
         self._welcomed.set()
         self._abort_previous()
         if not welcome.resumed:

@@ -48,6 +48,7 @@ class Admission:
         """Refuse a branch as a whole, before its first write."""
         room = []
         written: dict[str, int] = {}  # and the size that its value will have
+        joining: dict[int, int] = {}  # how many keys so far go on a lease
         answer = leases = 0
         for operation in operations:
             if isinstance(operation, Get):
@@ -61,14 +62,19 @@ class Admission:
                 case Put():
                     leases += operation.ttl is not None
                     self.check_put(
-                        operation.key, operation.value, ttl=operation.ttl, lease=operation.lease, leases=leases
+                        operation.key,
+                        operation.value,
+                        ttl=operation.ttl,
+                        lease=operation.lease,
+                        leases=leases,
+                        joining=joining,
                     )
                     size = len(operation.value)
                 case Add():
-                    self.check_rewrite(operation)
+                    self.check_rewrite(operation, joining)
                     size = len(sum_of(operation, self._keys.get(operation.key)))
                 case Append():
-                    self.check_rewrite(operation)
+                    self.check_rewrite(operation, joining)
                     size = self.check_append(operation)
                 case Delete():
                     continue
@@ -76,7 +82,6 @@ class Admission:
                     assert_never(operation)
             written[operation.key] = size
             room.append((operation.key, size))
-        self.check_writes(len(written))
         self.check_revision(sum(written.values()))
         self.check_room(room)
         self.check_answer(answer)
@@ -107,8 +112,21 @@ class Admission:
         what = f"{held} bytes of replies, {session.held_bytes} of them of this client,"
         return _no_room(what, f"replies_bytes_max is {most}", session)
 
-    def check_put(self, key: str, value: bytes, *, ttl: float | None, lease: int | None, leases: int = 1) -> None:
-        """Refuse a put; `leases` is how many are being made with this one, if it makes one."""
+    def check_put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        ttl: float | None,
+        lease: int | None,
+        leases: int = 1,
+        joining: dict[int, int] | None = None,
+    ) -> None:
+        """Refuse a put.
+
+        `leases` is how many leases are being made with this one, if it makes one, and `joining` how many keys go on
+        each lease with this one; it is counted there.
+        """
         self.check_key(key)
         self.check_value(key, len(value))
         if ttl is not None:
@@ -117,21 +135,33 @@ class Admission:
             self.check_ttl(ttl)
             self.check_lease_room(leases)
         if lease is not None:
-            self.check_lease(lease, key)
+            self.check_lease(lease, key, joining)
 
-    def check_rewrite(self, request: Add | Append) -> None:
+    def check_rewrite(self, request: Add | Append, joining: dict[int, int] | None = None) -> None:
         """Refuse an add or an append."""
         self.check_key(request.key)
         if request.lease is not None:
-            self.check_lease(request.lease, request.key)
+            joins = self._keys.get(request.key) is None  # a key that is there stays on the lease it is on
+            self.check_lease(request.lease, request.key, joining, joins=joins)
 
-    def check_lease(self, lease: int, key: str) -> None:
-        """Refuse to put a key on a lease that is gone, or is another key's own."""
+    def check_lease(self, lease: int, key: str, joining: dict[int, int] | None, *, joins: bool = True) -> None:
+        """Refuse to put a key on a lease that is gone, is another key's own, or has as many as can go at once."""
         record = self.lease(lease)
         if record.anonymous and key not in record.keys:
             # It ends with its one key, which may be about to go in this very transaction.
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(key)} on"
+            )
+        if not joins or key in record.keys:
+            return
+        others = len(record.keys)
+        if joining is not None:
+            others += joining.get(lease, 0)
+            joining[lease] = joining.get(lease, 0) + 1
+        if others >= self._limits.lease_keys_max:
+            raise LimitExceeded(
+                f"lease {lease} has {others} keys, which go at once when it ends; lease_keys_max is "
+                f"{self._limits.lease_keys_max}: put {shown(key)} on another lease"
             )
 
     def check_key(self, key: str) -> None:
@@ -202,6 +232,13 @@ class Admission:
                 f"limit"
             )
 
+    def check_branches(self, count: int) -> None:
+        """Refuse a transaction of more operations, in both branches together, than others can wait for (S11)."""
+        if count > self._limits.writes_max:
+            raise LimitExceeded(
+                f"the transaction names {count} operations; writes_max is {self._limits.writes_max}: split it"
+            )
+
     def check_writes(self, count: int) -> None:
         """Refuse to change more keys at once than others can wait for (promise S11)."""
         if count > self._limits.writes_max:
@@ -270,7 +307,7 @@ class Admission:
             LeaseNotFound: It has lapsed, or was revoked.
         """
         lease = self._leases.get(id)
-        if lease is None or lease.ending:
+        if lease is None:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease
 

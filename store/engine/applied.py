@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from store.engine.scans import Scan
+    from store.engine.scans import Picked, Scan
     from store.engine.watches import Watcher
     from store.messages import Event, Response
 
@@ -51,7 +51,7 @@ class Work:
     """
 
     watcher: Watcher
-    scan: Scan | None
+    scan: Scan | Picked | None
     keys_only: bool = False
     prefix: str | None = None
     next_revision: int = 0

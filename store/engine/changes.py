@@ -6,7 +6,6 @@ and gives its events, which the engine announces.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from store.engine.admission import sum_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
-    from store.engine.scans import Scan
+    from store.engine.scans import Picked, Scan
 
 __all__ = ["Changes"]
 
@@ -39,7 +38,7 @@ class Changes:
         self._leases = leases
         self.facts = facts
         self._events: list[Event] = []
-        self.scans: dict[Scan, None] = {}
+        self.scans: dict[Scan | Picked, None] = {}
 
     @property
     def begun(self) -> bool:
@@ -144,17 +143,12 @@ class Changes:
             )
         return lease
 
-    def end_lease(self, lease: LeaseRecord, *, most: int) -> bool:
-        """End a lease, and delete its keys, at `most` so many now; whether that was all."""
-        keys = sorted(lease.keys) if len(lease.keys) <= most else list(islice(lease.keys, most))
-        lease.ending = True
-        for key in keys:
+    def end_lease(self, lease: LeaseRecord) -> None:
+        """End a lease, and delete all of its keys."""
+        for key in sorted(lease.keys):
             self.erase(key)
-        if lease.keys:
-            return False
         if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
             self._forget_lease(lease)
-        return True
 
     def _forget_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)

@@ -280,8 +280,7 @@ class Engine:
     def tick(self, *, now: float) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
 
-        One with more than `writes_max` keys goes in several revisions, and it and whatever else is due in several
-        ticks, so that others are served in between: it is due again at once.
+        What is due goes in several ticks if it is much, so that others are served in between: it is due again at once.
         """
         self._leases.advance(now)
         room = self.limits.writes_max
@@ -289,10 +288,9 @@ class Engine:
             if room <= 0:
                 self._leases.due_again(lease)
                 continue
-            self._lapsed += not lease.ending
+            self._lapsed += 1
             room -= len(lease.keys)
-            if not self._changes.end_lease(lease, most=self.limits.writes_max):
-                self._leases.due_again(lease)
+            self._changes.end_lease(lease)
             self._announce()
         self._expire_sessions(now)
         return self._take_deliveries()

@@ -37,7 +37,6 @@ class LeaseRecord:
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
-    ending: bool = False  # its time is over, but not all of its keys are deleted yet
 
 
 class Leases:

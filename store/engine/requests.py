@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
-from store.engine.scans import PART_BYTES, Scan
+from store.engine.scans import PART_BYTES, STEP_KEYS, Picked, Scan
 from store.engine.waits import Parked, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
 from store.errors import ConditionFailed, LimitExceeded, StoreUsageError
@@ -148,9 +148,12 @@ class Requests:
     def _get(self, request: Get) -> Found:
         return _make_found(self._keys.get(request.key))
 
-    def _get_many(self, request: GetMany) -> Listing:
+    def _get_many(self, request: GetMany) -> Listing | ListingPart:
         self._admission.check_count(len(request.keys), "keys")
-        return self._entries_of(request.keys)
+        listing = self._entries_of(request.keys)
+        if len(request.keys) <= STEP_KEYS:
+            return listing
+        return self._list_part(Work(watcher=self._asker, scan=Picked(listing.entries, listing.revision)))
 
     def _entries_of(self, keys: tuple[str, ...]) -> Listing:
         return self._listing(tuple(map(self._keys.get, keys)))
@@ -169,7 +172,8 @@ class Requests:
         entries = scan.part()
         if work.keys_only:
             entries = [
-                _make_entry(each.key, b"", each.create_revision, each.mod_revision, each.lease) for each in entries
+                each and _make_entry(each.key, b"", each.create_revision, each.mod_revision, each.lease)
+                for each in entries
             ]
         if self._scans_on(work):
             return ListingPart(entries=tuple(entries))
@@ -268,8 +272,7 @@ class Requests:
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._admission.check_count(len(request.when), "conditions")
-        for branch in (request.then, request.otherwise):
-            self._admission.check_count(len(branch), "operations")
+        self._admission.check_branches(len(request.then) + len(request.otherwise))
         succeeded = all(map(self._holds, request.when))
         operations = request.then if succeeded else request.otherwise
         self._admission.check_operations(operations)
@@ -293,8 +296,7 @@ class Requests:
 
     def _revoke(self, request: Revoke) -> Done:
         lease = self._admission.lease(request.lease)
-        self._admission.check_writes(len(lease.keys))
-        self._changes.end_lease(lease, most=self._limits.writes_max)
+        self._changes.end_lease(lease)
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:
@@ -335,6 +337,7 @@ class Requests:
         watcher = (work.watcher,)
         assert work.prefix is not None
         if work.scan is not None:
+            assert isinstance(work.scan, Scan), "what is watched is a prefix"
             events = list(map(put_event, work.scan.part()))
             if self._scans_on(work):
                 self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))

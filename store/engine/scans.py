@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.messages import Entry
 
-__all__ = ["PART_BYTES", "Picked", "Scan"]
+__all__ = ["PART_BYTES", "STEP_KEYS", "Picked", "Scan"]
 
 STEP_KEYS = 2048  # looked up at once: about half a millisecond
 PART_BYTES = 256 * 1024  # of one part, so that its frame stays small

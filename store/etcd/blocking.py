@@ -54,6 +54,7 @@ class Client(interface.BlockingStore):
     """
 
     operations_max = etcd.Client.operations_max
+    writes_max = etcd.Client.writes_max
 
     def __init__(self, cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT, **options: Any) -> None:
         self.name = str(cluster)

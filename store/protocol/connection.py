@@ -47,6 +47,8 @@ LIMITS_TOLD = [
     "value_bytes_max",
     "key_bytes_max",
     "operations_max",
+    "writes_max",
+    "lease_keys_max",
     "watches_max",
     "waits_bytes_max",
     "outbox_bytes_max",

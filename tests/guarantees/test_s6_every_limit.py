@@ -224,7 +224,15 @@ async def an_outbox(scene: Scene) -> str:
     return refused.message
 
 
-@past({"writes_max": 3}, "changes 4 keys", "split it")
+@past({"lease_keys_max": 2}, "has 2 keys", "another lease")
+async def keys_of_a_lease(scene: Scene) -> str:
+    lease = await scene.client.grant(60.0)
+    for key in ("a", "b", "a"):
+        await scene.client.put(key, b"", lease=lease)
+    return await refusal(scene.client.put("c", b"", lease=lease))
+
+
+@past({"writes_max": 3}, "names 4 operations", "split it")
 async def writes(scene: Scene) -> str:
     message = await refusal(scene.client.transact(when=[], then=[Put(f"w/{number}", b"") for number in range(4)]))
     for number in range(8):

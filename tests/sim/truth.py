@@ -515,13 +515,12 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         finally:
             ticking = False
 
-    def observed_end(lease: LeaseRecord, *, most: int) -> bool:
-        if ticking and not lease.ending:
+    def observed_end(lease: LeaseRecord) -> None:
+        if ticking:
             books.lapsed(lease)
-        ended = end_lease(lease, most=most)
-        if ended and not durable:
+        end_lease(lease)
+        if not durable:
             books._ended.add(lease.id)
-        return ended
 
     def observed_close() -> tuple[Event, ...]:
         events = close()

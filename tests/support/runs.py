@@ -173,12 +173,9 @@ class VirtualRun:
             return await self.network.dial("store", factory, source=source)
 
         def open_client() -> HookedClient:
-            client = HookedClient(
+            return HookedClient(
                 dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
             )
-            if self._limits is not None:
-                client.operations_max = self._limits.operations_max
-            return client
 
         def open_store() -> Client:
             client = self.clients[source] = open_client()

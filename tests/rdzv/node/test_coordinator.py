@@ -96,6 +96,14 @@ async def test_more_members_than_conditions_in_one_transaction_meet_by_way_of_a_
         assert run.keys("nodes//") == [], "the marker went with the commit"
 
 
+async def test_no_portion_of_what_a_coordinator_writes_is_more_than_its_store_takes() -> None:
+    """It portioned by the number of conditions that a store takes, of which there may be more than of writes."""
+    async with VirtualRun(min_nodes=100, limits=Limits(writes_max=5)) as run:
+        infos = await run.meet(*(run.handler(f"n{number}") for number in range(100)))
+        assert_one_round(infos)
+        assert infos[0].world_size == 100
+
+
 async def test_a_node_that_has_gone_when_the_marker_comes_by_is_in_no_round() -> None:
     """Its condition is not in the commit: only the coordinator's own look, after the marker, can keep it out."""
     settings: dict[str, Any] = {"min_nodes": 140, "max_nodes": 150, "last_call_timeout": 3, "rank_order": "name"}

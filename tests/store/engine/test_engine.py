@@ -822,7 +822,7 @@ A = Put("a", b"")
         ({"value_bytes_max": 2}, [], Put("a", b"abc")),
         ({"keys_max": 1}, [A], Put("b", b"")),
         ({"stored_bytes_max": 310}, [A], Put("a", b"1234567890")),
-        ({"operations_max": 1}, [], Transact(when=(), then=(A, Put("b", b"")))),
+        ({"operations_max": 1}, [], Wait(keys=("a", "b"))),
         ({"watches_max": 1}, [Watch(prefix="")], Wait(keys=("a",))),
         ({"waits_bytes_max": 300}, [Wait(keys=("a",))], Wait(keys=("b",))),
         ({"leases_max": 1}, [Grant(ttl=1.0)], Put("a", b"", ttl=1.0)),
