@@ -41,6 +41,7 @@ from store.messages import (
     Put,
     TransactionResult,
 )
+from store.net.certificates import client_context
 
 if TYPE_CHECKING:
     from store.server.server import Server, serve
@@ -77,6 +78,7 @@ __all__ = [
     "Unsupported",
     "UsedAfterFork",
     "WatchCompacted",
+    "client_context",
     "connect",
     "recipes",
     "serve",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "connect", "create_etcd", "create_handler", "create_tcp", "tcp_handler"]
 
+log = logging.getLogger(__name__)
+
+ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit in beside an election
 CALL_TIMEOUT = 30.0  # seconds for one request; a wait for nodes is not a request
 
 
@@ -161,12 +165,19 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         from store.etcd.codec import Cluster
     except ImportError as error:
         raise RendezvousSettingsError(f"{settings.endpoint.scheme} cannot be used: {error}") from error
+    if settings.ttl < ETCD_TTL_LEAST:
+        log.warning(
+            "ttl=%g s is short for etcd, whose members need up to 2 s to elect a leader: below %g s a node that is "
+            "well may lose its round by a change of leader",
+            settings.ttl,
+            ETCD_TTL_LEAST,
+        )
     credentials = Credentials.of(settings)
     cluster = Cluster(hosts=settings.endpoint.hosts, secure=settings.uses_tls)
     options: dict[str, Any] = {
         "tls": credentials.client_tls(),
         "user": settings.user,
-        "password": credentials.password,
+        "password": credentials.read_password,
         "timeout": CALL_TIMEOUT,
         # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
         "receipts": f"{settings.prefix}//receipts/",

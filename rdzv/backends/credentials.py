@@ -9,6 +9,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
+from store.net.certificates import client_context
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -47,12 +48,15 @@ class Credentials:
         if not settings.uses_tls or (settings.ca is None and settings.cert is None):
             return None
         try:
-            context = ssl.create_default_context(cafile=settings.ca)
-            if settings.cert is not None:
-                context.load_cert_chain(settings.cert, settings.key)
+            return client_context(settings.ca, settings.cert, settings.key)
         except OSError as error:
             raise _bad_certificates(settings, error) from error
-        return context
+
+    def read_password(self) -> str | None:
+        """Return the password as it is in its file now: it may have been changed since the start."""
+        if self._settings.password_file is not None:
+            self.password = _read_secret("password_file", self._settings.password_file, "the password").decode()
+        return self.password
 
     def server_tls(self) -> ssl.SSLContext | None:
         """How to serve the store over TLS; None if there is no certificate to serve it with."""

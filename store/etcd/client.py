@@ -3,7 +3,7 @@
     async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
 
 The same calls mean the same things; what differs is listed in `store.interface`. What is said to etcd is worked out in
-`codec` and `transactions`, and sent by `gateway`; `reads`, `writes` and `leases` decide what to ask, and when to ask
+`codec` and `transactions`, and sent by `members`; `reads`, `writes` and `leases` decide what to ask, and when to ask
 again.
 
 **Waits** look, and if a key is missing watch it (a hundred at most at one time), and look again once it has come.
@@ -34,8 +34,8 @@ from store.errors import (
     unsent,
 )
 from store.etcd import leases
-from store.etcd.codec import OPERATIONS_MAX, Cluster, entry_in, events_of, range_of, watch_request
-from store.etcd.gateway import Failure, Gateway, RetryState
+from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_of, range_of, watch_requests
+from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts
 from store.etcd.watch import Watch
@@ -91,7 +91,7 @@ class Client(interface.Store):
         cluster: Where it is.
         tls: A client-side context for `etcds`; without it the system's certificates are trusted.
         user: Whom to log in as, if anybody.
-        password: The user's.
+        password: The user's; or what reads it, before the first login and again after one that was refused.
         timeout: Seconds that every call without its own `timeout` may take.
         connect_timeout: Seconds that the first answer may take; without it, as `timeout`.
         timeout_name: What those who read of a wait for it know it by.
@@ -108,7 +108,7 @@ class Client(interface.Store):
         *,
         tls: ssl.SSLContext | None = None,
         user: str | None = None,
-        password: str | None = None,
+        password: str | Callable[[], str | None] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         connect_timeout: float | None = None,
         timeout_name: str = "the timeout",
@@ -120,7 +120,7 @@ class Client(interface.Store):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self.hidden = receipts
-        self.gateway = Gateway(
+        self.members = Members(
             cluster,
             probe=range_of(receipts, count_only=True),
             tls=tls,
@@ -128,9 +128,9 @@ class Client(interface.Store):
             password=password,
             rng=rng or random.Random(),
         )
-        self.gateway.failed = self.fail
-        self._receipts = Receipts(self.gateway, receipts)
-        self._reads = Reads(self.gateway, receipts)
+        self.members.failed = self.fail
+        self._receipts = Receipts(self.members, receipts)
+        self._reads = Reads(self.members, receipts)
         self._writes = Writes(self._reads, self._receipts)
         self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
@@ -143,7 +143,7 @@ class Client(interface.Store):
         await self.open()
         try:
             told = absence_told(
-                self.name, self.gateway.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
+                self.name, self.members.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
             )
             async with told:
                 await self.call(Ping(), timeout=self._connect_timeout)
@@ -158,7 +158,7 @@ class Client(interface.Store):
 
     async def open(self) -> None:
         """Be ready for calls; the first one connects."""
-        await self.gateway.start()
+        await self.members.start()
 
     async def aclose(self) -> None:
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
@@ -170,7 +170,7 @@ class Client(interface.Store):
             if useful:
                 with anyio.move_on_after(HANG_UP_WITHIN), contextlib.suppress(StoreError, Failure):
                     await self._receipts.give_up()
-            await self.gateway.aclose()
+            await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
         """Make this client useless: every call under way raises the error. The first error counts."""
@@ -182,12 +182,12 @@ class Client(interface.Store):
     @property
     def connected(self) -> bool:
         """Whether some member of the cluster is in reach, as far as is known."""
-        return self._failed is None and self.gateway.connected
+        return self._failed is None and self.members.connected
 
     @property
     def store_id(self) -> str | None:
         """The cluster's id, once it has been met."""
-        return self.gateway.cluster_id
+        return self.members.cluster_id
 
     @property
     def seen_as(self) -> str | None:
@@ -210,7 +210,7 @@ class Client(interface.Store):
 
     async def _ends_of_the_way(self) -> tuple[str, str] | None:
         """Return the addresses of this machine and of the cluster's member on the way between them."""
-        host, port = self.gateway.here
+        host, port = self.members.here
         with contextlib.suppress(OSError):
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
             for family, kind, _, _, target in found:
@@ -276,13 +276,13 @@ class Client(interface.Store):
             case Wait(keys=keys):
                 return await self._wait(keys, guard, deadline)
             case Ping():
-                return Pong(revision=await self.gateway.current_revision(deadline))
+                return Pong(revision=await self.members.current_revision(deadline))
             case Stats():
                 return await self._reads.stats(deadline)
             case ListGroups():
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
             case Grant() | KeepAlive() | Revoke() | TimeToLive():
-                return await leases.call(self.gateway, request, deadline)
+                return await leases.call(self.members, request, deadline)
             case _:
                 return await self._writes.write(request, guard, deadline, doubt)
 
@@ -300,19 +300,20 @@ class Client(interface.Store):
             others = {condition.key for condition in guard} - watched
             left = deadline - self.time()
             if left <= 0:
-                raise self.gateway.late("Wait", None)
+                raise self.members.late("Wait", None)
             with anyio.move_on_after(None if left == math.inf else left):
                 await self._until_changed(watched, others, listing.revision + 1)
 
     async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:
         """Return once all of the missing keys have come, or one of the others has changed, or it is time to look."""
-        requests = watch_request([*missing, *others], start_revision=start_revision)
+        requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
-            stream = await self.gateway.stream(requests, what="Wait")
+            stream = await self.members.stream(requests, what="Wait")
         except Failure:  # compacted: look again
             return
         try:
-            while missing and (told := await stream.read()) is not None:
+            while missing:
+                told = await stream.read()
                 batches = [batch for message in told for batch in events_of(message, self.hidden)]
                 for event in itertools.chain.from_iterable(batches):
                     if event.key in others:

@@ -1,12 +1,12 @@
 """Pure: our requests in etcd's words, and etcd's answers in ours; and where an etcd cluster is, as a URL.
 
-etcd's JSON gateway writes bytes as base64 and 64-bit numbers as strings, and leaves out whatever is zero, false or
-empty: no `succeeded` means false, no `type` means a put, no `kvs` means that there is nothing.
+What is asked is built here as plain fields: a mapping from the names in `rpc/etcd.proto` to values, in which a
+message is a mapping again. Whoever sends it makes a message of it. So this room, which also reads URLs, needs no extra.
+What etcd answers are messages; a field that is zero, false or empty is not on the wire and reads as such.
 """
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -26,11 +26,14 @@ from store.net.address import host_and_port
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from store.etcd.rpc import etcd_pb2 as pb
+
 __all__ = [
     "OPERATIONS_MAX",
     "Cluster",
+    "Failure",
     "FailureKind",
-    "Json",
+    "Fields",
     "NoSpace",
     "Span",
     "broken",
@@ -39,14 +42,16 @@ __all__ = [
     "entry_in",
     "entry_of",
     "events_of",
+    "key_of",
     "range_of",
     "span_of",
     "spans",
-    "text",
-    "watch_request",
+    "watch_requests",
 ]
 
-Json: TypeAlias = "dict[str, Any]"
+Fields: TypeAlias = "dict[str, Any]"
+"""A message that is to be sent, by the names of its fields."""
+
 Span: TypeAlias = tuple[bytes, bytes]
 """The keys from the first, up to but without the second."""
 
@@ -70,10 +75,9 @@ class Cluster:
         return f"{scheme}://{','.join(host_and_port(host, port) for host, port in self.hosts)}"
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """Each member's gateway."""
-        scheme = "https" if self.secure else "http"
-        return tuple(f"{scheme}://{host_and_port(host, port)}/v3/" for host, port in self.hosts)
+    def targets(self) -> tuple[str, ...]:
+        """Where each member is, as gRPC takes it."""
+        return tuple(host_and_port(host, port) for host, port in self.hosts)
 
     @classmethod
     def parse(cls, url: str) -> Cluster:
@@ -107,15 +111,6 @@ def _host(url: str, text: str) -> tuple[str, int]:
 # ---------------------------------------------------------------------------------------------------- keys
 
 
-def text(data: str | bytes) -> str:
-    """Bytes as JSON has them."""
-    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
-
-
-def _bytes(encoded: str) -> bytes:
-    return base64.b64decode(encoded)
-
-
 def _end(prefix: bytes) -> bytes:
     """The first key after all that start with a prefix. No byte of UTF-8 is 255, so the last one can be raised."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # a zero byte: up to the very last key
@@ -135,47 +130,46 @@ def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
     return (first, hidden.encode()), (_end(hidden.encode()), last)
 
 
-def range_of(span: str | Span, **options: Any) -> Json:
+def range_of(span: str | Span, **options: Any) -> Fields:
     """A read of one key, or of a span."""
     if isinstance(span, str):
-        return {"key": text(span), **options}
-    return {"key": text(span[0]), "range_end": text(span[1]), **options}
+        return {"key": span.encode(), **options}
+    return {"key": span[0], "range_end": span[1], **options}
 
 
-def entry_of(kv: Json) -> Entry:
+def entry_of(kv: pb.KeyValue) -> Entry:
     """A key as it stands."""
     return Entry(
-        key=_key(kv),
-        value=_bytes(kv.get("value", "")),
-        create_revision=int(kv.get("create_revision", 0)),
-        mod_revision=int(kv.get("mod_revision", 0)),
-        lease=int(kv["lease"]) if kv.get("lease", "0") != "0" else None,
+        key=key_of(kv.key),
+        value=kv.value,
+        create_revision=kv.create_revision,
+        mod_revision=kv.mod_revision,
+        lease=kv.lease or None,
     )
 
 
-def _key(kv: Json) -> str:
-    # Others may use the cluster, too, and call their keys what they like.
-    return _bytes(kv["key"]).decode(errors="surrogateescape")
+def key_of(key: bytes) -> str:
+    """A key's name. Others may use the cluster, too, and call their keys what they like."""
+    return key.decode(errors="surrogateescape")
 
 
-def entry_in(response: Json) -> Entry | None:
+def entry_in(response: pb.RangeResponse) -> Entry | None:
     """Return what a read of one key found."""
-    kvs = response.get("kvs")
-    return entry_of(kvs[0]) if kvs else None
+    return entry_of(response.kvs[0]) if response.kvs else None
 
 
 # ---------------------------------------------------------------------------------------------------- watches
 
 
-def watch_request(keys: Iterable[str | Span], *, start_revision: int) -> list[Json]:
-    """Watches that share one stream; etcd numbers them as they come."""
-    return [{"create_request": range_of(key, start_revision=str(start_revision), progress_notify=True)} for key in keys]
+def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[Fields]:
+    """Watches that are opened together; whoever sends them numbers them."""
+    return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
 
 
-def events_of(result: Json, hidden: str) -> list[list[Event]]:
+def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
     """Return the changes in one message of a watch, one list per revision; etcd never splits a revision."""
     batches: list[list[Event]] = []
-    for change in result.get("events", ()):
+    for change in result.events:
         event = _event(change)
         if event.key.startswith(hidden):
             continue
@@ -186,10 +180,14 @@ def events_of(result: Json, hidden: str) -> list[list[Event]]:
     return batches
 
 
-def _event(change: Json) -> Event:
-    kv = change["kv"]
-    if change.get("type") == "DELETE":
-        return Event(kind="delete", revision=int(kv["mod_revision"]), key=_key(kv))
+DELETED: Final = 1
+"""`Event.EventType.DELETE`; with the name, this room would need the extra."""
+
+
+def _event(change: pb.Event) -> Event:
+    kv = change.kv
+    if change.type == DELETED:
+        return Event(kind="delete", revision=kv.mod_revision, key=key_of(kv.key))
     entry = entry_of(kv)
     return Event(
         kind="put",
@@ -210,19 +208,19 @@ _TARGETS: Final = {
 }
 
 
-def compare(condition: Condition) -> Json:
+def compare(condition: Condition) -> Fields:
     """A condition."""
-    expected = condition.expected
+    expected, key = condition.expected, condition.key.encode()
     match condition.target:
         case Target.EXISTS:
             result = "GREATER" if expected else "EQUAL"  # than the zero that a missing key has
-            return {"key": text(condition.key), "target": "CREATE", "result": result, "create_revision": "0"}
+            return {"key": key, "target": "CREATE", "result": result, "create_revision": 0}
         case Target.VALUE:
             assert isinstance(expected, bytes), "a value is compared with bytes"
-            return {"key": text(condition.key), "target": "VALUE", "result": "EQUAL", "value": text(expected)}
+            return {"key": key, "target": "VALUE", "result": "EQUAL", "value": expected}
         case target:
             name, field_name = _TARGETS[target]
-            return {"key": text(condition.key), "target": name, "result": "EQUAL", field_name: str(int(expected))}
+            return {"key": key, "target": name, "result": "EQUAL", field_name: int(expected)}
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
@@ -246,6 +244,21 @@ class FailureKind(Enum):
     COMPACTED = "that revision is no longer kept"
     LEASE_EXISTS = "there is such a lease already"
     NO_AUTHENTICATION = "nobody needs to log in"
+    REOPEN = "the watch is to be opened again, and nothing is wrong with the member"
+
+
+class Failure(Exception):
+    """An attempt failed; another one may do better.
+
+    Attributes:
+        trouble: Whether it may have been carried out, or why it could not be.
+        silent: Whether nothing at all came back.
+    """
+
+    def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
+        super().__init__(reason)
+        self.trouble = trouble
+        self.silent = silent
 
 
 class NoSpace(LimitExceeded):

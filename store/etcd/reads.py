@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import FailureKind, broken, entry_in, entry_of, range_of, spans
-from store.etcd.gateway import Failure
+from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, range_of, spans
 from store.etcd.transactions import Write, transaction
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from store.etcd.codec import Json
-    from store.etcd.gateway import Gateway
+    from store.etcd.codec import Fields
+    from store.etcd.members import Members
+    from store.etcd.rpc import etcd_pb2 as pb
 
 __all__ = ["Reads"]
 
@@ -23,7 +23,8 @@ GETS_MOST: Final = 100
 PAGE: Final = 1_000
 """Keys listed in one request."""
 
-Jsons: TypeAlias = "list[Json]"  # inside the class below, `list` is a method
+Asked: TypeAlias = "list[Fields]"  # inside the class below, `list` is a method
+Ranges: TypeAlias = "list[pb.RangeResponse]"
 Entries: TypeAlias = "list[Entry]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
 
@@ -32,19 +33,19 @@ class Reads:
     """What one client reads.
 
     Args:
-        gateway: Where to ask.
+        members: Whom to ask.
         hidden: What the keys start with that are not shown: those of receipts.
     """
 
-    def __init__(self, gateway: Gateway, hidden: str) -> None:
-        self.gateway = gateway
+    def __init__(self, members: Members, hidden: str) -> None:
+        self.members = members
         self.hidden = hidden
 
-    async def read(self, guard: Sequence[Condition], asked: Jsons, deadline: float) -> tuple[Jsons, int]:
+    async def read(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:
         """Read several ranges at one revision; return what each found, and the revision."""
         if not guard and len(asked) == 1:
-            reply = await self.gateway.ask("kv/range", asked[0], deadline=deadline, what="reading")
-            return [reply], int(reply["header"]["revision"])
+            reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
+            return [reply], reply.header.revision
         write = Write(guard=tuple(guard))
         body = transaction(write, None, hidden=self.hidden)
         requests = [{"request_range": each} for each in asked]
@@ -52,14 +53,14 @@ class Reads:
             body["success"][0]["request_txn"]["success"] = requests
         else:
             body["success"] = requests
-        reply = await self.gateway.ask("kv/txn", body, deadline=deadline, what="reading")
-        responses = reply.get("responses", [])
+        reply = await self.members.ask("KV/Txn", body, deadline=deadline, what="reading")
+        responses: Sequence[pb.ResponseOp] = reply.responses
         if guard:
-            inner = responses[0].get("response_txn", {})
-            if not inner.get("succeeded"):
+            inner = responses[0].response_txn
+            if not inner.succeeded:
                 raise broken(guard)
-            responses = inner.get("responses", [])
-        return [response["response_range"] for response in responses], int(reply["header"]["revision"])
+            responses = inner.responses
+        return [response.response_range for response in responses], reply.header.revision
 
     async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:
         """Read several keys at one revision: that of the first request, if it takes several."""
@@ -68,7 +69,7 @@ class Reads:
             revision = 0
             try:
                 for at in range(0, max(len(keys), 1), GETS_MOST):
-                    pinned = {"revision": str(revision)} if revision else {}
+                    pinned = {"revision": revision} if revision else {}
                     asked = [range_of(key, **pinned) for key in keys[at : at + GETS_MOST]]
                     replies, now = await self.read(() if revision else guard, asked, deadline)
                     revision = revision or now
@@ -101,28 +102,27 @@ class Reads:
         for first, last in spans(prefix, self.hidden):
             after: bytes | None = first
             while after is not None:
-                pinned = {"revision": str(revision)} if revision else {}
-                asked = range_of((after, last), limit=str(PAGE), keys_only=keys_only, **pinned)
+                pinned = {"revision": revision} if revision else {}
+                asked = range_of((after, last), limit=PAGE, keys_only=keys_only, **pinned)
                 replies, now = await self.read(() if revision else guard, [asked], deadline)
                 revision = revision or now
-                kvs = replies[0].get("kvs", [])
-                entries = [entry_of(kv) for kv in kvs]
+                entries = [entry_of(kv) for kv in replies[0].kvs]
                 yield entries, revision
-                more = replies[0].get("more") and entries
+                more = replies[0].more and entries
                 after = entries[-1].key.encode(errors="surrogateescape") + b"\0" if more else None
 
     async def stats(self, deadline: float) -> Figures:
         """Return the few figures that etcd gives."""
-        revision = await self.gateway.current_revision(deadline)
-        status = await self.gateway.ask("maintenance/status", {}, deadline=deadline, what="stats")
+        revision = await self.members.current_revision(deadline)
+        status = await self.members.ask("Maintenance/Status", {}, deadline=deadline, what="stats")
         return Figures(
             figures={
-                "store_id": self.gateway.cluster_id,
+                "store_id": self.members.cluster_id,
                 "revision": revision,
-                "version": status.get("version"),
-                "stored_bytes": int(status.get("dbSize", 0)),
-                "leader": f"{int(status.get('leader', 0)):x}",
-                "member": f"{int(status['header'].get('member_id', 0)):x}",
+                "version": status.version,
+                "stored_bytes": status.dbSize,
+                "leader": f"{status.leader:x}",
+                "member": f"{status.header.member_id:x}",
             }
         )
 
@@ -130,4 +130,4 @@ class Reads:
         """Count the keys that start with a prefix."""
         asked = [range_of(span, count_only=True) for span in spans(request.prefix, self.hidden)]
         replies, revision = await self.read(guard, asked, deadline)
-        return Counted(count=sum(int(reply.get("count", 0)) for reply in replies), revision=revision)
+        return Counted(count=sum(reply.count for reply in replies), revision=revision)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from store.etcd.codec import FailureKind
-from store.etcd.gateway import Failure
+from store.etcd.codec import Failure, FailureKind
 from store.etcd.transactions import Receipt
 
 if TYPE_CHECKING:
-    from store.etcd.gateway import Gateway
+    from store.etcd.members import Members
 
 __all__ = ["HANG_UP_WITHIN", "Receipts", "granted"]
 
@@ -35,8 +34,8 @@ HANG_UP_WITHIN: Final = 1.0
 class Receipts:
     """The receipts of one client: keys of its own, on a lease of its own, each for one write at a time."""
 
-    def __init__(self, gateway: Gateway, prefix: str) -> None:
-        self._gateway = gateway
+    def __init__(self, members: Members, prefix: str) -> None:
+        self._members = members
         self._prefix = prefix
         self._free: list[Receipt] = []
         self._lease: int | None = None
@@ -49,7 +48,7 @@ class Receipts:
             now = anyio.current_time()
             if self._lease is None or now > self._good_until:
                 # The old one lapses by itself, once those who still use it are done.
-                self._lease, ttl = await granted(self._gateway, RECEIPTS_TTL, deadline)
+                self._lease, ttl = await granted(self._members, RECEIPTS_TTL, deadline)
                 self._good_until = now + ttl - RECEIPTS_LEAST
                 self._free.clear()
         if self._free:
@@ -63,9 +62,9 @@ class Receipts:
 
     async def stand(self, deadline: float) -> bool:
         """Return whether their lease is still there; if not, the next one is on a new one."""
-        asked = {"ID": str(self._lease)}
-        reply = await self._gateway.ask("lease/timetolive", asked, deadline=deadline, what="a question")
-        if int(reply.get("TTL", 0)) > 0:
+        asked = {"ID": self._lease}
+        reply = await self._members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="a question")
+        if reply.TTL > 0:
             return True
         self._lease = None
         self._free.clear()
@@ -74,22 +73,22 @@ class Receipts:
     async def give_up(self) -> None:
         """Take all of them back."""
         lease, self._lease = self._lease, None
-        if lease is not None and self._gateway.connected:
-            await self._gateway.ask(
-                "lease/revoke", {"ID": str(lease)}, deadline=anyio.current_time() + HANG_UP_WITHIN, what="Revoke"
+        if lease is not None and self._members.connected:
+            await self._members.ask(
+                "Lease/LeaseRevoke", {"ID": lease}, deadline=anyio.current_time() + HANG_UP_WITHIN, what="Revoke"
             )
 
 
-async def granted(gateway: Gateway, ttl: float, deadline: float) -> tuple[int, float]:
+async def granted(members: Members, ttl: float, deadline: float) -> tuple[int, float]:
     """A new lease, and its TTL as granted: in whole seconds, and at least etcd's own least."""
     lease = secrets.randbelow(2**62) + 1
-    asked = {"ID": str(lease), "TTL": str(math.ceil(ttl))}
+    asked = {"ID": lease, "TTL": math.ceil(ttl)}
     try:
-        reply = await gateway.ask("lease/grant", asked, deadline=deadline, what="Grant")
+        reply = await members.ask("Lease/LeaseGrant", asked, deadline=deadline, what="Grant")
     except Failure as failure:
         if failure.trouble is not FailureKind.LEASE_EXISTS:
             raise
         # Nobody else makes up this number: it was an attempt of ours whose answer was lost.
-        reply = await gateway.ask("lease/timetolive", {"ID": str(lease)}, deadline=deadline, what="Grant")
-        return lease, float(reply.get("grantedTTL", math.ceil(ttl)))
-    return lease, float(reply["TTL"])
+        reply = await members.ask("Lease/LeaseTimeToLive", {"ID": lease}, deadline=deadline, what="Grant")
+        return lease, float(reply.grantedTTL or math.ceil(ttl))
+    return lease, float(reply.TTL)

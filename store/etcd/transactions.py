@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from store.errors import StoreUsageError
-from store.etcd.codec import compare, entry_in, range_of, spans, text
+from store.etcd.codec import compare, entry_in, range_of, spans
 from store.messages import (
     Add,
     Added,
@@ -47,7 +47,8 @@ from store.messages import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from store.etcd.codec import Json
+    from store.etcd.codec import Fields
+    from store.etcd.rpc import etcd_pb2 as pb
 
 __all__ = [
     "Branch",
@@ -264,7 +265,7 @@ def _sum(request: Add, entry: Entry | None) -> int:
     return total
 
 
-def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bool = False) -> Json:
+def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bool = False) -> Fields:
     """A write as one transaction.
 
     Args:
@@ -274,14 +275,14 @@ def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bo
         fence: Whether every branch must leave a receipt: an earlier copy may still be on its way.
     """
 
-    def leaf(branch: Branch, mark: bytes) -> list[Json]:
+    def leaf(branch: Branch, mark: bytes) -> list[Fields]:
         requests = [request for operation in branch.operations for request in _requests(operation, hidden)]
         if receipt is not None and (fence or branch.writes):
             mark_it = Put(receipt.key, mark, lease=receipt.lease)
             requests[:0] = _requests(mark_it, hidden)
         return requests
 
-    def case(branch: Branch, mark: bytes) -> list[Json]:
+    def case(branch: Branch, mark: bytes) -> list[Fields]:
         if not branch.rests_on:
             return leaf(branch, mark)
         look = Branch(operations=tuple(Get(condition.key) for condition in branch.rests_on))
@@ -302,30 +303,32 @@ def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bo
     }
 
 
-def _nested(conditions: Sequence[Condition], success: list[Json], failure: list[Json]) -> Json:
+def _nested(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> Fields:
     return {"request_txn": {"compare": list(map(compare, conditions)), "success": success, "failure": failure}}
 
 
-def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Json]:
+def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
     match operation:
         case Put(key=key, value=value, lease=lease):
-            return [{"request_put": {"key": text(key), "value": text(value), "lease": str(lease or 0)}}]
+            return [{"request_put": {"key": key.encode(), "value": value, "lease": lease or 0}}]
         case Get(key=key):
             return [{"request_range": range_of(key)}]
         case Delete(key=key):
-            return [{"request_delete_range": {"key": text(key)}}]
+            return [{"request_delete_range": {"key": key.encode()}}]
         case DeletePrefix(prefix=prefix):
             return [{"request_delete_range": range_of(span)} for span in spans(prefix, hidden)]
         case Add() | Append():
             raise AssertionError("what is added has been resolved")
 
 
-def outcome(write: Write, receipt: Receipt | None, reply: Json, *, hidden: str, fence: bool = False) -> Outcome:
+def outcome(
+    write: Write, receipt: Receipt | None, reply: pb.TxnResponse, *, hidden: str, fence: bool = False
+) -> Outcome:
     """Return what came of a transaction that `transaction` made of the same arguments."""
-    revision = int(reply["header"]["revision"])
-    responses = reply.get("responses", [])
-    if receipt is not None and not reply.get("succeeded"):
-        found = entry_in(responses[0]["response_range"])
+    revision = reply.header.revision
+    responses: Sequence[pb.ResponseOp] = reply.responses
+    if receipt is not None and not reply.succeeded:
+        found = entry_in(responses[0].response_range)
         return Outcome(mark=None, revision=revision, found=found)
     branch, mark = write.then, _Mark.THEN
     reread: list[str] = []
@@ -355,25 +358,25 @@ def outcome(write: Write, receipt: Receipt | None, reply: Json, *, hidden: str, 
         results=results,
         revision=revision,
         receipt=revision if left_receipt else before,
-        reread={key: entry_in(each["response_range"]) for key, each in zip(reread, read, strict=False)},
+        reread={key: entry_in(each.response_range) for key, each in zip(reread, read, strict=False)},
     )
 
 
-def _unnested(responses: list[Json]) -> tuple[bool, list[Json]]:
-    inner = responses[0].get("response_txn", {})
-    return bool(inner.get("succeeded")), inner.get("responses", [])
+def _unnested(responses: Sequence[pb.ResponseOp]) -> tuple[bool, Sequence[pb.ResponseOp]]:
+    inner = responses[0].response_txn
+    return inner.succeeded, inner.responses
 
 
 def _result(
-    place: int, operation: Operation | DeletePrefix, branch: Branch, raw: list[Json], revision: int
+    place: int, operation: Operation | DeletePrefix, branch: Branch, raw: Sequence[pb.ResponseOp], revision: int
 ) -> int | bool | Entry | None:
     match operation:
         case Get():
-            return entry_in(raw[0]["response_range"])
+            return entry_in(raw[0].response_range)
         case Delete():
-            return int(raw[0]["response_delete_range"].get("deleted", 0)) > 0
+            return raw[0].response_delete_range.deleted > 0
         case DeletePrefix():
-            return sum(int(each["response_delete_range"].get("deleted", 0)) for each in raw)
+            return sum(each.response_delete_range.deleted for each in raw)
         case _:
             return branch.sums.get(place, revision)
 
@@ -397,14 +400,14 @@ def answer(request: Request[Any], outcome: Outcome) -> Response:
 # ---------------------------------------------------------------------------------- an answer that was lost
 
 
-def recovery(write: Write, found: Entry, *, hidden: str) -> Json:
+def recovery(write: Write, found: Entry, *, hidden: str) -> Fields:
     """The reads that show what a write, which was done and left this receipt, must have answered."""
     branch = _branch(write, found.value)
     requests = []
     for place, operation in enumerate(branch.operations):
         # What it deleted was there just before. What it read was so just before, too, or it wrote it itself.
         written = any(isinstance(it, Put) and it.key == _key_of(operation) for it in branch.operations[:place])
-        revision = str(found.mod_revision if written else found.mod_revision - 1)
+        revision = found.mod_revision if written else found.mod_revision - 1
         for request in _requests(operation, hidden):
             if "request_range" in request:
                 requests.append({"request_range": {**request["request_range"], "revision": revision}})
@@ -414,20 +417,20 @@ def recovery(write: Write, found: Entry, *, hidden: str) -> Json:
     return {"success": requests}
 
 
-def recovered(write: Write, found: Entry, reply: Json, *, hidden: str) -> Outcome:
+def recovered(write: Write, found: Entry, reply: pb.TxnResponse, *, hidden: str) -> Outcome:
     """Return what came of that write."""
     branch = _branch(write, found.value)
-    raw = iter(reply.get("responses", []))
+    raw = iter(reply.responses)
     results: list[Any] = []
     for place, operation in enumerate(branch.operations):
         match operation:
             case Get():
-                results.append(entry_in(next(raw)["response_range"]))
+                results.append(entry_in(next(raw).response_range))
             case Delete():
-                results.append(int(next(raw)["response_range"].get("count", 0)) > 0)
+                results.append(next(raw).response_range.count > 0)
             case DeletePrefix():
-                reads = [next(raw)["response_range"] for _ in _requests(operation, hidden)]
-                results.append(sum(int(read.get("count", 0)) for read in reads))
+                reads = [next(raw).response_range for _ in _requests(operation, hidden)]
+                results.append(sum(read.count for read in reads))
             case _:
                 results.append(branch.sums.get(place, found.mod_revision))
     return Outcome(mark=found.value, results=tuple(results), revision=found.mod_revision, receipt=found.mod_revision)

@@ -14,8 +14,7 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import FailureKind, events_of, span_of, watch_request
-from store.etcd.gateway import Failure
+from store.etcd.codec import Failure, FailureKind, events_of, span_of, watch_requests
 from store.messages import Entry, Event
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.etcd.gateway import Stream
+    from store.etcd.members import Stream
     from store.etcd.reads import Reads
     from store.watch_cursor import WatchCursor
 
@@ -39,7 +38,7 @@ class Watch(interface.Watch):
         self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, while_usable: WhileUsable
     ) -> None:
         self._reads = reads
-        self._gateway = reads.gateway
+        self._members = reads.members
         self._timeout = timeout
         self._while_usable = while_usable
         self._prefix = prefix
@@ -91,17 +90,14 @@ class Watch(interface.Watch):
                 await self._stream.failed(failure)
             self._release()
             return
-        if messages is None:
-            self._release()
-            return
         for message in messages:
             batches = events_of(message, self._reads.hidden)
             for batch in batches:
                 self._cursor.delivered(tuple(batch))
                 self._batches.append(batch)
-            if "events" not in message and not message.get("created"):
+            if not message.events and not message.created:
                 # etcd says so of a watch to which nothing has happened: up to here, everything was told.
-                self._cursor.nothing_before(int(message["header"].get("revision", 0)))
+                self._cursor.nothing_before(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         """Open it where it stands, or with a snapshot."""
@@ -121,8 +117,8 @@ class Watch(interface.Watch):
         batches: list[list[Event]] = []
         start = request.start_revision
         if start is not None:
-            if first and start > self._gateway.revision + 1:
-                now = await self._gateway.current_revision(deadline)
+            if first and start > self._members.revision + 1:
+                now = await self._members.current_revision(deadline)
                 if start > now + 1:
                     raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {now}")
         elif request.snapshot:
@@ -132,10 +128,12 @@ class Watch(interface.Watch):
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1
         else:
-            revision = await self._gateway.current_revision(deadline)
+            revision = await self._members.current_revision(deadline)
             start = revision + 1
-        asked = watch_request([span_of(self._prefix)], start_revision=start)  # what is hidden is left out when it comes
-        self._stream = await self._gateway.stream(asked, deadline=deadline, what="Watch")
+        asked = watch_requests(
+            [span_of(self._prefix)], start_revision=start
+        )  # what is hidden is left out when it comes
+        self._stream = await self._members.stream(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:
             self._cursor.opened(start - 1)
         if self._reset is not None:
@@ -150,7 +148,7 @@ class Watch(interface.Watch):
         if not self._cursor.compacted():
             self._closed = True
             raise WatchCompacted(
-                f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._gateway.name} "
+                f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._members.name} "
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
 

@@ -15,8 +15,7 @@ import anyio
 
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.etcd import leases as leases_of
-from store.etcd.codec import NoSpace, broken
-from store.etcd.gateway import Failure
+from store.etcd.codec import Failure, NoSpace, broken
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.transactions import (
     Receipt,
@@ -35,8 +34,8 @@ from store.messages import Put, Revoke
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from store.etcd.codec import Json
-    from store.etcd.gateway import RetryState
+    from store.etcd.codec import Fields
+    from store.etcd.members import RetryState
     from store.etcd.reads import Reads
     from store.etcd.receipts import Receipts
     from store.etcd.transactions import Outcome
@@ -55,7 +54,7 @@ class Writes:
 
     def __init__(self, reads: Reads, receipts: Receipts) -> None:
         self._reads = reads
-        self._gateway = reads.gateway
+        self._members = reads.members
         self._receipts = receipts
 
     async def write(
@@ -86,7 +85,7 @@ class Writes:
             operations = list(branch.operations)
             for place, operation in enumerate(operations):
                 if isinstance(operation, Put) and operation.ttl is not None:
-                    lease = (await leases_of.grant(self._gateway, operation.ttl, deadline)).lease
+                    lease = (await leases_of.grant(self._members, operation.ttl, deadline)).lease
                     leases.append(lease)
                     operations[place] = Put(operation.key, operation.value, lease=lease)
             branches.append(replace(branch, operations=tuple(operations)))
@@ -97,7 +96,7 @@ class Writes:
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in leases:
                 with contextlib.suppress(StoreError, Failure):
-                    await leases_of.call(self._gateway, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
+                    await leases_of.call(self._members, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
 
     async def _until_done(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
         """Carry out a write; again and again if what it adds to changes meanwhile."""
@@ -126,20 +125,20 @@ class Writes:
             receipt = await self._receipts.take(deadline)
             fenced = False
 
-            def body(receipt: Receipt = receipt) -> Json:
+            def body(receipt: Receipt = receipt) -> Fields:
                 nonlocal fenced
                 fenced = doubt.any
                 return transaction(write, receipt, hidden=self._reads.hidden, fence=fenced)
 
             try:
-                reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="writing", doubt=doubt)
+                reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="writing", doubt=doubt)
             except NoSpace:
                 if not write.only_deletes or doubt.any:
                     raise
                 return await self._delete_without_receipt(write, deadline, doubt)
             except LeaseNotFound:
                 if doubt.any:
-                    raise _nobody_knows(self._gateway.name) from None
+                    raise _nobody_knows(self._members.name) from None
                 if await self._receipts.stand(deadline):
                     raise
                 continue  # it was the receipts' lease that has lapsed
@@ -159,18 +158,18 @@ class Writes:
     async def _recovered(self, write: Write, receipt: Receipt, found: Entry | None, deadline: float) -> Outcome:
         """Return what came of an attempt whose answer was lost: its receipt says which way it went."""
         if found is None or found.mod_revision <= receipt.revision:
-            raise _nobody_knows(self._gateway.name)
+            raise _nobody_knows(self._members.name)
         body = recovery(write, found, hidden=self._reads.hidden)
         try:
-            reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="reading", doubt=None)
+            reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="reading", doubt=None)
         except Failure:  # it was compacted meanwhile: what was done is known, and what it found is not
-            raise _nobody_knows(self._gateway.name) from None
+            raise _nobody_knows(self._members.name) from None
         return recovered(write, found, reply, hidden=self._reads.hidden)
 
     async def _delete_without_receipt(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
         """Delete where there is no space for as much as a receipt; sent once, since twice might delete more."""
         body = transaction(write, None, hidden=self._reads.hidden)
-        reply = await self._gateway.ask("kv/txn", body, deadline=deadline, what="deleting", doubt=doubt, once=True)
+        reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="deleting", doubt=doubt, once=True)
         return outcome(write, None, reply, hidden=self._reads.hidden)
 
 

@@ -181,11 +181,11 @@ async def test_a_second_cluster_and_a_missing_one_are_told_apart(url: str) -> No
         assert (await handler.next_rendezvous()).world_size == 1
 
 
-def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_grpc_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in [name for name in sys.modules if name.startswith("store.etcd.")]:
         monkeypatch.delitem(sys.modules, room)
         monkeypatch.delattr(store.etcd, room.rpartition(".")[2], raising=False)
-    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(RendezvousSettingsError, match=r"pip install 'rdzv\[etcd\]'"):
         rendezvous_handler_registry.create_handler(RendezvousParameters.from_url("etcd://head/job?min_nodes=1", {}))
     with pytest.raises(ImportError, match=r"rdzv\[etcd\]"), store.sync.connect("etcd://head"):

@@ -13,7 +13,7 @@ import pytest
 import rdzv
 from rdzv.core.state import Closed
 from store import StoreError
-from store.etcd import gateway as gateway_room
+from store.etcd import members as members_room
 from store.etcd.client import Client
 from store.etcd.codec import Cluster
 from tests.store.etcd.test_client import AlwaysFirst
@@ -127,7 +127,7 @@ async def _until_closed(changes: AsyncIterator[Change]) -> AsyncIterator[Change]
 async def test_r8_a_member_that_hangs_costs_a_delay_and_nothing_else(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_room, "IDLE", 1.0)
+    monkeypatch.setattr(members_room, "IDLE", 1.0)
     async with run_of(etcd, 4) as nodes:
         joining = [asyncio.create_task(node.next_rendezvous()) for node in nodes[:3]]
         await until_waiting(nodes[3], 3)

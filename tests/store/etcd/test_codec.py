@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
 import pytest
 
 from store import when
@@ -27,17 +24,17 @@ from store.etcd.codec import (
     range_of,
     span_of,
     spans,
-    text,
-    watch_request,
+    watch_requests,
 )
+from store.etcd.rpc import etcd_pb2 as pb
 
 
 def test_a_url_names_every_member_of_a_cluster() -> None:
     cluster = Cluster.parse("etcd://a,b:1234,[::1]:5/")
     assert cluster.hosts == (("a", 2379), ("b", 1234), ("::1", 5))
-    assert cluster.urls == ("http://a:2379/v3/", "http://b:1234/v3/", "http://[::1]:5/v3/")
+    assert cluster.targets == ("a:2379", "b:1234", "[::1]:5")
     assert str(cluster) == "etcd://a:2379,b:1234,[::1]:5"
-    assert Cluster.parse("etcds://a").urls == ("https://a:2379/v3/",)
+    assert (cluster.secure, Cluster.parse("etcds://a").secure) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +84,11 @@ def test_what_is_hidden_is_left_out_of_a_span_around_it_and_of_no_other() -> Non
 
 
 def test_conditions_in_etcds_words() -> None:
-    key = text("k")
     assert compare(when.mod_revision("k") == 7) == {
-        "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": "7"
+        "key": b"k", "target": "MOD", "result": "EQUAL", "mod_revision": 7
     }  # fmt: skip
-    assert compare(when.create_revision("k") == 0)["create_revision"] == "0"
-    assert compare(when.value("k") == b"v") == {"key": key, "target": "VALUE", "result": "EQUAL", "value": text("v")}
+    assert compare(when.create_revision("k") == 0)["create_revision"] == 0
+    assert compare(when.value("k") == b"v") == {"key": b"k", "target": "VALUE", "result": "EQUAL", "value": b"v"}
     assert compare(when.exists("k"))["result"] == "GREATER"
     assert compare(when.missing("k"))["result"] == "EQUAL"
 
@@ -103,33 +99,33 @@ def test_a_broken_condition_names_its_key_and_what_was_expected() -> None:
 
 
 def test_what_etcd_leaves_out_is_zero_or_empty() -> None:
-    entry = entry_of({"key": text("k"), "create_revision": "2", "mod_revision": "3"})
+    entry = entry_of(pb.KeyValue(key=b"k", create_revision=2, mod_revision=3))
     assert (entry.value, entry.lease) == (b"", None)
-    assert entry_of({"key": text("k"), "lease": "9007199254740993"}).lease == 9007199254740993
+    assert entry_of(pb.KeyValue(key=b"k", lease=9007199254740993)).lease == 9007199254740993
 
 
 def test_keys_of_others_need_not_be_text() -> None:
-    assert entry_of({"key": base64.b64encode(b"\xff").decode()}).key == "\udcff"
+    assert entry_of(pb.KeyValue(key=b"\xff")).key == "\udcff"
 
 
-def change(key: str, revision: int, **more: Any) -> dict[str, Any]:
-    return {"kv": {"key": text(key), "mod_revision": str(revision)}, **more}
+def change(key: str, revision: int, type: pb.Event.EventType = pb.Event.PUT) -> pb.Event:
+    return pb.Event(type=type, kv=pb.KeyValue(key=key.encode(), mod_revision=revision))
 
 
 def test_events_come_one_list_per_revision_and_without_what_is_hidden() -> None:
-    result = {"events": [change("a", 5), change("b", 5, type="DELETE"), change("rec/x", 6), change("c", 7)]}
-    batches = events_of(result, "rec/")
+    changes = [change("a", 5), change("b", 5, pb.Event.DELETE), change("rec/x", 6), change("c", 7)]
+    batches = events_of(pb.WatchResponse(events=changes), "rec/")
     assert [[(event.kind, event.key, event.revision) for event in batch] for batch in batches] == [
         [("put", "a", 5), ("delete", "b", 5)],
         [("put", "c", 7)],
     ]
-    assert events_of({"header": {}}, "rec/") == []
+    assert events_of(pb.WatchResponse(), "rec/") == []
 
 
-def test_watches_of_keys_and_spans_share_a_stream() -> None:
-    one, many = watch_request(["k", span_of("p")], start_revision=8)
-    assert one == {"create_request": {**range_of("k"), "start_revision": "8", "progress_notify": True}}
-    assert many["create_request"]["range_end"] == text("q")
+def test_watches_of_keys_and_spans_are_opened_together() -> None:
+    one, many = watch_requests(["k", span_of("p")], start_revision=8)
+    assert one == {**range_of("k"), "start_revision": 8, "progress_notify": True}
+    assert many["range_end"] == b"q"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from store import when
 from store.errors import StoreUsageError
-from store.etcd.codec import text
+from store.etcd.rpc import etcd_pb2 as pb
 from store.etcd.transactions import (
     Branch,
     Receipt,
@@ -27,11 +27,11 @@ RECEIPT = Receipt(key="rec/1", revision=9, lease=77)
 HIDDEN = "rec/"
 
 
-def marks(body: Any) -> list[str]:
+def marks(body: Any) -> list[bytes]:
     """What every receipt in a transaction would say."""
     if isinstance(body, dict):
         put = body.get("request_put")
-        if put is not None and put["key"] == text(RECEIPT.key):
+        if put is not None and put["key"] == RECEIPT.key.encode():
             return [put["value"]]
         return [mark for value in body.values() for mark in marks(value)]
     if isinstance(body, list):
@@ -41,22 +41,20 @@ def marks(body: Any) -> list[str]:
 
 def test_a_branch_that_only_reads_leaves_a_receipt_only_once_an_answer_was_lost() -> None:
     write = normal(Transact(when=(when.exists("a"),), then=(Put("b", b""),), otherwise=(Get("a"),)), ())
-    assert marks(transaction(write, RECEIPT, hidden=HIDDEN)) == [text("then")]
-    assert marks(transaction(write, RECEIPT, hidden=HIDDEN, fence=True)) == [text("then"), text("otherwise")]
+    assert marks(transaction(write, RECEIPT, hidden=HIDDEN)) == [b"then"]
+    assert marks(transaction(write, RECEIPT, hidden=HIDDEN, fence=True)) == [b"then", b"otherwise"]
 
 
 def test_a_guard_leaves_a_receipt_once_an_answer_was_lost() -> None:
     write = normal(Put("b", b""), (when.exists("a"),))
-    assert marks(transaction(write, RECEIPT, hidden=HIDDEN)) == [text("then")]
-    assert sorted(marks(transaction(write, RECEIPT, hidden=HIDDEN, fence=True))) == sorted(
-        [text("then"), text("guard")]
-    )
+    assert marks(transaction(write, RECEIPT, hidden=HIDDEN)) == [b"then"]
+    assert sorted(marks(transaction(write, RECEIPT, hidden=HIDDEN, fence=True))) == sorted([b"then", b"guard"])
 
 
 def test_a_write_rests_on_its_receipt() -> None:
     body = transaction(normal(Put("b", b""), ()), RECEIPT, hidden=HIDDEN)
-    assert body["compare"] == [{"key": text("rec/1"), "target": "MOD", "result": "EQUAL", "mod_revision": "9"}]
-    assert body["failure"] == [{"request_range": {"key": text("rec/1")}}]
+    assert body["compare"] == [{"key": b"rec/1", "target": "MOD", "result": "EQUAL", "mod_revision": 9}]
+    assert body["failure"] == [{"request_range": {"key": b"rec/1"}}]
     assert "compare" not in transaction(normal(Delete("b"), ()), None, hidden=HIDDEN)
 
 
@@ -64,8 +62,8 @@ def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
     body = transaction(normal(DeletePrefix(prefix=""), ()), RECEIPT, hidden=HIDDEN)
     deletions = [request["request_delete_range"] for request in body["success"] if "request_delete_range" in request]
     assert [(each["key"], each["range_end"]) for each in deletions] == [
-        (text(b"\0"), text("rec/")),
-        (text("rec0"), text(b"\0")),
+        (b"\0", b"rec/"),
+        (b"rec0", b"\0"),
     ]
 
 
@@ -86,14 +84,14 @@ def test_what_was_lost_is_made_up_from_the_store_as_it_was_then() -> None:
     found = Entry(key="rec/1", value=b"then", create_revision=2, mod_revision=50)
     asked = [request["request_range"] for request in recovery(write, found, hidden=HIDDEN)["success"]]
     assert [(each["key"], each["revision"]) for each in asked] == [
-        (text("a"), "49"),
-        (text("a"), "49"),
-        (text("b"), "50"),
-        (text("p/"), "49"),
+        (b"a", 49),
+        (b"a", 49),
+        (b"b", 50),
+        (b"p/", 49),
     ]
-    kv = {"key": text("a"), "value": text("0"), "create_revision": "4", "mod_revision": "4"}
-    reads: list[dict[str, Any]] = [{"kvs": [kv]}, {"count": "1"}, {}, {"count": "3"}]
-    reply = {"responses": [{"response_range": each} for each in reads]}
+    kv = pb.KeyValue(key=b"a", value=b"0", create_revision=4, mod_revision=4)
+    reads = [pb.RangeResponse(kvs=[kv]), pb.RangeResponse(count=1), pb.RangeResponse(), pb.RangeResponse(count=3)]
+    reply = pb.TxnResponse(responses=[pb.ResponseOp(response_range=each) for each in reads])
     done = recovered(write, found, reply, hidden=HIDDEN)
     a, deleted, put, b, count = done.results
     assert (a.value, deleted, put, b, count) == (b"0", True, 50, None, 3)
@@ -102,7 +100,8 @@ def test_what_was_lost_is_made_up_from_the_store_as_it_was_then() -> None:
 
 def test_an_outcome_without_anything_in_it_is_still_one() -> None:
     write = normal(Transact(when=(when.exists("a"),), then=()), ())
-    reply = {"header": {"revision": "12"}, "succeeded": True, "responses": [{"response_txn": {}}]}
+    nested = pb.ResponseOp(response_txn=pb.TxnResponse())
+    reply = pb.TxnResponse(header=pb.ResponseHeader(revision=12), succeeded=True, responses=[nested])
     done = outcome(write, RECEIPT, reply, hidden=HIDDEN)
     assert (done.succeeded, done.stale, done.refused, done.results, done.receipt) == (False, False, False, (), 9)
 

@@ -1,0 +1,98 @@
+"""Pure: which member of a cluster is asked next, and when, given which of them have failed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from store.etcd.codec import Failure, FailureKind
+
+if TYPE_CHECKING:
+    import random
+
+__all__ = ["Choice", "pause_after"]
+
+PAUSE_FIRST = 0.02  # seconds; once all members have failed, the pauses between attempts are up to so long, ...
+PAUSE_GROWTH = 1.6  # ... each up to so many times as long as the last ...
+PAUSE_MOST = 5.0  # ... up to this, if the cluster has no leader, or says nothing
+PAUSE_MOST_UNREACHED = 1.0  # ... or this, if nobody can be reached: who tries again keeps nobody busy
+
+
+def pause_after(failures: int, most: float | None = None) -> float:
+    """Return the longest pause, in seconds, after so many attempts that failed."""
+    return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), PAUSE_MOST if most is None else most)
+
+
+class Choice:
+    """The members of one cluster, as one client knows them.
+
+    Args:
+        members: How many there are.
+        rng: For the choice, and for the jitter of pauses.
+
+    Attributes:
+        place: The member that was chosen last.
+        misses: How many attempts have failed, one after the other.
+        try_at: When the next attempt may be made, on the caller's clock.
+        problem: What is wrong, as far as it is known; empty if nothing is.
+    """
+
+    def __init__(self, members: int, rng: random.Random) -> None:
+        self._members = range(members)
+        self._rng = rng
+        self._failing: set[int] = set()  # members that have not answered since they last failed
+        self.place = 0
+        self.misses = 0
+        self.try_at = -math.inf
+        self.problem = "it has never answered"
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other member to ask."""
+        return len(self._members) == 1
+
+    @property
+    def all_fail(self) -> bool:
+        """Whether every member has failed, and none has answered since."""
+        return len(self._failing) == len(self._members)
+
+    def choose(self) -> int:
+        """Choose a member by chance: one that is not known to fail, or else any but the one that was asked last."""
+        healthy = [place for place in self._members if place not in self._failing]
+        others = [place for place in self._members if place != self.place]
+        candidates = healthy or others or [self.place]
+        self.place = candidates[self._rng.randrange(len(candidates))]
+        return self.place
+
+    def any(self) -> int:
+        """Return a member by chance, whatever is known of it."""
+        return self._rng.randrange(len(self._members))
+
+    def note(self, place: int, failure: Failure) -> None:
+        """Note what is wrong with a member."""
+        if not (failure.silent and place in self._failing):  # a reason that was given says more than a silence
+            self.problem = str(failure)
+
+    def missed(self, place: int, failure: Failure, now: float) -> None:
+        """Note that a member has failed: there is hardly a pause while there are members that were not asked yet."""
+        self.note(place, failure)
+        self._failing.add(place)
+        self.misses += 1
+        burden = failure.silent or failure.trouble is not FailureKind.UNDONE or "no leader" in str(failure)
+        most = PAUSE_MOST if burden else PAUSE_MOST_UNREACHED
+        longest = pause_after(max(self.misses - len(self._members), 0), most)
+        self.try_at = now + self._rng.uniform(longest / 2, longest)
+
+    def answered(self, place: int) -> None:
+        """Note that a member has answered."""
+        self._failing.discard(place)
+        if not self._failing:
+            self.problem = ""
+
+    def jitter(self, seconds: float) -> float:
+        """Return between half and one and a half times as much."""
+        return self._rng.uniform(0.5, 1.5) * seconds
+
+    def pause(self, failures: int) -> float:
+        """Return seconds to wait before another attempt at the same request: none before the second."""
+        return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0

@@ -1,0 +1,89 @@
+"""Shell: who a client of etcd is: its user, its password, and the token it shows, which etcd may forget at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from store.errors import AuthenticationError, StoreUsageError
+from store.etcd.codec import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store.etcd.rpc.connection import Connection
+
+__all__ = ["Login"]
+
+log = logging.getLogger(__name__)
+
+TOKENS_MOST = 3  # logins for one request; more of them would not help
+
+
+class Login:
+    """Who one client is.
+
+    Args:
+        name: The cluster's.
+        user: Whom to log in as, if anybody.
+        password: The user's; or what reads it, before the first login and again after one that was refused.
+    """
+
+    def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
+        self._name, self._user, self._password = name, user, password
+        self._token: str | None = None  # empty: none is needed
+        self._logging_in = asyncio.Lock()
+
+    async def token(self, connection: Connection, limit: float) -> str | None:
+        """Return the token to show, fetched if need be; None if nobody needs to log in."""
+        if self._user is None or self._token is not None:
+            return self._token or None
+        async with self._logging_in:
+            if self._token is None:
+                self._token = await self._log_in(connection, limit)
+            return self._token or None
+
+    async def _log_in(self, connection: Connection, limit: float) -> str:
+        password = self._read_password()
+        while True:
+            fields = {"name": self._user, "password": password or ""}
+            try:
+                reply = await connection.ask("Auth/Authenticate", fields, token=None, limit=limit)
+            except Failure as failure:
+                if failure.trouble is not FailureKind.NO_AUTHENTICATION:
+                    # What was to be asked has not been sent.
+                    raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
+                log.warning("%s does not ask who we are: the user %r is not needed there", self._name, self._user)
+                return ""
+            except StoreUsageError as error:
+                raise AuthenticationError(str(error)) from None
+            except AuthenticationError:
+                before, password = password, self._read_password()
+                if password == before:  # else it has been changed where it is kept
+                    raise
+            else:
+                return str(reply.token)
+
+    def _read_password(self) -> str | None:
+        return self._password() if callable(self._password) else self._password
+
+    def forget(self) -> None:
+        """Have the next request log in again."""
+        self._token = None
+
+    def refused(self, failure: Failure, tokens: int) -> None:
+        """Forget a token that a request was refused for.
+
+        Args:
+            failure: Why the request failed; nothing is forgotten if that was something else.
+            tokens: How many tokens it was refused for.
+
+        Raises:
+            AuthenticationError: Another token would not help.
+        """
+        if failure.trouble is not FailureKind.TOKEN:
+            return
+        if self._user is None or tokens > TOKENS_MOST:
+            raise AuthenticationError(f"{self._name} does not let user {self._user!r} do that: {failure}")
+        self._token = None

@@ -1,0 +1,515 @@
+"""Shell: one client's requests to an etcd cluster, over one connection to whichever member answers.
+
+**Members.** Each attempt has a time limit of its own. One that fails moves this client on to another member, chosen by
+chance among those that have not failed; so do all its watches, which resume where they stood. On a slow clock it
+chooses anew among all members, so that those of a cluster whose members were restarted one by one do not end up with
+all clients at one of them. A member is taken once it has answered a read that goes through the consensus.
+
+**Without a leader** every member refuses. Then one attempt at a time is made for all callers together, with growing
+pauses in between: what a cluster needs in order to elect a leader is that nobody keeps it busy.
+
+**Doubt.** A failure says whether the request may have been carried out: a connection that was refused, or a member
+without a leader, has done nothing; an answer that did not come may have been lost on its way back. What to make of that
+is for whoever asked.
+
+With a user, the first request logs in, and a token that etcd does not take any more is fetched anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from store.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+)
+from store.etcd.choice import Choice
+from store.etcd.codec import Failure, FailureKind
+from store.etcd.login import Login
+from store.etcd.rpc.certificates import channel_credentials
+from store.etcd.rpc.connection import Connection
+from store.etcd.rpc.diagnosis import diagnose
+from store.net.certificates import ClientContext
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from store.etcd.codec import Cluster, Fields
+    from store.etcd.rpc import etcd_pb2 as pb
+    from store.etcd.rpc.watch_stream import Subscription
+
+__all__ = ["Members", "RetryState", "Stream"]
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member to ask; each further one has twice ...
+ATTEMPT_MOST = 8.0  # ... the time, up to this: etcd itself gives up after 7
+ATTEMPT_ALONE = 2.0  # seconds for the first attempt, where there is only one member
+ATTEMPT_LEAST = 0.05  # seconds; less than this is no attempt
+IDLE = 5.0  # seconds of silence after which the member is asked whether it is still there, if anybody watches
+BALANCE_AFTER = 300.0  # seconds after which another member may be chosen; between half and one and a half times this
+AT_ONCE = 64  # requests under way, those about leases aside: etcd may allow as few as 100 streams for one connection
+
+
+class RetryState:
+    """Whether some attempt at a request may have been carried out without our hearing of it."""
+
+    def __init__(self) -> None:
+        self.any = False
+
+
+class Members:
+    """The members of a cluster.
+
+    Args:
+        cluster: Where they are.
+        probe: A read that is allowed, and goes through the consensus: to ask whether a member is still there.
+        tls: A client-side context for `etcds`; without it the system's certificates are trusted.
+        user: Whom to log in as, if anybody.
+        password: The user's; or what reads it, before the first login and again after one that was refused.
+        rng: For the choice of members, and for the jitter of pauses.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        probe: Fields,
+        tls: ssl.SSLContext | None = None,
+        user: str | None = None,
+        password: str | Callable[[], str | None] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.name = str(cluster)
+        self.cluster_id: str | None = None
+        self.revision = 0  # the latest one that was heard of
+        self.failed: Callable[[StoreError], None] = lambda _: None  # whom to tell that the cluster was replaced
+        self._cluster = cluster
+        self._probe_fields = probe
+        self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
+        self._credentials = channel_credentials(self._tls) if self._tls is not None else None
+        self.login = Login(self.name, user, password)
+        self._choice = Choice(len(cluster.hosts), rng or random.Random())
+        self._current: Connection | None = None
+        self._left: set[Connection] = set()  # closed, perhaps with requests still under way
+        self._never_met: dict[int, StoreError | None] = {}  # members that failed before any answered, and why for good
+        self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._open = False
+        self._minding: asyncio.Task[None] | None = None
+        self._balance_at = math.inf
+
+    async def start(self) -> None:
+        """Be ready to ask; nothing is asked yet."""
+        self._open = True
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        self._open = False
+        minding, self._minding = self._minding, None
+        if minding is not None:
+            await cancel_and_wait(minding)
+        current, self._current = self._current, None
+        for connection in (*self._left, *([current] if current is not None else [])):
+            await connection.close(Failure("the client is closed", FailureKind.UNDONE))
+
+    @property
+    def here(self) -> tuple[str, int]:
+        """The member that is asked now, or was last."""
+        return self._cluster.hosts[self._choice.place]
+
+    @property
+    def connected(self) -> bool:
+        """Whether some member has answered since it last failed, or has not been asked."""
+        return not self._choice.all_fail
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    async def ask(
+        self,
+        method: str,
+        fields: Fields | Callable[[], Fields],
+        *,
+        deadline: float = math.inf,
+        what: str = "",
+        doubt: RetryState | None = None,
+        once: bool = False,
+    ) -> Any:
+        """Ask until a member answers.
+
+        Args:
+            method: Below `etcdserverpb.`.
+            fields: What to ask; a function is called before each attempt.
+            deadline: Until when, on the loop's clock.
+            what: What is asked, for error messages.
+            doubt: Noted here is whether an attempt that failed may have been carried out. None: that does not matter.
+            once: Not to be asked again after an attempt that may have been carried out.
+
+        Raises:
+            Failure: With `COMPACTED` or `LEASE_EXISTS`, which only who asked can judge.
+            ConnectionLost: No member could be reached in time.
+            StoreTimeoutError: The answer did not come in time.
+            StoreError: The request was refused.
+        """
+        failures = tokens = 0
+        told = ""  # the last reason that was given; it says more than a silence
+        # A lease that one attempt in vain has used up is lost: two at least must fit into what is left.
+        share = 0.5 if method == "Lease/LeaseKeepAlive" else 1.0
+        while True:
+            connection = await self._connection(deadline, share, what or method, doubt, told)
+            left = deadline - self._time()
+            if left <= 0:
+                raise self.late(what or method, doubt, told)
+            limit = min(self.attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
+            floor, asked_at = self.revision, self._time()
+            try:
+                reply = await self._attempt(connection, method, fields, limit)
+            except Failure as failure:
+                if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
+                    self._answered(connection)
+                    raise
+                tokens += failure.trouble is FailureKind.TOKEN
+                self.login.refused(failure, tokens)
+                failures += 1
+                told = told if failure.silent else str(failure)
+                # One that answers others is busy, and not gone: it is left only if it lets us wait again.
+                busy = failure.silent and failures == 1 and connection.heard_at > asked_at
+                if not busy:
+                    await self.moved_on(connection, failure)
+                if doubt is not None and failure.trouble is FailureKind.DOUBT:
+                    doubt.any = True
+                    if once:
+                        raise self.late(what or method, doubt, told) from None
+                await self.pause(failures - 1, deadline)
+            except StoreError:
+                self._answered(connection)
+                raise
+            else:
+                self._answered(connection)
+                self.met(reply.header, floor=floor if method.startswith("KV/") else 0)
+                return reply
+
+    async def _attempt(
+        self, connection: Connection, method: str, fields: Fields | Callable[[], Fields], limit: float
+    ) -> Any:
+        token = await self.login.token(connection, limit)
+        asked = fields if isinstance(fields, dict) else fields()
+        if method.startswith("Lease/"):  # what must be renewed in time does not stand in line
+            return await self._send(connection, method, asked, token, limit)
+        async with self._room:
+            return await self._send(connection, method, asked, token, limit)
+
+    async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
+        """Make one request to one member."""
+        return await connection.ask(method, asked, token=token, limit=limit)
+
+    def attempt_limit(self, failures: int) -> float:
+        """Return seconds for the next attempt, after so many that failed."""
+        first = ATTEMPT_ALONE if self._choice.alone else ATTEMPT_FIRST
+        return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
+
+    async def current_revision(self, deadline: float) -> int:
+        """The revision the store is at, as the consensus knows it."""
+        reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
+        revision: int = reply.header.revision
+        return revision
+
+    async def _probe(self, connection: Connection, limit: float) -> None:
+        """Ask one member whether it is there, has a leader, and is still one of the cluster.
+
+        Raises:
+            Failure: It is not there.
+            StoreReplaced: It is none of the cluster.
+        """
+        floor = self.revision
+        token = await self.login.token(connection, limit)
+        reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
+        self.met(reply.header, floor=floor)
+
+    # ------------------------------------------------------------------------------------------ streams
+
+    async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Stream:
+        """Open watches that are read together, at a member that answers.
+
+        Raises:
+            Failure: With `COMPACTED`: what one of them asks for is no longer kept.
+            StoreError: As `ask`.
+        """
+        failures = tokens = 0
+        while True:
+            connection = await self._connection(deadline, 1.0, what, None)
+            limit = min(self.attempt_limit(failures), deadline - self._time())
+            try:
+                subscription = await self._subscribe(connection, requests, limit)
+            except Failure as failure:
+                if failure.trouble is FailureKind.COMPACTED:
+                    raise
+                tokens += failure.trouble is FailureKind.TOKEN
+                self.login.refused(failure, tokens)
+                failures += 1
+                await self.moved_on(connection, failure)
+                await self.pause(failures - 1, deadline)
+            else:
+                self._answered(connection)
+                return Stream(self, connection, subscription)
+
+    async def _subscribe(self, connection: Connection, requests: Sequence[Fields], limit: float) -> Subscription:
+        subscription: Subscription | None = None
+        try:
+            with anyio.fail_after(limit):
+                token = await self.login.token(connection, limit)
+                subscription = connection.watches(token).subscribe(requests)
+                await subscription.opened()
+        except BaseException as error:
+            if subscription is not None:
+                subscription.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
+        return subscription
+
+    # ------------------------------------------------------------------------------------------ members
+
+    async def _connection(
+        self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
+    ) -> Connection:
+        """Return the connection in use; make one if there is none.
+
+        Raises:
+            StoreError: None could be made in time, or ever.
+        """
+        current = self._current
+        if current is not None:
+            return current
+        left = deadline - self._time()
+        with anyio.move_on_after(None if left == math.inf else left):
+            async with self._connecting:
+                while True:
+                    current = self._current  # another caller may have made it while this one waited for its turn
+                    if current is not None:
+                        return current
+                    most = (deadline - self._time()) * share
+                    await self._try_to_connect(max(most, ATTEMPT_LEAST))
+        raise self.late(what, doubt, told)
+
+    async def _try_to_connect(self, most: float) -> None:
+        """Make one attempt to connect, once it is time for it."""
+        await anyio.sleep(max(self._choice.try_at - self._time(), 0))
+        place = self._choice.choose()
+        limit = min(self.attempt_limit(self._choice.misses), most)
+        try:
+            connection = await self._connected_to(place, limit)
+        except Failure as failure:
+            if failure.trouble is FailureKind.TOKEN:
+                self.login.refused(failure, self._choice.misses)
+            self._missed(place, failure)
+            if self.cluster_id is None:
+                await self._find_out(place, failure)
+            return
+        self._current = connection
+        self._choice.misses = 0
+        self._never_met.clear()
+        self._answered(connection)
+        if self._minding is None:
+            self._minding = asyncio.create_task(self._mind(), name=f"mind {self.name}")  # awaited in `aclose`
+        self._balance_at = self._next_balance()
+
+    async def _connected_to(self, place: int, limit: float) -> Connection:
+        """Return a connection over which a member has answered."""
+        if not self._open:
+            raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
+        connection = Connection(
+            place,
+            self._cluster.targets[place],
+            credentials=self._credentials,
+            name=self.name,
+            met=self.met,
+        )
+        try:
+            await self._probe(connection, limit)
+        except BaseException:
+            with anyio.CancelScope(shield=True):  # it closes at once, since nothing is under way
+                await connection.close(Failure("it was given up", FailureKind.UNDONE))
+            raise
+        return connection
+
+    def _missed(self, place: int, failure: Failure) -> None:
+        log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
+        self._choice.missed(place, failure, self._time())
+
+    async def _find_out(self, place: int, failure: Failure) -> None:
+        """Find out why a member could not be reached, while none was ever met.
+
+        Raises:
+            StoreError: All members were asked, and what is wrong with one of them no retry mends.
+        """
+        host, port = self._cluster.hosts[place]
+        found = await diagnose(host, port, self._tls, name=self.name)
+        if isinstance(found, Failure):
+            self._choice.problem = str(found)
+        elif (
+            found is None and self._tls is not None and not isinstance(self._tls, ClientContext) and not failure.silent
+        ):
+            found = AuthenticationError(
+                f"{self.name} takes a connection made with this ssl.SSLContext, and none of gRPC's, which cannot get "
+                f"at the certificate that it shows ({failure}): make it with store.client_context(ca, cert, key)"
+            )
+        self._never_met[place] = found if isinstance(found, StoreError) else None
+        lasting = next((error for error in self._never_met.values() if error is not None), None)
+        if lasting is not None and len(self._never_met) == len(self._cluster.hosts):
+            self._never_met.clear()
+            raise lasting
+
+    async def moved_on(self, connection: Connection, failure: Failure) -> None:
+        """A connection has failed; the next request makes another one, unless somebody has moved on already."""
+        if failure.trouble is FailureKind.REOPEN:
+            return
+        if failure.trouble is FailureKind.TOKEN:
+            connection.forget_watches()
+            return
+        if self._current is connection:
+            self._current = None
+            self._missed(connection.place, failure)
+        else:
+            self._choice.note(connection.place, failure)
+        await self._leave(connection, failure)
+
+    async def _leave(self, connection: Connection, reason: Failure) -> None:
+        self._left.add(connection)
+        await connection.close(reason)
+        if not connection.under_way:
+            self._left.discard(connection)
+
+    def _answered(self, connection: Connection) -> None:
+        self._choice.answered(connection.place)
+
+    async def pause(self, failures: int, deadline: float) -> None:
+        """Before another attempt at the same request."""
+        seconds = min(self._choice.pause(failures), max(deadline - self._time(), 0))
+        if seconds:
+            await anyio.sleep(seconds)
+
+    # ------------------------------------------------------------------------------------------ on a slow clock
+
+    async def _mind(self) -> None:
+        """Look after the connection: see that its member is there, and choose another one now and then."""
+        while True:
+            connection = self._current
+            quiet = connection is not None and connection.watching
+            look_at = (connection.heard_at if connection is not None and quiet else self._time()) + IDLE
+            await anyio.sleep(max(min(look_at, self._balance_at) - self._time(), 0.001))
+            connection = self._current
+            if connection is not None:
+                await self._look_after(connection)
+
+    async def _look_after(self, connection: Connection) -> None:
+        try:
+            if self._time() >= self._balance_at:
+                self._balance_at = self._next_balance()
+                await self._balance(connection)
+            elif connection.watching and self._time() >= connection.heard_at + IDLE:
+                await self._probe(connection, self.attempt_limit(0))
+        except Failure as failure:
+            if failure.trouble is FailureKind.TOKEN:
+                self.login.forget()
+            await self.moved_on(connection, failure)
+        except StoreError as error:  # `StoreReplaced` has been told; the rest is told to the next who asks
+            log.debug("etcd at %s: %s", self.name, error)
+            connection.heard_at = self._time()
+
+    async def _balance(self, connection: Connection) -> None:
+        """Choose a member among all; if it is another one, and it answers, move there."""
+        place = self._choice.any()
+        if place == connection.place:
+            return
+        async with self._connecting:
+            if self._current is not connection:
+                return
+            try:
+                another = await self._connected_to(place, self.attempt_limit(0))
+            except Failure as failure:
+                log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
+                return
+            self._current, self._choice.place = another, place
+            self._answered(another)
+        await self._leave(connection, Failure("the client chose another member", FailureKind.REOPEN))
+
+    def _next_balance(self) -> float:
+        return math.inf if self._choice.alone else self._time() + self._choice.jitter(BALANCE_AFTER)
+
+    def what_is_wrong(self) -> str:
+        """Why no member has answered, as far as it is known."""
+        return self._choice.problem
+
+    def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
+        """The error for a caller whose time is over."""
+        maybe = doubt is not None and doubt.any
+        reason = told or self._choice.problem
+        problem = f": {reason}" if reason else ""
+        message = f"{what} at {self.name} was not answered in time{problem}"
+        if self.connected:
+            return StoreTimeoutError(message, maybe_applied=maybe)
+        return ConnectionLost(message, maybe_applied=maybe)
+
+    def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+        """A member has answered: it must be one of the cluster that we know (promise S10).
+
+        A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
+        what is read or written through the consensus is never older than what we had heard of before we asked.
+
+        Args:
+            header: Of its answer.
+            floor: The latest revision that was known before it was asked, if the answer went through the consensus.
+        """
+        cluster_id, revision = f"{header.cluster_id:x}", header.revision
+        reason = ""
+        if self.cluster_id is not None and cluster_id != self.cluster_id:
+            reason = f"{self.cluster_id} has been replaced by {cluster_id}"
+        elif revision < floor:
+            reason = f"it is at revision {revision}, and was at {floor} before"
+        if reason:
+            error = StoreReplaced(
+                f"the cluster at {self.name} is not the one this client knew: {reason}, so what was in it is gone"
+            )
+            self.failed(error)
+            raise error
+        self.cluster_id = cluster_id
+        self.revision = max(self.revision, revision)
+
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class Stream:
+    """Watches that are open at one member, and read together."""
+
+    def __init__(self, members: Members, connection: Connection, subscription: Subscription) -> None:
+        self._members = members
+        self._connection = connection
+        self._subscription = subscription
+
+    async def read(self) -> list[pb.WatchResponse]:
+        """Return the next messages; see `Subscription.read`."""
+        return await self._subscription.read()
+
+    async def failed(self, failure: Failure) -> None:
+        """It has ended; the next one is opened elsewhere, after a moment, lest one that always ends keeps us busy."""
+        self._members.login.refused(failure, 1)
+        await self._members.moved_on(self._connection, failure)
+        if failure.trouble is not FailureKind.REOPEN:
+            await self._members.pause(1, math.inf)
+
+    def close(self) -> None:
+        """End it, at the member, too."""
+        self._subscription.close()

@@ -1,0 +1,44 @@
+"""Shell: an `ssl.SSLContext` as gRPC takes it, which speaks TLS by itself and wants certificates as text.
+
+A context tells which authorities it trusts, and never which certificate it shows. So a context that shows one to etcd
+is a `ClientContext`, which remembers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from store.etcd.rpc.extra import grpc
+from store.net.certificates import ClientContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["channel_credentials"]
+
+SYSTEM_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/cert.pem",  # macOS
+)
+"""Where systems keep the authorities they trust: a context looks them up in a folder, one by one, and has none yet."""
+
+
+def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:
+    """Return gRPC's credentials for a client-side context."""
+    trusted = [ssl.DER_cert_to_PEM_cert(each) for each in context.get_ca_certs(binary_form=True)]
+    roots = "".join(trusted).encode() or _first_of((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
+    shown = context.shown if isinstance(context, ClientContext) else None
+    certificate, key = shown or (None, None)
+    return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=certificate)
+
+
+def _first_of(paths: Iterable[str | None]) -> bytes | None:
+    for path in paths:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return Path(path).read_bytes()
+    return None

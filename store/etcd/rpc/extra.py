@@ -1,0 +1,20 @@
+"""Shell: gRPC, imported once, with its settings; without it, the error names the extra."""
+
+from __future__ import annotations
+
+import os
+
+# gRPC writes what it meets to standard error in words of its own; whoever calls us is told by our errors.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Its handlers around fork() wait for its threads, and cannot help: a child is refused in `connection`.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+try:
+    import grpc
+    import grpc.aio
+
+    from store.etcd.rpc import etcd_pb2
+except ImportError as error:
+    raise ImportError(f"etcd needs grpcio and protobuf ({error}); pip install 'rdzv[etcd]'") from error
+
+__all__ = ["etcd_pb2", "grpc"]

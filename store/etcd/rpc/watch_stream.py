@@ -1,0 +1,179 @@
+"""Shell: all watches of one client at one member, over one stream.
+
+etcd numbers watches; here the client does, so that an answer says whose it is. Answers to the opening of watches come
+in the order of asking; one that is refused at once bears no number, and so it is the first one that was not answered.
+
+A reader that is slow must hold nobody else up. What was read for it is held, up to a bound; past that its watches are
+cancelled, and it opens them again from where it stands once it has come so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from store.errors import AuthenticationError
+from store.etcd.codec import Failure, FailureKind, classify
+from store.etcd.rpc.extra import etcd_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from store.etcd.codec import Fields
+
+__all__ = ["Subscription", "WatchStream"]
+
+HELD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""What is held for a reader that has fallen behind."""
+
+
+class WatchStream:
+    """The watches that share a stream.
+
+    Args:
+        name: The cluster's.
+        logged_in: Whether a token was shown when the stream was opened.
+    """
+
+    def __init__(self, *, name: str, logged_in: bool) -> None:
+        self._name, self._logged_in = name, logged_in
+        self._asked: asyncio.Queue[pb.WatchRequest] = asyncio.Queue()  # two for each watch, at most
+        self._last_id = 0
+        self._opening: deque[int] = deque()  # asked for and not answered yet, in order
+        self._subscriptions: dict[int, Subscription] = {}
+        self._ended: Exception | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody watches."""
+        return bool(self._subscriptions)
+
+    async def requests(self) -> AsyncIterator[pb.WatchRequest]:
+        """Yield what is to be sent."""
+        while True:
+            yield await self._asked.get()
+
+    def subscribe(self, requests: Sequence[Fields]) -> Subscription:
+        """Open watches that are read together."""
+        first = self._last_id + 1
+        self._last_id += len(requests)
+        subscription = Subscription(self, range(first, self._last_id + 1))
+        if self._ended is not None:
+            subscription.fail(self._ended)
+            return subscription
+        for id, request in zip(subscription.ids, requests, strict=True):
+            self._subscriptions[id] = subscription
+            self._opening.append(id)
+            self._asked.put_nowait(pb.WatchRequest(create_request=pb.WatchCreateRequest(watch_id=id, **request)))
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End the watches of one reader, at the member, too."""
+        for id in subscription.ids:
+            if self._subscriptions.pop(id, None) is not None and self._ended is None:
+                self._asked.put_nowait(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=id)))
+
+    def told(self, message: pb.WatchResponse) -> None:
+        """Pass a message on to whom it is for."""
+        id = message.watch_id
+        if message.created and self._opening:
+            id = self._opening.popleft()
+        subscription = self._subscriptions.get(id)
+        if subscription is None:
+            return  # it has been closed meanwhile
+        if message.canceled:
+            del self._subscriptions[id]
+            self.unsubscribe(subscription)  # the others that are read with it
+            subscription.fail(self._refusal(message))
+        elif not subscription.take(message):
+            self.unsubscribe(subscription)
+            subscription.fail(Failure("its reader has fallen behind", FailureKind.REOPEN))
+
+    def _refusal(self, message: pb.WatchResponse) -> Exception:
+        if message.compact_revision:
+            return Failure("what the watch asked for is no longer kept", FailureKind.COMPACTED)
+        reason = message.cancel_reason or "it ended the watch"
+        verdict = classify(0, reason, name=self._name)
+        if isinstance(verdict, AuthenticationError) and self._logged_in:
+            return Failure(reason, FailureKind.TOKEN)  # etcd says the same of a token that is too old
+        if isinstance(verdict, FailureKind):
+            return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
+        return verdict
+
+    def end(self, problem: Exception) -> None:
+        """The stream is over; the first reason counts."""
+        if self._ended is not None:
+            return
+        self._ended = problem
+        subscriptions = set(self._subscriptions.values())
+        self._subscriptions.clear()
+        for subscription in subscriptions:
+            subscription.fail(problem)
+
+
+class Subscription:
+    """Watches that one reader reads.
+
+    Attributes:
+        ids: The watches' numbers.
+    """
+
+    def __init__(self, stream: WatchStream, ids: range) -> None:
+        self.ids = ids
+        self._stream = stream
+        self._opened = 0
+        self._messages: list[pb.WatchResponse] = []
+        self._held_bytes = 0
+        self._problem: Exception | None = None
+        self._news = asyncio.Event()
+
+    async def opened(self) -> None:
+        """Wait until the member has opened every watch.
+
+        Raises:
+            Failure: It has not; with `COMPACTED`, because what was asked for is no longer kept.
+        """
+        while self._opened < len(self.ids) or self._problem is not None:
+            if self._problem is not None:
+                raise self._problem
+            await self._wait()
+
+    async def read(self) -> list[pb.WatchResponse]:
+        """Return the next messages.
+
+        Raises:
+            Failure: It is over; with `COMPACTED`, because what was asked for is no longer kept.
+        """
+        while not self._messages:
+            if self._problem is not None:
+                raise self._problem
+            await self._wait()
+        messages, self._messages, self._held_bytes = self._messages, [], 0
+        return messages
+
+    async def _wait(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def take(self, message: pb.WatchResponse) -> bool:
+        """Hold a message for the reader; return False if too much is held already."""
+        if message.created:
+            self._opened += 1
+        else:
+            self._held_bytes += message.ByteSize()
+            if self._messages and self._held_bytes > HELD_BYTES_MAX:
+                return False
+            self._messages.append(message)
+        self._news.set()
+        return True
+
+    def fail(self, problem: Exception) -> None:
+        """Have the reader raise this, once it has read what is held."""
+        if self._problem is None:
+            self._problem = problem
+            self._news.set()
+
+    def close(self) -> None:
+        """End it, at the member, too."""
+        self._stream.unsubscribe(self)

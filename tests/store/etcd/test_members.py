@@ -1,0 +1,394 @@
+"""What members may answer that a real etcd cannot be made to: other releases' words, broken pieces, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from store.errors import AuthenticationError, ConnectionLost, LeaseNotFound, ProtocolError, StoreReplaced
+from store.etcd import members as members_room
+from store.etcd.choice import Choice
+from store.etcd.codec import Cluster, Failure, FailureKind, range_of
+from store.etcd.members import Members, RetryState
+from store.etcd.rpc import etcd_pb2 as pb
+from store.etcd.rpc import watch_stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Script = Callable[[Any], Awaitable[Any]]
+
+HEADER = pb.ResponseHeader(cluster_id=7, member_id=1, revision=5)
+READ = "KV/Range"
+
+
+class Member(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """A member that answers by a script, one answer per request, the last one again and again.
+
+    The read that a client begins with is answered, and not counted, unless `probed` says how.
+    """
+
+    def __init__(self, *answers: Script, probed: Script | None = None) -> None:
+        self._answers = list(answers)
+        self._probed = probed
+        self.asked: list[str] = []
+        self.tokens: list[str | None] = []
+        self.probes = 0
+        self.watched: asyncio.Queue[Any] = asyncio.Queue()
+        self.to_tell: asyncio.Queue[Any] = asyncio.Queue()  # messages of watches; an exception aborts the stream
+
+    def service(self, details: Any) -> Any:
+        """Answer whatever is asked."""
+        method = details.method.removeprefix("/etcdserverpb.")
+        if method == "Watch/Watch":
+            return grpc.stream_stream_rpc_method_handler(self._watch)
+
+        async def unary(data: bytes, context: Any) -> bytes:
+            return await self._unary(method, data, context)
+
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+    async def _unary(self, method: str, data: bytes, context: Any) -> bytes:
+        if method == READ and pb.RangeRequest.FromString(data).key == b"probe":
+            self.probes += 1
+            reply = await (self._probed or says())(context)
+        else:
+            self.asked.append(method)
+            self.tokens.append(dict(context.invocation_metadata()).get("token"))
+            reply = await (self._answers.pop(0) if len(self._answers) > 1 else self._answers[0])(context)
+        answer: bytes = reply.SerializeToString()
+        return answer
+
+    async def _watch(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
+        async def read() -> None:
+            async for data in requests:
+                request = pb.WatchRequest.FromString(data)
+                self.watched.put_nowait(request)
+                if request.HasField("create_request"):
+                    created = pb.WatchResponse(header=HEADER, watch_id=request.create_request.watch_id, created=True)
+                    self.to_tell.put_nowait(created)
+
+        reading = asyncio.create_task(read())
+        try:
+            while True:
+                message = await self.to_tell.get()
+                if isinstance(message, str):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, message)
+                yield message.SerializeToString()
+        finally:
+            reading.cancel()
+
+
+def says(message: Any = None) -> Script:
+    """Answer with a message; an empty answer to a read otherwise."""
+
+    async def answer(_: Any) -> Any:
+        return message if message is not None else pb.RangeResponse(header=HEADER, count=1)
+
+    return answer
+
+
+def refuses(code: grpc.StatusCode, words: str) -> Script:
+    """Answer with a refusal."""
+
+    async def answer(context: Any) -> Any:
+        await context.abort(code, words)
+
+    return answer
+
+
+async def says_nothing(_: Any) -> Any:
+    """Answer nothing, and keep the connection."""
+    await asyncio.Event().wait()
+
+
+class First(random.Random):
+    """Dice for a client that begins with the first member, and makes the shortest pauses."""
+
+    def randrange(self, *_: Any) -> int:
+        """The first."""
+        return 0
+
+    def uniform(self, least: float, _: float) -> float:
+        """The least."""
+        return least
+
+
+@asynccontextmanager
+async def members_of(*scripted: Member, **options: Any) -> AsyncIterator[Members]:
+    async with AsyncExitStack() as stack:
+        hosts = []
+        for member in scripted:
+            server = grpc.aio.server()
+            server.add_generic_rpc_handlers((member,))
+            hosts.append(("127.0.0.1", server.add_insecure_port("127.0.0.1:0")))
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+        members = Members(Cluster(hosts=tuple(hosts)), probe=range_of("probe"), rng=First(), **options)
+        await members.start()
+        stack.push_async_callback(members.aclose)
+        yield members
+
+
+def soon(seconds: float = 5.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+NO_LEADER = refuses(grpc.StatusCode.UNAVAILABLE, "etcdserver: no leader")
+TIMED_OUT = refuses(grpc.StatusCode.UNAVAILABLE, "etcdserver: request timed out")
+
+
+async def ask(members: Members, **options: Any) -> Any:
+    return await members.ask(READ, {"key": b"key"}, **{"deadline": soon(), "what": "reading", **options})
+
+
+async def test_a_member_in_trouble_is_left_for_another_and_stays_left() -> None:
+    bad, good = Member(TIMED_OUT), Member(says())
+    async with members_of(bad, good) as members:
+        for _ in range(3):
+            await ask(members)
+        assert (len(bad.asked), len(good.asked)) == (1, 3)
+        assert members.connected
+
+
+async def test_a_member_without_a_leader_is_asked_nothing() -> None:
+    bad, good = Member(says(), probed=NO_LEADER), Member(says())
+    async with members_of(bad, good) as members:
+        await ask(members)
+        assert (bad.probes, bad.asked, len(good.asked)) == (1, [], 1)
+
+
+async def test_while_nobody_leads_one_attempt_at_a_time_is_made_for_all_callers() -> None:
+    member = Member(says(), probed=NO_LEADER)
+    async with members_of(member) as members:
+        members._choice = Choice(1, random.Random(1))  # with pauses
+        async with asyncio.timeout(5):
+            refused = await asyncio.gather(
+                *(ask(members, deadline=soon(1.0)) for _ in range(40)), return_exceptions=True
+            )
+        assert all(isinstance(error, ConnectionLost) and "no leader" in str(error) for error in refused)
+        assert 2 <= member.probes <= 12, "not one for each caller"
+        assert member.asked == []
+
+
+def test_pauses_grow_to_five_seconds_and_to_one_where_nobody_can_be_reached() -> None:
+    for words, most in (("etcdserver: no leader", 5.0), ("nobody listens there", 1.0)):
+        choice = Choice(3, random.Random(1))
+        pauses = []
+        for number in range(30):
+            choice.missed(number % 3, Failure(words, FailureKind.UNDONE), 0.0)
+            pauses.append(choice.try_at)
+        assert max(pauses[:3]) <= 0.02, "the others are asked at once"
+        assert all(most / 2 <= pause <= most for pause in pauses[-5:])
+
+
+async def test_whether_it_may_have_been_done_depends_on_how_it_failed() -> None:
+    for trouble, any_doubt in (
+        (TIMED_OUT, True),
+        (NO_LEADER, False),
+        (refuses(grpc.StatusCode.RESOURCE_EXHAUSTED, "etcdserver: too many requests"), False),
+    ):
+        doubt = RetryState()
+        async with members_of(Member(trouble, says())) as members:
+            await ask(members, doubt=doubt)
+        assert doubt.any is any_doubt
+
+
+async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_room, "ATTEMPT_FIRST", 0.2)
+    silent, good = Member(says_nothing), Member(says())
+    async with members_of(silent, good) as members:
+        await ask(members)
+    assert len(silent.asked) == 1
+
+
+async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_what_is_left() -> None:
+    limits = []
+    async with members_of(Member(says())) as members:
+
+        async def send(_: Any, __: str, ___: Any, ____: Any, limit: float) -> Any:
+            limits.append(limit)
+            raise Failure("frozen", FailureKind.DOUBT, silent=True)
+
+        members._send = send  # type: ignore[assignment, method-assign]
+        with pytest.raises(ConnectionLost):
+            await members.ask("Lease/LeaseKeepAlive", {"ID": 1}, deadline=soon(0.4), what="KeepAlive")
+    assert limits[0] <= 0.2
+    assert len(limits) >= 2
+
+
+async def test_when_the_time_is_over_the_last_reason_that_was_given_is_told() -> None:
+    async with members_of(Member(TIMED_OUT, says_nothing)) as members:
+        doubt = RetryState()
+        with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: request timed out") as caught:
+            await ask(members, deadline=soon(0.6), what="writing", doubt=doubt)
+        assert caught.value.maybe_applied
+        assert not members.connected
+
+
+async def test_what_is_asked_once_is_not_asked_again_after_a_doubt() -> None:
+    member = Member(TIMED_OUT, says())
+    async with members_of(member) as members:
+        with pytest.raises(ConnectionLost):
+            await ask(members, doubt=RetryState(), once=True)
+    assert member.asked == [READ]
+
+
+async def test_a_refusal_is_an_error_for_the_caller_and_costs_no_connection() -> None:
+    member = Member(refuses(grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found"))
+    async with members_of(member) as members:
+        for _ in range(2):
+            with pytest.raises(LeaseNotFound):
+                await members.ask("Lease/LeaseRevoke", {"ID": 1}, deadline=soon())
+        assert member.probes == 1
+
+
+async def test_a_service_that_is_missing_means_that_it_is_no_etcd() -> None:
+    async with members_of(Member(refuses(grpc.StatusCode.UNIMPLEMENTED, "unknown service"))) as members:
+        with pytest.raises(ProtocolError, match=r"etcd 3\.4 or later"):
+            await ask(members)
+
+
+TOKEN_OLD = refuses(grpc.StatusCode.UNAUTHENTICATED, "etcdserver: invalid auth token")
+
+
+def token(text: str) -> Script:
+    return says(pb.AuthenticateResponse(header=HEADER, token=text))
+
+
+async def test_a_token_that_is_refused_is_fetched_anew_and_one_that_always_is_ends_it() -> None:
+    member = Member(token("t1"), TOKEN_OLD, token("t2"), says())
+    async with members_of(member, user="me", password="secret") as members:
+        await ask(members)
+        assert member.asked == ["Auth/Authenticate", READ] * 2
+        assert member.tokens == [None, "t1", None, "t2"]
+    always_old = Member(*[token("t"), TOKEN_OLD] * 6)
+    async with members_of(always_old, user="me", password="secret") as members:
+        with pytest.raises(AuthenticationError, match="'me'"):
+            await ask(members)
+
+
+async def test_a_password_that_is_refused_is_read_again_before_that_is_said() -> None:
+    wrong = refuses(grpc.StatusCode.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password")
+    passwords = iter(["old", "new"])
+    async with members_of(Member(wrong, token("t"), says()), user="me", password=lambda: next(passwords)) as members:
+        await ask(members)
+    async with members_of(Member(wrong), user="me", password=lambda: "the same") as members:
+        with pytest.raises(AuthenticationError, match="refused the user or the password"):
+            await ask(members)
+
+
+async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_that_lags_is_not() -> None:
+    older = pb.ResponseHeader(cluster_id=7, revision=4)
+    lagging, gone = pb.StatusResponse(header=older), pb.RangeResponse(header=older)
+    async with members_of(Member(says(), says(lagging), says(gone))) as members:
+        failed: list[Any] = []
+        members.failed = failed.append
+        await ask(members)
+        await members.ask("Maintenance/Status", {}, deadline=soon())
+        assert failed == []
+        with pytest.raises(StoreReplaced, match="is at revision 4, and was at 5"):
+            await ask(members)
+        assert len(failed) == 1
+
+
+# ------------------------------------------------------------------------------------------ streams
+
+
+def told(id: int, *keys: bytes, **more: Any) -> Any:
+    events = [pb.Event(kv=pb.KeyValue(key=key, mod_revision=6)) for key in keys]
+    return pb.WatchResponse(header=HEADER, watch_id=id, events=events, **more)
+
+
+async def test_all_watches_share_a_stream_and_each_reads_its_own() -> None:
+    member = Member(says())
+    async with members_of(member) as members, asyncio.timeout(5):
+        first = await members.stream([range_of("a")], deadline=soon())
+        both = await members.stream([range_of("b"), range_of("c")], deadline=soon())
+        assert [(await member.watched.get()).create_request.watch_id for _ in range(3)] == [1, 2, 3]
+        for message in (told(3, b"c"), told(1, b"a"), told(2, b"b")):
+            member.to_tell.put_nowait(message)
+        assert [message.events[0].kv.key for message in await first.read()] == [b"a"]
+        keys: list[bytes] = []
+        while len(keys) < 2:
+            keys += [message.events[0].kv.key for message in await both.read()]
+        assert keys == [b"c", b"b"]
+        both.close()
+        assert [(await member.watched.get()).cancel_request.watch_id for _ in range(2)] == [2, 3]
+
+
+async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_elsewhere() -> None:
+    member, other = Member(says()), Member(says())
+    async with members_of(member, other) as members, asyncio.timeout(5):
+        streams = [await members.stream([range_of(key)], deadline=soon()) for key in ("a", "b")]
+        member.to_tell.put_nowait("etcdserver: no leader")
+        for stream in streams:
+            with pytest.raises(Failure, match="no leader") as caught:
+                await stream.read()
+            assert caught.value.trouble is FailureKind.UNDONE
+            await stream.failed(caught.value)
+        await members.stream([range_of("a")], deadline=soon())
+        assert other.watched.qsize() == 1
+
+
+async def test_a_watch_overtaken_by_compaction_says_so() -> None:
+    member = Member(says())
+    async with members_of(member) as members, asyncio.timeout(5):
+        stream = await members.stream([range_of("a")], deadline=soon())
+        member.to_tell.put_nowait(told(1, canceled=True, compact_revision=9))
+        with pytest.raises(Failure) as caught:
+            await stream.read()
+        assert caught.value.trouble is FailureKind.COMPACTED
+
+
+async def test_a_reader_that_falls_behind_loses_its_watch_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_stream, "HELD_BYTES_MAX", 1000)
+    member = Member(says())
+    async with members_of(member) as members, asyncio.timeout(5):
+        slow = await members.stream([range_of("a")], deadline=soon())
+        fast = await members.stream([range_of("b")], deadline=soon())
+        for _ in range(4):
+            member.to_tell.put_nowait(told(1, b"a" * 400))
+        member.to_tell.put_nowait(told(2, b"b"))
+        assert (await fast.read())[0].events[0].kv.key == b"b"
+        assert len(await slow.read()) == 2, "what is held is read"
+        with pytest.raises(Failure, match="fallen behind") as caught:
+            await slow.read()
+        assert caught.value.trouble is FailureKind.REOPEN
+
+
+async def test_a_silent_member_is_left_when_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_room, "IDLE", 0.05)
+    monkeypatch.setattr(members_room, "ATTEMPT_ALONE", 0.2)
+    answers = iter([says(), says()])
+
+    async def at_first(context: Any) -> Any:
+        return await next(answers, says_nothing)(context)
+
+    member = Member(says(), probed=at_first)
+    async with members_of(member) as members, asyncio.timeout(5):
+        stream = await members.stream([range_of("a")], deadline=soon())
+        with pytest.raises(Failure, match="has not answered"):
+            await stream.read()
+    assert member.probes >= 3
+
+
+async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_room, "BALANCE_AFTER", 0.1)
+    here, there = Member(says()), Member(says())
+    async with members_of(here, there) as members, asyncio.timeout(5):
+        stream = await members.stream([range_of("a")], deadline=soon())
+        members._choice._rng = random.Random(3)
+        with pytest.raises(Failure, match="another member") as caught:
+            await stream.read()
+        assert caught.value.trouble is FailureKind.REOPEN
+        await stream.failed(caught.value)
+        await members.stream([range_of("a")], deadline=soon())
+        assert there.watched.qsize() == 1
+        assert members.connected
