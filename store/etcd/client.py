@@ -128,7 +128,7 @@ class Client(interface.Store):
             password=password,
             rng=rng or random.Random(),
         )
-        self.members.failed = self.fail
+        self.members.identity.failed = self.fail
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._writes = Writes(self._reads, self._receipts)
@@ -187,7 +187,7 @@ class Client(interface.Store):
     @property
     def store_id(self) -> str | None:
         """The cluster's id, once it has been met."""
-        return self.members.cluster_id
+        return self.members.identity.cluster_id
 
     @property
     def seen_as(self) -> str | None:

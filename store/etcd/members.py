@@ -30,11 +30,11 @@ from store.errors import (
     AuthenticationError,
     ConnectionLost,
     StoreError,
-    StoreReplaced,
     StoreTimeoutError,
 )
 from store.etcd.choice import Choice
 from store.etcd.codec import Failure, FailureKind
+from store.etcd.identity import Identity
 from store.etcd.login import Login
 from store.etcd.rpc.certificates import channel_credentials
 from store.etcd.rpc.connection import Connection
@@ -92,9 +92,7 @@ class Members:
         rng: random.Random | None = None,
     ) -> None:
         self.name = str(cluster)
-        self.cluster_id: str | None = None
-        self.revision = 0  # the latest one that was heard of
-        self.failed: Callable[[StoreError], None] = lambda _: None  # whom to tell that the cluster was replaced
+        self.identity = Identity(self.name)
         self._cluster = cluster
         self._probe_fields = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
@@ -172,7 +170,7 @@ class Members:
             if left <= 0:
                 raise self.late(what or method, doubt, told)
             limit = min(self.attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
-            floor, asked_at = self.revision, self._time()
+            floor, asked_at = self.identity.revision, self._time()
             try:
                 reply = await self._attempt(connection, method, fields, limit)
             except Failure as failure:
@@ -197,7 +195,7 @@ class Members:
                 raise
             else:
                 self._answered(connection)
-                self.met(reply.header, floor=floor if method.startswith("KV/") else 0)
+                self.identity.met(reply.header, floor=floor if method.startswith("KV/") else 0)
                 return reply
 
     async def _attempt(
@@ -232,10 +230,10 @@ class Members:
             Failure: It is not there.
             StoreReplaced: It is none of the cluster.
         """
-        floor = self.revision
+        floor = self.identity.revision
         token = await self.login.token(connection, limit)
         reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
-        self.met(reply.header, floor=floor)
+        self.identity.met(reply.header, floor=floor)
 
     # ------------------------------------------------------------------------------------------ streams
 
@@ -314,7 +312,7 @@ class Members:
             if failure.trouble is FailureKind.TOKEN:
                 self.login.refused(failure, self._choice.misses)
             self._missed(place, failure)
-            if self.cluster_id is None:
+            if self.identity.cluster_id is None:
                 await self._find_out(place, failure)
             return
         self._current = connection
@@ -334,7 +332,7 @@ class Members:
             self._cluster.targets[place],
             credentials=self._credentials,
             name=self.name,
-            met=self.met,
+            met=self.identity.met,
         )
         try:
             await self._probe(connection, limit)
@@ -461,31 +459,6 @@ class Members:
         if self.connected:
             return StoreTimeoutError(message, maybe_applied=maybe)
         return ConnectionLost(message, maybe_applied=maybe)
-
-    def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
-        """A member has answered: it must be one of the cluster that we know (promise S10).
-
-        A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
-        what is read or written through the consensus is never older than what we had heard of before we asked.
-
-        Args:
-            header: Of its answer.
-            floor: The latest revision that was known before it was asked, if the answer went through the consensus.
-        """
-        cluster_id, revision = f"{header.cluster_id:x}", header.revision
-        reason = ""
-        if self.cluster_id is not None and cluster_id != self.cluster_id:
-            reason = f"{self.cluster_id} has been replaced by {cluster_id}"
-        elif revision < floor:
-            reason = f"it is at revision {revision}, and was at {floor} before"
-        if reason:
-            error = StoreReplaced(
-                f"the cluster at {self.name} is not the one this client knew: {reason}, so what was in it is gone"
-            )
-            self.failed(error)
-            raise error
-        self.cluster_id = cluster_id
-        self.revision = max(self.revision, revision)
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()

@@ -117,7 +117,7 @@ class Reads:
         status = await self.members.ask("Maintenance/Status", {}, deadline=deadline, what="stats")
         return Figures(
             figures={
-                "store_id": self.members.cluster_id,
+                "store_id": self.members.identity.cluster_id,
                 "revision": revision,
                 "version": status.version,
                 "stored_bytes": status.dbSize,

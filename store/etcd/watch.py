@@ -117,7 +117,7 @@ class Watch(interface.Watch):
         batches: list[list[Event]] = []
         start = request.start_revision
         if start is not None:
-            if first and start > self._members.revision + 1:
+            if first and start > self._members.identity.revision + 1:
                 now = await self._members.current_revision(deadline)
                 if start > now + 1:
                     raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {now}")

@@ -289,7 +289,7 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
     lagging, gone = pb.StatusResponse(header=older), pb.RangeResponse(header=older)
     async with members_of(Member(says(), says(lagging), says(gone))) as members:
         failed: list[Any] = []
-        members.failed = failed.append
+        members.identity.failed = failed.append
         await ask(members)
         await members.ask("Maintenance/Status", {}, deadline=soon())
         assert failed == []

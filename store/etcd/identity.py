@@ -1,0 +1,58 @@
+"""Pure: whether the cluster that answers is still the one that was met first (promise S10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from store.errors import StoreError, StoreReplaced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store.etcd.rpc import etcd_pb2 as pb
+
+__all__ = ["Identity"]
+
+
+class Identity:
+    """Which cluster one client knows.
+
+    Attributes:
+        cluster_id: The cluster's id; None: none was met yet.
+        revision: The latest one that was heard of.
+        failed: Whom to tell that it is another one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.cluster_id: str | None = None
+        self.revision = 0
+        self.failed: Callable[[StoreError], None] = lambda _: None
+
+    def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+        """Note that a member has answered: it must be one of the cluster that we know.
+
+        A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
+        what is read or written through the consensus is never older than what we had heard of before we asked.
+
+        Args:
+            header: Of its answer.
+            floor: The latest revision that was known before it was asked, if the answer went through the consensus.
+
+        Raises:
+            StoreReplaced: It is another cluster.
+        """
+        cluster_id, revision = f"{header.cluster_id:x}", header.revision
+        reason = ""
+        if self.cluster_id is not None and cluster_id != self.cluster_id:
+            reason = f"{self.cluster_id} has been replaced by {cluster_id}"
+        elif revision < floor:
+            reason = f"it is at revision {revision}, and was at {floor} before"
+        if reason:
+            error = StoreReplaced(
+                f"the cluster at {self._name} is not the one this client knew: {reason}, so what was in it is gone"
+            )
+            self.failed(error)
+            raise error
+        self.cluster_id = cluster_id
+        self.revision = max(self.revision, revision)
