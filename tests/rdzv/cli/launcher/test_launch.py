@@ -85,7 +85,7 @@ async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_ha
 
         tell(first, SUCCEED)
         tell(third, SUCCEED)
-        async with store.connect(server) as client, client.watch("/rdzv/job/rounds/", snapshot=True) as watch:
+        async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
             async for event in watch:
                 if event.key.endswith("rdzv.run/succeeded"):
                     break  # b has counted itself, and waits for a's other process
@@ -122,7 +122,7 @@ async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -
         node(url, "a", "--max-restarts", "1") as a,
         node(url, "b") as b,
         store.connect(server) as client,
-        client.watch("/rdzv/job/rounds/", snapshot=True) as watch,
+        client.watch("/rdzv/job/store/", snapshot=True) as watch,
     ):
         first, second = await started(a), await started(b)
         tell(first, FAIL)
@@ -187,7 +187,7 @@ async def test_if_the_last_to_succeed_dies_before_closing_whoever_is_told_of_it_
             process = await started(a)
             assert process["WORLD_SIZE"] == "2"
             tell(process, SUCCEED)
-            async with store.connect(server) as client, client.watch("/rdzv/job/rounds/", snapshot=True) as watch:
+            async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
                 async for event in watch:
                     if event.key.endswith("rdzv.run/succeeded"):
                         break
