@@ -140,7 +140,7 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # A full restart under stable names looks the same but for what its nodes know: they have arrived after no round.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
-    nobody_else = all_have_come and regroup
+    nobody_else = all_have_come and regroup and not view.expected_back
     if view.live or not enough:
         # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
         still = ends is not None and ends > now and not full

@@ -83,6 +83,7 @@ class NodeRecord:
         requested_rank: The rank it would like.
         sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
         store_at: The address at which it reaches the store; empty in the same case.
+        lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
         left: It has left on its own account, and its record is about to go.
         release: Of which release of this package it is; empty if it does not say.
         arrival: The revision that wrote this record: which arrival this is.
@@ -98,6 +99,7 @@ class NodeRecord:
     requested_rank: int | None = None
     sends_from: str = ""
     store_at: str = ""
+    lapsed_in: int = -1
     left: bool = False
     release: str = ""
     arrival: int = 0
@@ -115,6 +117,8 @@ class NodeRecord:
             plain["requested_rank"] = self.requested_rank
         if self.store_at:
             plain["path"] = [self.sends_from, self.store_at]
+        if self.lapsed_in >= 0:
+            plain["lapsed_in"] = self.lapsed_in
         if self.left:
             plain["left"] = True
         if self.release:
@@ -138,6 +142,7 @@ class NodeRecord:
                 requested_rank=maybe(int, plain.get("requested_rank")),
                 sends_from=of(str, sends_from),
                 store_at=of(str, store_at),
+                lapsed_in=of(int, plain.get("lapsed_in", -1)),
                 left=of(bool, plain.get("left", False)),
                 release=of(str, plain.get("release", "")),
                 arrival=arrival,

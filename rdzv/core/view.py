@@ -52,6 +52,8 @@ class View:
         self.departed_count = 0
         self.enough_since: float | None = None
         self._gone_members: set[str] = set()  # each counts once, as lost or as departed
+        self._lost_now: set[str] = set()  # of the last round
+        self._lost_before: set[str] = set()  # of the one before, and not in the last
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
@@ -132,6 +134,7 @@ class View:
         self.lost.clear()
         self.departed.clear()
         self._gone_members.clear()
+        self._lost_before, self._lost_now = self._lost_now - self.members.keys(), set()
         self.lost_count = self.departed_count = 0
         self._inherited = None
         self.enough_since = None
@@ -139,6 +142,16 @@ class View:
         for record in waiting.values():
             self._place(record)
         self._count(now)
+
+    @property
+    def expected_back(self) -> set[str]:
+        """Who may come back from an outage: those who were lost in it, once one of them has come and says so.
+
+        An outage that ends comes to an end for all. Whoever was merely killed is not told apart from them; a last call
+        ends the wait. If the others have met without them, those of the round before count, too.
+        """
+        lapsed = any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values())
+        return {one for one in self._lost_now | self._lost_before if one not in self._records} if lapsed else set()
 
     def stand(self, members: Iterable[Member]) -> bool:
         """Return whether each of these, chosen a moment ago, waits still, by the same arrival."""
@@ -208,6 +221,7 @@ class View:
             self.departed_count += 1
         else:
             self.lost_count += 1
+            self._lost_now.add(node_id)
         names = self.departed if left else self.lost
         if len(names) < NAMED_MOST:
             names.append(node_id)

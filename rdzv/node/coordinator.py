@@ -77,6 +77,9 @@ __all__ = ["Candidacy"]
 log = logging.getLogger(__name__)
 
 LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
+ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
+TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is of no use
+ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most so long
@@ -167,11 +170,14 @@ class Candidacy:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
         lost = anyio.CancelScope()
         run_lease = await self._link.run_lease()  # it has been known since this node arrived
+        far, began = self._link.round_trip, self._store.time()
         lease = await self._link.keeper.hold(
-            ttl=LEADER_TTL + self._store.fail_over,  # a store that was away for so long must not cost the role as well
-            disconnect_ttl=LEADER_DISCONNECT_TTL,
+            # A store that was away for so long must not cost the role as well.
+            ttl=min(max(LEADER_TTL, ROUND_TRIPS_PER_TERM * far), TERM_MOST) + self._store.fail_over,
+            disconnect_ttl=max(LEADER_DISCONNECT_TTL, ROUND_TRIPS_TO_RECONNECT * far),
             on_lapse=lambda _: lost.cancel(),
         )
+        self._link.answered_in(self._store.time() - began)
         keys = self._keys
         try:
             taken = await self._store.transact(

@@ -124,6 +124,7 @@ class Part:
         self.arrival: Arrival[HeldLease] = Arrival()
         self.membership: Membership | None = None
         self.known_round = -1
+        self._lapsed_in = -1  # the round that this node was dropped from
         self.reason = NOT_WAITING
         self.refusal: RendezvousError | None = None
 
@@ -225,6 +226,7 @@ class Part:
                 # Unchanged, so that nobody rewrites the settings who has looked before we came.
                 writes.append(Put(self._keys.settings, self._agreed, lease=run_lease.id))
             self.arrival.send(record)
+            sent_at = link.store.time()
             try:
                 result = await link.store.transact(
                     when=(
@@ -236,10 +238,12 @@ class Part:
                     otherwise=(Get(self._keys.settings), Get(key), Get(banned)),
                 )
             except LeaseNotFound:
+                self._note_lapse()
                 self.arrival.lapsed()  # it lapsed just now; the keeper's word of it is on its way
                 link.forget_run_lease()
                 expected = 0
                 continue
+            link.answered_in(link.store.time() - sent_at)
             if result.succeeded:
                 if self.arrival.written(result.revision):
                     self.end_membership("this node has gone on to the next round")
@@ -299,6 +303,7 @@ class Part:
             requested_rank=settings.requested_rank,
             sends_from=sends_from,
             store_at=store_at,
+            lapsed_in=self._lapsed_in,
         )
 
     async def _take_lease(self, link: Link) -> HeldLease:
@@ -415,7 +420,7 @@ class Part:
                         ban = link.follower.head.bans.get(self._node_id)
                         if ban is not None:
                             raise self._banned_error(ban)
-                        self._wait_for(reason)
+                        self._wait_for(reason + link.slowness())
                         clock.set(suspended=suspended, now=now)
                         deadline = clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
@@ -454,6 +459,7 @@ class Part:
     def _become_member(self, round: Round, rank: int, me: Me) -> Membership:
         """Be a member of the round that holds us."""
         self.arrival.taken_in()
+        self._lapsed_in = -1
         self.membership = membership = Membership(round=round, rank=rank, arrival=me.arrival)
         self.known_round = max(self.known_round, round.number)
         log.info(
@@ -563,6 +569,8 @@ class Part:
         membership = self.membership
         if membership is None or membership.over is not None:
             return
+        if dropped:
+            self._note_lapse()
         membership.end(reason, dropped=dropped)
         if dropped:
             log.warning(
@@ -573,6 +581,11 @@ class Part:
                 reason,
             )
         self.listeners.changed()
+
+    def _note_lapse(self) -> None:
+        """Remember that this node does not leave its round by itself: coming back, it says that others may, too."""
+        if self.membership is not None and self.membership.over is None:
+            self._lapsed_in = self.membership.round.number
 
     # ------------------------------------------------------------------------------------------ what others do to it
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -30,6 +31,8 @@ __all__ = ["Link", "is_away"]
 
 log = logging.getLogger(__name__)
 
+SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
+ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 
@@ -57,6 +60,7 @@ class Link:
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._candidacy: asyncio.Task[None] | None = None
+        self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._connection_changed = asyncio.Event()
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
@@ -111,6 +115,21 @@ class Link:
                 return
             if said:
                 log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
+
+    # ------------------------------------------------------------------------------------------ how far away it is
+
+    def answered_in(self, seconds: float) -> None:
+        """Note that the store has answered a request after so long."""
+        self._answered_in.append(seconds)
+
+    @property
+    def round_trip(self) -> float:
+        """How long the store takes to answer, in seconds, as far as was noted lately."""
+        return min(self._answered_in, default=0.0)
+
+    def slowness(self) -> str:
+        """What to add to whatever a node waits for, if the store answers slowly."""
+        return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
 
     # ------------------------------------------------------------------------------------------ the run's lease
 

@@ -69,6 +69,7 @@ class VirtualRun:
         seed: Of latencies, names and jitter.
         limits: The store's.
         durable: Whether the store is kept on disk, and may be killed and restarted.
+        latency: Of the network, in seconds each way; one number, or its bounds.
         parameters: Settings of every handler that has no others of its own.
     """
 
@@ -79,8 +80,10 @@ class VirtualRun:
         seed: int = 0,
         limits: store.Limits | None = None,
         durable: bool = False,
+        latency: float | tuple[float, float] = (0.0005, 0.001),
         **parameters: Any,
     ) -> None:
+        self._latency = latency
         self._directory = tempfile.TemporaryDirectory() if durable else None
         self._run_id = run_id
         self._limits = limits
@@ -98,7 +101,7 @@ class VirtualRun:
         self._before = asyncio.all_tasks()
         self._limit = asyncio.timeout(PATIENCE)
         await self._limit.__aenter__()
-        self.network = MemoryNetwork(latency=(0.0005, 0.001), rng=self._rng)
+        self.network = MemoryNetwork(latency=self._latency, rng=self._rng)
         self.found_store()
         return self
 

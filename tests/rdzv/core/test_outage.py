@@ -1,0 +1,64 @@
+"""Nodes that come back one after the other from one outage meet once (promise R11, early_last_call)."""
+
+from __future__ import annotations
+
+from tests.support.hand_fed import HandFed
+
+
+def four() -> HandFed:
+    run = HandFed(needed=2, capacity=4, last_call=30)
+    run.arrive("a", "b", "c", "d")
+    assert run.commit() == ["a", "b", "c", "d"]
+    return run
+
+
+def test_those_who_were_lost_with_the_first_to_come_back_are_waited_for() -> None:
+    """Rounds of 2, 3 and 4 were made, each a restart of the whole job."""
+    run = four()
+    run.die("a", "b", "c", "d")
+    run.succeed(None)  # nobody coordinated meanwhile
+    run.arrive("c", "b", lapsed_in=0)
+    assert run.completes() is None
+    run.arrive("a", lapsed_in=0)
+    assert run.completes() is None
+    run.arrive("d", lapsed_in=0)
+    assert run.commit() == ["a", "b", "c", "d"]
+
+
+def test_who_does_not_come_back_is_waited_for_until_the_last_call_is_over() -> None:
+    run = four()
+    run.die("a", "b", "c", "d")
+    run.arrive("b", "c", lapsed_in=0)
+    assert run.progress.last_call_left == 30
+    run.now += 30
+    assert run.commit() == ["b", "c"]
+
+
+def test_survivors_that_have_met_without_them_take_all_of_them_in_at_once() -> None:
+    run = four()
+    run.die("c", "d")
+    run.arrive("a", "b")
+    assert run.commit() == ["a", "b"]
+    run.arrive("d", arrived_after=0, lapsed_in=0)
+    run.arrive("a", "b")
+    assert run.completes() is None, "c is known to be coming"
+    run.arrive("c", arrived_after=0, lapsed_in=0)
+    assert run.commit() == ["a", "b", "d", "c"]
+
+
+def test_after_a_death_nobody_is_waited_for() -> None:
+    run = four()
+    run.die("c", "d")
+    run.arrive("a", "b")
+    assert run.commit() == ["a", "b"], "as before: they were killed, as far as anybody knows"
+    run.arrive("d")  # a new process, of the same name
+    run.arrive("a", "b")
+    assert run.commit() == ["a", "b", "d"]
+
+
+def test_who_has_left_is_not_waited_for() -> None:
+    run = four()
+    run.leave("d")
+    run.die("a", "b", "c")
+    run.arrive("a", "b", "c", lapsed_in=0)
+    assert run.commit() == ["a", "b", "c"]
