@@ -1,0 +1,37 @@
+"""Promise S12: what a release has written is read for ever. `tools.release` puts its bytes into tests/golden."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools import golden, release
+
+RELEASED = sorted((Path(__file__).parents[1] / "golden").glob("*"))
+
+
+def test_s12_what_this_release_writes_it_reads(tmp_path: Path) -> None:
+    golden.write(tmp_path / "now")
+    assert golden.read(tmp_path / "now") == []
+
+
+def test_s12_a_record_that_is_read_otherwise_is_found(tmp_path: Path) -> None:
+    """Else the test below might pass whatever is there."""
+    golden.write(tmp_path / "now")
+    records = tmp_path / "now" / "records.json"
+    records.write_text(records.read_text().replace(b"slow disk".hex(), b"slow dusk".hex()))
+    frames = tmp_path / "now" / "frames"
+    frames.write_text(frames.read_text().replace("0701", "0702"))
+    assert "now: the record ban" in golden.read(tmp_path / "now")
+
+
+def test_s12_what_earlier_releases_have_written_is_read() -> None:
+    assert [wrong for directory in RELEASED for wrong in golden.read(directory)] == []
+
+
+def test_the_bill_of_materials_names_what_is_needed(tmp_path: Path) -> None:
+    wheel = tmp_path / "rdzv.whl"
+    wheel.write_bytes(b"")
+    bill = release.bill_of_materials([wheel])
+    required = {each["name"] for each in bill["components"] if each["scope"] == "required"}
+    assert required == {"anyio", "msgpack"}
+    assert bill["metadata"]["properties"][0]["name"] == "sha256:rdzv.whl"
