@@ -28,7 +28,7 @@ def test_s12_what_earlier_releases_have_written_is_read() -> None:
     assert [wrong for directory in RELEASED for wrong in golden.read(directory)] == []
 
 
-def test_the_bill_of_materials_names_what_is_needed(tmp_path: Path) -> None:
+def test_s12_the_bill_of_materials_names_what_is_needed(tmp_path: Path) -> None:
     wheel = tmp_path / "rdzv.whl"
     wheel.write_bytes(b"")
     bill = release.bill_of_materials([wheel])

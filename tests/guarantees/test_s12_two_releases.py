@@ -275,7 +275,7 @@ assert not corrupt, f"{len(corrupt)} of 4000 frames"
 
 
 @pytest.mark.parametrize("pure", ["0", "1"])
-def test_s1_frames_of_several_threads_are_whole_with_either_msgpack(pure: str) -> None:
+def test_s12_frames_of_several_threads_are_whole_with_either_msgpack(pure: str) -> None:
     """One packer of msgpack's pure-Python fallback, shared by threads, mixed their frames up."""
     made = {**environment(ROOT), **({"MSGPACK_PUREPYTHON": "1"} if pure == "1" else {})}
     done = subprocess.run([sys.executable, "-c", PACKING], env=made, capture_output=True, text=True, check=False)
