@@ -1,4 +1,4 @@
-"""Pure: text of others, made fit for a terminal and a log.
+"""Pure: what is shown to people: text of others, made fit for a terminal and a log, and durations.
 
 Names, reasons and error messages come from whoever can connect. A control character among them could clear a screen,
 change what a line seems to say, or forge a line of its own.
@@ -6,9 +6,10 @@ change what a line seems to say, or forge a line of its own.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
-__all__ = ["printable"]
+__all__ = ["in_words", "printable", "without_durations"]
 
 LETTERS_MOST = 1000  # of one text; a reason is a sentence, and a log is no place for more
 
@@ -20,6 +21,22 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     if text.isprintable():
         return text
     return "".join(map(_escaped, text))
+
+
+def in_words(seconds: float) -> str:
+    """Return how long something takes: "9 min 50 s", "10 s", "2 h"."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
+
+
+_DURATION = re.compile(r"\b\d+(\.\d+)? (h|min|s)\b( \d+ (min|s)\b)*")
+
+
+def without_durations(text: str) -> str:
+    """Return a text without its durations: if nothing else in it has changed, it is no news."""
+    return _DURATION.sub("...", text)
 
 
 def _escaped(letter: str) -> str:

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import store.sync
-from rdzv.backends.credentials import Credentials
+from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import host_if_called_for
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
@@ -116,6 +116,7 @@ def create_tcp(parameters: RendezvousParameters) -> Handler:
 
 def tcp_handler(settings: Settings) -> Handler:
     """The same, from settings that are parsed already."""
+    settings = with_expected_nodes(settings)
     credentials = Credentials.of(settings)
     ((host, port),) = settings.endpoint.hosts
     address = Address(host=host, port=port, secure=settings.uses_tls)
@@ -158,7 +159,7 @@ def tcp_handler(settings: Settings) -> Handler:
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:
     """A handler over an etcd cluster."""
-    settings = parse(parameters.url, parameters.overrides, os.environ)
+    settings = with_expected_nodes(parse(parameters.url, parameters.overrides, os.environ))
     try:
         from store.etcd import blocking as etcd_sync
         from store.etcd import client as etcd

@@ -6,6 +6,7 @@ Secrets are never part of a message; a file that cannot be used is named, with t
 from __future__ import annotations
 
 import ssl
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
@@ -14,7 +15,7 @@ from store.net.certificates import client_context
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
 
-__all__ = ["Credentials"]
+__all__ = ["Credentials", "with_expected_nodes"]
 
 
 class Credentials:
@@ -72,6 +73,23 @@ class Credentials:
         except OSError as error:
             raise _bad_certificates(settings, error) from error
         return context
+
+
+def with_expected_nodes(settings: Settings) -> Settings:
+    """The settings, with the names that `expected_file` lists.
+
+    Raises:
+        RendezvousSettingsError: The file cannot be read, or holds something else.
+    """
+    path = settings.expected_file
+    if path is None:
+        return settings
+    lines = _read("expected_file", path).decode(errors="replace").splitlines()
+    listed = [name for line in lines if (name := line.partition("#")[0].strip())]
+    try:
+        return replace(settings, expected=(*settings.expected, *listed))
+    except RendezvousSettingsError as error:
+        raise RendezvousSettingsError(f"expected_file={path!r} does not list names of nodes: {error}") from None
 
 
 def _read(name: str, path: str) -> bytes:

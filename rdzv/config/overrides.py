@@ -6,7 +6,7 @@ is None counts as not given. Keywords of somebody else's backend are not listed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping  # noqa: TC003  so that the annotations can be evaluated
+from collections.abc import Callable, Mapping, Sequence  # noqa: TC003  so that the annotations can be evaluated
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypedDict
 
@@ -30,6 +30,8 @@ class Overrides(TypedDict, total=False):
     timeout: Seconds
     last_call_timeout: Seconds
     early_last_call: Flag
+    expected: Sequence[str] | str | None
+    expected_file: File
     waits_end_on_loss: Flag
     close_timeout: Seconds
     closed_ttl: Seconds

@@ -129,6 +129,20 @@ TABLE: Final = (
     Parameter("last_call_timeout", duration(), "30", "seconds to wait for more nodes once min_nodes are in"),
     Parameter("early_last_call", value_types.FLAG, "true", "end the last call once nobody else is known to be coming"),
     Parameter(
+        "expected",
+        value_types.NAMES,
+        "gpu-001,gpu-002",
+        "names of nodes that are missed by name until they have come",
+        default_text="none",
+        derive=lambda _: (),
+    ),
+    Parameter(
+        "expected_file",
+        value_types.PATH,
+        "/etc/rdzv/nodes",
+        "a file with more of them, one a line; what follows a # is a comment",
+    ),
+    Parameter(
         "waits_end_on_loss",
         value_types.FLAG,
         "false",

@@ -65,6 +65,8 @@ class Settings:
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     early_last_call: bool = True
+    expected: tuple[str, ...] = DERIVED
+    expected_file: str | None = None
     waits_end_on_loss: bool = True
 
     # When a node or a run is over.

@@ -29,6 +29,8 @@ __all__ = [
     "FLAG_OR_AUTO",
     "FUNCTION",
     "NAME",
+    "NAMES",
+    "NAMES_MOST",
     "NAME_LENGTH_MAX",
     "PATH",
     "PAYLOAD",
@@ -54,6 +56,9 @@ PAYLOAD_BYTES_MAX: Final = 4096
 
 ATTRIBUTES_BYTES_MAX: Final = 1024
 """As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload."""
+
+NAMES_MOST: Final = 20_000
+"""Of nodes that are expected: twice as many as have been tried in one run."""
 
 NAME_LENGTH_MAX: Final = 255
 """In characters, for run and node ids: as long as a file name may be, well below a store's limit for keys."""
@@ -159,6 +164,14 @@ def _name(raw: Any) -> str:
     return name
 
 
+def _names(raw: Any) -> tuple[str, ...]:
+    listed = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
+    names = tuple(dict.fromkeys(map(_name, listed)))
+    if len(names) > NAMES_MOST:
+        raise Unfit(f"these are {len(names)}")
+    return names
+
+
 def _path(raw: Any) -> str:
     return _text(str(raw) if isinstance(raw, PurePath) else raw)
 
@@ -243,6 +256,11 @@ FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag)
 FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto)
 NAME: Final = Kind(
     f'1 to {NAME_LENGTH_MAX} printable characters without "/", which separates the parts of a key', _name
+)
+NAMES: Final = Kind(
+    f"at most {NAMES_MOST} names of nodes, a list or separated by commas, each of 1 to {NAME_LENGTH_MAX} printable "
+    f'characters without "/"',
+    _names,
 )
 TEXT: Final = Kind("text that is not empty, in printable characters", _text)
 PATH: Final = Kind("the path of a file or directory, not empty", _path)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.state import (
     NAMED_MOST,
@@ -76,6 +77,7 @@ class Rules:
         last_call: Seconds.
         early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
         order: Who gets which rank.
+        expected: Who is missed by name from the beginning.
     """
 
     needed: int
@@ -84,6 +86,7 @@ class Rules:
     last_call: float = 30.0
     early_last_call: bool = True
     order: RankOrder
+    expected: tuple[str, ...] = ()
 
     def admitted(self, count: int) -> int:
         """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
@@ -199,7 +202,13 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         departed=view.departed_count,
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
+        absent=view.absences.report(now=now, staying=_staying(view, joined - spares)),
     )
+
+
+def _staying(view: View, coming: int) -> tuple[str, ...]:
+    """Return the members for whose leaving others wait, if they are few enough to be named."""
+    return tuple(sorted(view.live)) if coming > 0 and len(view.live) <= NAMED_OF_MANY else ()
 
 
 def _spares_after(view: View, spares: int) -> int | None:
@@ -274,11 +283,15 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     """
     if last is None or _kind(last) != _kind(current):
         return now
-    if replace(last, last_call_left=None) != replace(current, last_call_left=None):
+    if _without_times(last) != _without_times(current):
         return max(last_at + min(max(0.05, 0.001 * nodes), 5.0), now)
     if current.last_call_left is not None and current.phase is Phase.LAST_CALL:
         return max(last_at + max(1.0, current.last_call_left / 10), now)
     return None
+
+
+def _without_times(progress: Progress) -> Progress:
+    return replace(progress, last_call_left=None, absent=progress.absent.without_durations())
 
 
 def _kind(progress: Progress) -> tuple[object, ...]:
@@ -305,21 +318,26 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
         return "waiting for a coordinator"
     if progress.problem:
         return f"{_nodes(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
+    missing = progress.absent.describe(elapsed=elapsed)
+    missing = missing and f"; missing: {missing}"
     match progress.phase:
         case Phase.CLOSED:
             return "the run is closed"
         case Phase.GATHERING:
-            return f"{progress.joined} of at least {_nodes(progress.needed)}"
+            awaited = progress.absent.describe_wait(elapsed=elapsed)
+            return f"{progress.joined} of at least {_nodes(progress.needed)}{awaited and f'; {awaited}'}"
         case Phase.LAST_CALL:
             left = max((progress.last_call_left or 0.0) - elapsed, 0.0)
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
-            return f"last call, {left:.1f} s left; {count}"
+            return f"last call, {left:.1f} s left; {count}{missing}"
         case Phase.COMPLETE:
             coming = progress.joined - progress.spares
             if not coming:
                 spares = f", and {_spares(progress.spares)}" if progress.spares else ""
-                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}"
-            return f"{_nodes(coming)} waiting for round {progress.round}'s {_members(progress.live)} to leave"
+                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}"
+            staying = progress.absent.describe_staying()
+            members = f"{_members(progress.live)} to leave{staying and f': {staying}'}"
+            return f"{_nodes(coming)} waiting for round {progress.round}'s {members}"
 
 
 def _nodes(count: int) -> str:

@@ -12,6 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rdzv.core.absent import Absent
 from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ class Progress:
         last_arrival: The latest arrival that was taken into account: those up to it stood when this was written.
         problem: Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
         spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
+        absent: Who is not here, and for how long.
     """
 
     phase: Phase
@@ -382,6 +384,7 @@ class Progress:
     last_arrival: int = 0
     problem: str = ""
     spare_ids: tuple[str, ...] = ()
+    absent: Absent = field(default_factory=Absent)
 
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""
@@ -404,6 +407,7 @@ class Progress:
                 self.last_arrival,
                 self.problem,
                 self.spare_ids,
+                self.absent.plain(),
             )
         )
 
@@ -414,6 +418,7 @@ class Progress:
         def build(plain: Sequence[Any]) -> Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
             lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
+            absent = plain[17] if len(plain) > 17 else None
             return cls(
                 phase=_phase_of(phase),
                 round=of(int, round),
@@ -432,6 +437,7 @@ class Progress:
                 last_arrival=of(int, last_arrival),
                 problem=of(str, problem),
                 spare_ids=names_of(spare_ids),
+                absent=Absent.of_plain(absent),
             )
 
         return unpack("the progress", value, build)
@@ -511,6 +517,7 @@ class RunStatus:
         closed: Why it was closed, or None.
         refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
         releases: How many of the nodes that are here are of which release.
+        missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
     """
 
     run_id: str
@@ -526,6 +533,7 @@ class RunStatus:
     closed: str | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ------------------------------------------------------------------------------------------------ settings

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rdzv.core.absent import AbsenceBook
 from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round
 from rdzv.errors import RendezvousStateError
 
@@ -35,9 +36,10 @@ class View:
     Args:
         nodes_prefix: What the keys of nodes start with.
         needed: How many arrivals are enough.
+        expected: Who is missed by name from the beginning.
     """
 
-    def __init__(self, *, nodes_prefix: str, needed: int) -> None:
+    def __init__(self, *, nodes_prefix: str, needed: int, expected: Iterable[str] = ()) -> None:
         self._prefix = nodes_prefix
         self._needed = needed
         self.synced = False
@@ -51,6 +53,8 @@ class View:
         self.departed: list[str] = []
         self.departed_count = 0
         self.enough_since: float | None = None
+        self.absences = AbsenceBook(expected)
+        self._now = 0.0  # of the event that is folded in
         self._gone_members: set[str] = set()  # each counts once, as lost or as departed
         self._lost_now: set[str] = set()  # of the last round
         self._lost_before: set[str] = set()  # of the one before, and not in the last
@@ -79,6 +83,7 @@ class View:
                 self._note(node_id, left=False)
             for node_id in self._inherited.departed_ids:
                 self._note(node_id, left=True)
+            self.absences.take_over(self._inherited.absent, now=progress_at)
 
     @property
     def number(self) -> int:
@@ -107,6 +112,7 @@ class View:
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
             return
+        self._now = now
         self.seen = max(self.seen, event.revision)
         node_id = event.key[len(self._prefix) :]
         if event.kind == "put":
@@ -131,6 +137,7 @@ class View:
         self.round = round
         self.members = {member.node_id: member for member in members}
         self.live.clear()
+        self.absences.completed()
         self.lost.clear()
         self.departed.clear()
         self._gone_members.clear()
@@ -168,8 +175,9 @@ class View:
         unnamed = max(inherited.departed - self.departed_count, 0) if inherited else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._gone_members:
-                self._note(node_id, left=unnamed > 0)
+                self._miss(node_id, left=unnamed > 0, at=None)
                 unnamed -= 1
+        self.absences.look_again(self._records)
         if inherited is not None:
             self.lost_count = max(self.lost_count, inherited.lost)
             self.departed_count = max(self.departed_count, inherited.departed)
@@ -178,6 +186,9 @@ class View:
             assert inherited.last_call_left is not None
             left = max(inherited.last_call_left - (now - self._inherited_at), 0.0)
             self.enough_since = now - max(last_call_timeout - left, 0.0)
+        if inherited is not None and inherited.absent.waited is not None:
+            waited = inherited.absent.waited + (now - self._inherited_at)
+            self.absences.count_waiting(short=self._too_few_wait, now=now, waited=waited)
         self._inherited = None
 
     def _goes_on(self, inherited: Progress) -> bool:
@@ -199,6 +210,7 @@ class View:
 
     def _place(self, record: NodeRecord) -> None:
         self._records[record.node_id] = record
+        self.absences.came(record.node_id)
         member = self.members.get(record.node_id)
         if member is not None and member.arrival == record.arrival:
             self.live.add(record.node_id)
@@ -207,10 +219,17 @@ class View:
 
     def _gone(self, node_id: str, *, left: bool = False) -> None:
         """A node has gone. A member that had come again for the next round is missed like any other."""
-        self._records.pop(node_id, None)
+        record = self._records.pop(node_id, None)
         self.waiting.pop(node_id, None)
         self.live.discard(node_id)
-        if node_id in self.members:
+        if record is not None or node_id in self.members:
+            self._miss(node_id, left=left, at=self._now, address=record.address if record is not None else "")
+
+    def _miss(self, node_id: str, *, left: bool, at: float | None, address: str = "") -> None:
+        """A node is not here any more, since then if that is known."""
+        is_member = node_id in self.members
+        self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at)
+        if is_member:
             self._note(node_id, left=left)
 
     def _note(self, node_id: str, *, left: bool) -> None:
@@ -226,7 +245,12 @@ class View:
         if len(names) < NAMED_MOST:
             names.append(node_id)
 
+    @property
+    def _too_few_wait(self) -> bool:
+        return 0 < len(self.waiting) < self._needed and not self.live
+
     def _count(self, now: float) -> None:
+        self.absences.count_waiting(short=self._too_few_wait, now=now)
         if len(self.waiting) < self._needed:
             self.enough_since = None
         elif self.enough_since is None:

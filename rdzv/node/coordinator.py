@@ -61,6 +61,7 @@ from store import (
     StoreTimeoutError,
     when,
 )
+from store.printable import without_durations
 
 if TYPE_CHECKING:
     import random
@@ -234,7 +235,7 @@ class _Term:
         self._term = term
         self._lease = lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
-        self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed)
+        self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed, expected=self._rules.expected)
         self._events: deque[Event] = deque()
         self._wakeup = Wakeup()
         self._watch_failed: Exception | None = None
@@ -390,9 +391,8 @@ class _Term:
 
     def _say(self, reason: str) -> None:
         """One log line for each change of the reason, times aside."""
-        words = reason.partition(" s left")[2] or reason
-        if words != self._said:
-            self._said = words
+        if without_durations(reason) != without_durations(self._said):
+            self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
 
     async def _commit(self, decision: Complete) -> None:

@@ -17,6 +17,7 @@ import logging
 import math
 import socket
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -44,6 +45,7 @@ from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Listeners, Wakeup
 from store import Entry, Get, LeaseNotFound, LimitExceeded, Put, StoreError, StoreReplaced, when
 from store.net.tasks import cancel_and_wait
+from store.printable import without_durations
 
 if TYPE_CHECKING:
     import random
@@ -96,7 +98,6 @@ class Part:
         arrival: Where the node's record stands.
         membership: The last round it was in; it says itself whether the node still is.
         known_round: The last round that it knows of; -1 for none.
-        reason: What it waits for, in words.
         listeners: Who is woken when any of this changes.
         refusal: What the run holds against this node since it has arrived.
     """
@@ -125,7 +126,8 @@ class Part:
         self.membership: Membership | None = None
         self.known_round = -1
         self._lapsed_in = -1  # the round that this node was dropped from
-        self.reason = NOT_WAITING
+        self._reason = NOT_WAITING
+        self._reason_now: Callable[[], str] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
 
     # ------------------------------------------------------------------------------------------ joining
@@ -380,6 +382,7 @@ class Part:
                 last_call=settings.last_call_timeout,
                 early_last_call=settings.early_last_call,
                 order=order_named(settings.rank_order),
+                expected=settings.expected,
             ),
             agreed=self._agreed,
             overruled=overruled,
@@ -421,6 +424,7 @@ class Part:
                         if ban is not None:
                             raise self._banned_error(ban)
                         self._wait_for(reason + link.slowness())
+                        self._reason_now = partial(self._parked_reason, link, me, asyncio.get_running_loop())
                         clock.set(suspended=suspended, now=now)
                         deadline = clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
@@ -474,9 +478,22 @@ class Part:
 
     # ------------------------------------------------------------------------------------------ what it says
 
+    @property
+    def reason(self) -> str:
+        """What it waits for, in words, as of now; from any thread."""
+        reason_now = self._reason_now
+        return self._reason if reason_now is None else reason_now()
+
+    @reason.setter
+    def reason(self, reason: str) -> None:
+        self._reason, self._reason_now = reason, None
+
+    def _parked_reason(self, link: Link, me: Me, loop: asyncio.AbstractEventLoop) -> str:
+        answer = follow(me, link.follower.head, now=loop.time())
+        return answer.reason + link.slowness() if isinstance(answer, Parked) else self._reason
+
     def _wait_for(self, reason: str) -> None:
-        words = reason.partition(" s left")[2] or reason
-        if words != (self.reason.partition(" s left")[2] or self.reason):
+        if without_durations(reason) != without_durations(self._reason):
             log.info("run %s, node %s: %s", self._keys.run_id, self._node_id, reason)
         self.reason = reason
 

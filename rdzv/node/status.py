@@ -80,6 +80,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
         releases=dict(releases),
+        missing=_missing(head, now=store.time()),
     )
 
 
@@ -130,6 +131,13 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
     if head.round is not None and _is_news(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=now - head.progress_at)
+
+
+def _missing(head: Head, *, now: float) -> dict[str, str]:
+    if head.progress is None or head.closed is not None or _is_news(head):
+        return {}
+    elapsed = now - head.progress_at
+    return {one.node_id: one.describe(elapsed=elapsed) for one in head.progress.absent.missing}
 
 
 def _is_news(head: Head) -> bool:

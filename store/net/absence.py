@@ -15,11 +15,12 @@ import anyio
 
 from store.errors import ConnectionLost
 from store.net.tasks import cancel_and_wait
+from store.printable import in_words
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-__all__ = ["absence_told", "in_words", "wait_for_store"]
+__all__ = ["absence_told", "wait_for_store"]
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,3 @@ def _moments() -> Iterator[float]:
     while True:
         at *= 2
         yield at
-
-
-def in_words(seconds: float) -> str:
-    """Say how long something takes: "9 min 50 s", "10 s"."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    parts = ((hours, "h"), (minutes, "min"), (rest, "s"))
-    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"

@@ -44,7 +44,7 @@ def test_r16_who_waits_for_members_to_leave_says_of_which_round_and_how_many() -
     run.arrive("b")
     run.commit()
     run.arrive("c")
-    assert reason(run, "c") == "1 node waiting for round 7's 2 live members to leave"
+    assert reason(run, "c") == "1 node waiting for round 7's 2 live members to leave: a and b"
 
 
 def test_r16_a_spare_says_that_it_is_one_and_why() -> None:

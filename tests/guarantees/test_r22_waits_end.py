@@ -13,6 +13,8 @@ import pytest
 
 import rdzv
 import store
+from rdzv.backends.builtin import tcp_handler
+from rdzv.config.settings import parse
 from rdzv.core.state import NodesLost
 from rdzv.errors import SharedStoreTimeoutError
 from tests.support.processes import start_python
@@ -21,6 +23,7 @@ from tests.support.twins import TWINS, Embedded, Meeting, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from rdzv.shared_store.store import SharedStore
 
@@ -154,3 +157,54 @@ async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: st
                         await waiting
                 assert caught.value.node_ids == ("killed",)
                 await told(a, NodesLost(1, ("killed",)))
+
+
+@virtual_time
+async def test_r22_who_waits_for_a_round_names_who_is_missing_and_since_when() -> None:
+    async with VirtualRun(min_nodes=3, ttl=10, join_timeout=60, expected="a,b,c,gpu-023") as run:
+        a, b, c = (run.handler(name, address=f"10.0.0.{at}") for at, name in enumerate("abc"))
+        await run.meet(a, b, c)
+        heard = await listen(run, a)
+        run.crash("c")
+        await heard.until(NodesLost)
+        await asyncio.sleep(20)
+        waiting = [await run.join(a), await run.join(b)]
+        await asyncio.sleep(40)
+        words = "2 of at least 3 nodes; waiting 40 s for c at 10.0.0.2 (lost 1 min ago) and gpu-023 (never seen)"
+        assert a.reason == (await b.status()).reason == words
+        assert (await a.status()).missing == {"c": "lost 1 min ago", "gpu-023": "never seen"}
+        for task in waiting:
+            with pytest.raises(
+                rdzv.RendezvousTimeoutError, match=r"waiting 1 min for c at 10.0.0.2 \(lost 1 min 20 s ago\)"
+            ):
+                await task
+
+
+@virtual_time
+async def test_r22_what_is_waited_for_is_logged_when_it_changes_and_not_as_time_goes_by(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="rdzv.node.joining")
+    async with VirtualRun(min_nodes=3, join_timeout=600, expected="a,b,c") as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.join(a)
+        await asyncio.sleep(100)
+        await run.join(b)
+        await asyncio.sleep(100)
+        assert [record.getMessage() for record in caplog.records if "node a: " in record.getMessage()][-2:] == [
+            "run job, node a: 1 of at least 3 nodes; waiting 0 s for b (never seen) and c (never seen)",
+            "run job, node a: 2 of at least 3 nodes; waiting 1 min 40 s for c (never seen)",
+        ]
+        await c.next_rendezvous()
+
+
+async def test_r22_names_come_from_a_file(tmp_path: Path) -> None:
+    listed = tmp_path / "nodes"
+    listed.write_text("# the partition\ngpu-001\ngpu-002  # the slow one\n\n")
+    handler = tcp_handler(parse("tcp://127.0.0.1/job", {"expected": "head", "expected_file": listed}, {}))
+    assert handler.settings.expected == ("head", "gpu-001", "gpu-002")
+    with pytest.raises(rdzv.RendezvousSettingsError, match="cannot be read: No such file"):
+        tcp_handler(parse("tcp://127.0.0.1/job", {"expected_file": tmp_path / "none"}, {}))
+    listed.write_text("rack/7\n")
+    with pytest.raises(rdzv.RendezvousSettingsError, match="does not list names of nodes"):
+        tcp_handler(parse("tcp://127.0.0.1/job", {"expected_file": listed}, {}))

@@ -41,6 +41,7 @@ class HandFed:
         last_call: float = 30.0,
         early_last_call: bool = True,
         order: RankOrder = survivors_first,
+        expected: tuple[str, ...] = (),
     ) -> None:
         self.rules = Rules(
             needed=needed,
@@ -49,6 +50,7 @@ class HandFed:
             last_call=last_call,
             early_last_call=early_last_call,
             order=order,
+            expected=expected,
         )
         self.now = 1000.0
         self.revision = 0
@@ -169,7 +171,7 @@ class HandFed:
         return JoinClock(timeout, now=self.now)
 
     def _new_view(self) -> View:
-        return View(nodes_prefix=NODES, needed=self.rules.needed)
+        return View(nodes_prefix=NODES, needed=self.rules.needed, expected=self.rules.expected)
 
     def _put_event(self, name: str) -> Event:
         revision, value = self.stored[name]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import resource
 import shutil
@@ -48,6 +49,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
 )
 from rdzv.node.handler import Handler
+from store.printable import without_durations
 
 if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
@@ -61,6 +63,7 @@ log = logging.getLogger(__name__)
 SUCCEEDED: Final = "the command has succeeded on every node"
 """Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
 
+SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
@@ -237,10 +240,13 @@ async def _meet(handler: Handler) -> RendezvousInfo:
 
 
 async def _tell_what_is_waited_for(handler: Handler) -> None:
-    told = ""
+    told, told_at, pause = "", -math.inf, SAID_AGAIN_AFTER
     while True:
         await anyio.sleep(A_MOMENT)
-        if told != (told := handler.reason):
+        now, before, told = anyio.current_time(), told, handler.reason
+        is_news = without_durations(told) != without_durations(before)
+        if is_news or now - told_at >= pause:
+            told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever more rarely, while nothing changes
             sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {told}\n")
             sys.stderr.flush()
 

@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import store
-from store.net.absence import absence_told, in_words
+from store.net.absence import absence_told
+from store.printable import in_words
 from tests.support.processes import free_port
 
 pytestmark = pytest.mark.filterwarnings("error")

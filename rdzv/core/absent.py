@@ -1,0 +1,189 @@
+"""Pure: who is not here: members of the last round that have gone, and nodes that are expected; by name, and in words.
+
+The coordinator alone sees nodes come and go, so it keeps the book (`AbsenceBook`), and what it reports is part of the
+`Progress` that every node is sent (`Absent`). Only durations travel, by the coordinator's clock; whoever reads them
+adds the time since. They are sent with what else there is to say, and are never themselves a reason to send it anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.plain_data import maybe, names_of, of
+from store.printable import in_words, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing"]
+
+NAMED_MOST: Final = 64  # of those who are missing; if there are more, nobody looks for them one by one ...
+NAMED_OF_MANY: Final = 8  # ... and so many are enough, also in one sentence
+NAME_MOST: Final = 80  # characters of a name in a sentence
+
+LOST: Final = "lost"
+LEFT: Final = "left"
+NEVER_SEEN: Final = "never seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A node that is not here.
+
+    Attributes:
+        node_id: What it is called.
+        how: "lost", "left", or "never seen".
+        ago: Seconds since it was lost or left; None if nobody knows.
+        address: Where it was, if that is known.
+    """
+
+    node_id: str
+    how: str
+    ago: float | None = None
+    address: str = ""
+
+    def where(self) -> str:
+        """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""
+        return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
+
+    def describe(self, *, elapsed: float = 0.0) -> str:
+        """Return what happened to it: "lost 41 s ago"; `elapsed` seconds have passed since that was reckoned."""
+        return self.how if self.ago is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """Who is not here, as the coordinator sees it.
+
+    Attributes:
+        missing: The first of them, at most `NAMED_MOST`.
+        count: How many they are.
+        waited: Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
+        staying: Live members of the last round, if others wait for them to leave it and they are few.
+    """
+
+    missing: tuple[Missing, ...] = ()
+    count: int = 0
+    waited: float | None = None
+    staying: tuple[str, ...] = ()
+
+    def plain(self) -> object:
+        """Return it as plain data, by position."""
+        missing = [(one.node_id, one.how, one.ago, one.address) for one in self.missing]
+        return (missing, self.count, self.waited, self.staying)
+
+    @classmethod
+    def of_plain(cls, plain: Any) -> Absent:
+        """Return what plain data stands for; nothing, if there is none."""
+        if not plain:
+            return cls()
+        missing, count, waited, staying, *_ = plain
+        return cls(
+            missing=tuple(
+                Missing(node_id=of(str, node_id), how=of(str, how), ago=maybe(float, ago), address=of(str, address))
+                for node_id, how, ago, address, *_ in missing
+            ),
+            count=of(int, count),
+            waited=maybe(float, waited),
+            staying=names_of(staying),
+        )
+
+    def without_durations(self) -> Absent:
+        """Return the same but for what changes by itself."""
+        missing = tuple(replace(one, ago=None) for one in self.missing)
+        return replace(self, missing=missing, waited=None if self.waited is None else 0.0)
+
+    def describe(self, *, elapsed: float = 0.0) -> str:
+        """Return who is missing: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if nobody is known to."""
+        shown = [
+            f"{_name(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
+            for one in self.missing[:NAMED_OF_MANY]
+        ]
+        return _listed(shown, self.count)
+
+    def describe_wait(self, *, elapsed: float = 0.0) -> str:
+        """Return for whom the run has waited, and for how long; empty if nobody is known to be missing."""
+        names = self.describe(elapsed=elapsed)
+        if not names:
+            return ""
+        return f"waiting{'' if self.waited is None else f' {in_words(self.waited + elapsed)}'} for {names}"
+
+    def describe_staying(self) -> str:
+        """Return who is still in the last round, if they are few."""
+        return _listed([_name(node_id) for node_id in self.staying], len(self.staying))
+
+
+def _name(text: str) -> str:
+    return printable(text, most=NAME_MOST)
+
+
+def _listed(shown: list[str], count: int) -> str:
+    if count > len(shown):
+        return f"{', '.join(shown)} and {count - len(shown)} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+class AbsenceBook:
+    """What a coordinator knows of those who are not here. One event of the watch is one step, however many they are.
+
+    Args:
+        expected: Nodes that are missed from the beginning.
+    """
+
+    def __init__(self, expected: Iterable[str] = ()) -> None:
+        self._expected = dict.fromkeys(expected)
+        self._unseen = dict(self._expected)
+        self._gone: dict[str, tuple[str, float | None, str]] = {}  # how, when, and where it was; in this order
+        self._short_since: float | None = None
+
+    def take_over(self, absent: Absent, *, now: float) -> None:
+        """Go on with what the last coordinator said at `now`, on this node's clock."""
+        for one in absent.missing:
+            if one.how != NEVER_SEEN:
+                self._unseen.pop(one.node_id, None)
+                self._gone[one.node_id] = one.how, None if one.ago is None else now - one.ago, one.address
+
+    def came(self, node_id: str) -> None:
+        """A node is here."""
+        self._unseen.pop(node_id, None)
+        self._gone.pop(node_id, None)
+
+    def went(self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None) -> None:
+        """A node is not here any more; who was neither a member nor expected is not missed."""
+        if node_id not in self._gone and (is_member or node_id in self._expected):
+            self._unseen.pop(node_id, None)
+            self._gone[node_id] = LEFT if left else LOST, now, address
+
+    def look_again(self, here: Iterable[str]) -> None:
+        """All who are here are known anew."""
+        present = set(here)
+        self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
+
+    def completed(self) -> None:
+        """A round has completed: of those who have gone only the expected are missed from now on."""
+        self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
+        self._short_since = None
+
+    def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
+        """Say whether nodes wait, and are too few; `waited` seconds long already, if the last coordinator said so."""
+        if not short:
+            self._short_since = None
+        elif self._short_since is None or waited is not None:
+            self._short_since = now - (waited or 0.0)
+
+    def report(self, *, now: float, staying: Iterable[str] = ()) -> Absent:
+        """Return what is to be said now."""
+        count = len(self._gone) + len(self._unseen)
+        gone = (
+            Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address)
+            for node_id, (how, at, address) in self._gone.items()
+        )
+        unseen = (Missing(node_id=node_id, how=NEVER_SEEN) for node_id in self._unseen)
+        return Absent(
+            missing=tuple(islice(chain(gone, unseen), count if count <= NAMED_MOST else NAMED_OF_MANY)),
+            count=count,
+            waited=None if self._short_since is None else max(now - self._short_since, 0.0),
+            staying=tuple(staying),
+        )

@@ -1,0 +1,132 @@
+"""Who is not here: by name, with what is known of each, and bounded, however many they are."""
+
+from __future__ import annotations
+
+from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
+from rdzv.core.decision import explain, report_due
+from rdzv.core.state import Progress
+from tests.support.hand_fed import HandFed
+
+
+def round_of(*names: str, needed: int, expected: tuple[str, ...] = ()) -> HandFed:
+    """A run whose first round these nodes have just completed."""
+    run = HandFed(needed=needed, capacity=9, last_call=0, expected=expected)
+    run.arrive(*names)
+    run.commit()
+    return run
+
+
+def test_who_was_lost_is_named_with_where_it_was_and_since_when() -> None:
+    run = HandFed(needed=3, last_call=0)
+    run.arrive("a", "b")
+    run.arrive("gpu-017", address="10.0.0.3")
+    run.commit()
+    run.die("gpu-017")
+    run.now += 150
+    run.arrive("a", "b")
+    run.now += 40
+    assert explain(run.progress) == "2 of at least 3 nodes; waiting 40 s for gpu-017 at 10.0.0.3 (lost 3 min 10 s ago)"
+    assert "(lost 3 min 20 s ago)" in explain(run.progress, elapsed=10), "durations go on where they are read"
+
+
+def test_who_left_is_told_apart_and_who_comes_again_is_missed_no_more() -> None:
+    run = round_of("a", "b", "c", needed=3)
+    run.leave("c")
+    run.die("b")
+    run.arrive("a")
+    assert [(one.node_id, one.how) for one in run.progress.absent.missing] == [("c", "left"), ("b", "lost")]
+    run.arrive("b", "c")
+    assert run.progress.absent == Absent()
+
+
+def test_who_is_expected_is_missed_from_the_beginning_and_from_round_to_round() -> None:
+    run = HandFed(needed=2, capacity=3, last_call=0, expected=("a", "b", "x"))
+    run.arrive("a")
+    run.now += 7
+    assert explain(run.progress) == "1 of at least 2 nodes; waiting 7 s for b (never seen) and x (never seen)"
+    run.arrive("x")
+    run.die("x")
+    run.now += 5
+    assert run.progress.absent.describe() == "x (lost 5 s ago) and b (never seen)", "it was no member, but expected"
+    run.arrive("b")
+    run.commit()
+    assert explain(run.progress) == "round 0 stands with 2 nodes; missing: x (lost 5 s ago)"
+
+
+def test_who_came_and_went_and_is_not_expected_is_nobodys_loss() -> None:
+    run = HandFed(needed=2)
+    run.arrive("a", "stray")
+    run.die("stray")
+    assert run.progress.absent.missing == ()
+
+
+def test_members_that_stay_are_named_if_they_are_few() -> None:
+    run = round_of("a", "b", needed=2)
+    run.arrive("c")
+    assert explain(run.progress).endswith("2 live members to leave: a and b")
+    many = [f"n{at}" for at in range(NAMED_OF_MANY + 1)]
+    crowd = HandFed(needed=2, capacity=20, last_call=0)
+    crowd.arrive(*many)
+    crowd.commit()
+    crowd.arrive("c")
+    assert explain(crowd.progress).endswith("live members to leave")
+
+
+def test_of_many_only_some_are_named_and_all_are_counted() -> None:
+    book = AbsenceBook(f"n{at}" for at in range(NAMED_MOST))
+    assert len(book.report(now=0).missing) == NAMED_MOST
+    crowd = AbsenceBook(f"n{at}" for at in range(10_000)).report(now=0)
+    assert (len(crowd.missing), crowd.count) == (NAMED_OF_MANY, 10_000)
+    assert crowd.describe().endswith("n7 (never seen) and 9992 more")
+    assert len(Progress.pack(Progress(phase=HandFed().progress.phase, absent=crowd))) < 300
+
+
+def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_told() -> None:
+    run = round_of("a", "b", "c", "d", needed=4, expected=("x",))
+    run.die("b")
+    run.arrive("a", "d")
+    run.leave("c")
+    run.now += 30
+    told, told_at = run.progress, run.now
+    run.stored.pop("d")  # it dies while nobody coordinates
+    run.now += 10
+    run.succeed(told, said_at=told_at)
+    words = "b (lost 40 s ago), c (left 40 s ago), d (lost) and x (never seen)"
+    assert explain(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
+
+
+def test_a_snapshot_in_place_of_history_tells_anew_who_is_here() -> None:
+    run = HandFed(needed=2, expected=("x", "y"))
+    run.arrive("x", "y")
+    assert run.progress.absent.count == 0
+    run.stored.pop("y")
+    run.reset()
+    assert [one.node_id for one in run.progress.absent.missing] == ["y"]
+
+
+def test_durations_alone_are_no_reason_to_report_anew() -> None:
+    run = round_of("a", "b", needed=2)
+    run.die("b")
+    run.arrive("a")
+    first = run.progress
+    run.now += 5
+    assert first != run.progress
+    assert report_due(first, 0.0, run.progress, nodes=1, now=run.now) is None
+
+
+def test_a_name_cannot_disturb_a_terminal() -> None:
+    absent = Absent(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
+    assert absent.describe().isprintable()
+    assert len(absent.describe()) < 200
+
+
+def test_it_travels_as_plain_data_and_a_release_without_it_names_nobody() -> None:
+    absent = Absent(
+        missing=(Missing(node_id="a", how="lost", ago=1.5, address="h"), Missing(node_id="b", how="never seen")),
+        count=2,
+        waited=3.5,
+        staying=("c",),
+    )
+    progress = Progress(phase=HandFed().progress.phase, absent=absent)
+    assert Progress.unpack(progress.pack()) == progress
+    assert Absent.of_plain(None) == Absent()
