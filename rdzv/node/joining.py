@@ -429,6 +429,7 @@ class Part:
                         deadline = clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
+                        self.reason = self.reason  # as of now: what it will be once our record is gone is another's
                         round_now = await self._give_up(link, me)
                         if round_now is None:
                             raise self._timeout(link)

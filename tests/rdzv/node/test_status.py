@@ -43,7 +43,7 @@ async def test_members_waiting_nodes_and_spares_are_told_apart() -> None:
         assert (status.waiting, status.spares) == (("late", "spare"), ("spare",))
         assert (status.round, status.phase, status.world_size) == (0, Phase.COMPLETE, 2)
         assert status.bootstrap_address == infos[0].bootstrap_address
-        assert status.reason == "1 node waiting for round 0's 2 live members to leave"
+        assert status.reason == "1 node waiting for round 0's 2 live members to leave: a and b"
 
 
 async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_list() -> None:
@@ -57,7 +57,7 @@ async def test_a_member_that_has_gone_on_waits_and_one_that_died_is_in_neither_l
         status = await c.status()
         assert [member.node_id for member in status.members] == ["c"]
         assert (status.waiting, status.spares) == (("b",), ())
-        assert status.reason == "1 node waiting for round 0's 1 live member to leave"
+        assert status.reason == "1 node waiting for round 0's 1 live member to leave: c"
         assert status.world_size == 3, "the round's, as it was completed"
 
 
