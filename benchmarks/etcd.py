@@ -2,11 +2,15 @@
 
     python -m benchmarks.etcd                                       # 4, 16, 64 and 128 nodes on one etcd
     python -m benchmarks.etcd --nodes 64 --runs 1 --fail-overs 3
+    RDZV_TEST_ETCD=path/to/etcd python -m benchmarks.etcd --tls --nodes 300 --idle 20    # another release, over TLS
 
 The round is that of `benchmarks.barrier`: all nodes but one are parked, and the time runs from the arrival of the last
 until every node has its rank. Requests are those that etcd itself has counted (`/metrics`), from before the first
 connection until the last node is done, divided by the number of nodes; without those that renew leases and ask how
 etcd is, which are a matter of time and not of nodes.
+
+Before the last node arrives, all others wait: with `--idle` it is counted for so many seconds what they ask meanwhile,
+messages on streams included, how many connections they hold, and how much memory etcd has taken since it was started.
 
 A fail-over: of a cluster of three the leader is killed while all nodes but one are parked; then the last one arrives.
 Measured is from the kill until every node has its rank. Data lies in memory where the system offers that.
@@ -15,16 +19,27 @@ Measured is from the kill until every node has its rank. Data lies in memory whe
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
 import re
 import shutil
+import ssl
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trustme
 
 from benchmarks import support
 from benchmarks.barrier import PATIENCE, SETTLE, complete, our_nodes, park
 from benchmarks.support import ms
-from tests.support.etcd import Etcd, serve_etcd
+from tests.support.etcd import Etcd, Member, serve_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STARTED = re.compile(r'^grpc_server_started_total\{grpc_method="(\w+)"')
 TIMELY = ("LeaseKeepAlive", "Status")  # the more of these, the longer it takes
@@ -40,14 +55,71 @@ def requests(etcd: Etcd) -> Counter[str]:
     return counted
 
 
-def measure(etcd: Etcd, size: int, processes: int, *, kill_leader: bool = False) -> tuple[float, Counter[str]]:
+RECEIVED = re.compile(r"^grpc_server_msg_received_total\{")
+
+
+def received(etcd: Etcd) -> float:
+    """How many messages clients have sent so far."""
+    return sum(value for name, value in etcd.metrics().items() if RECEIVED.match(name))
+
+
+def connections(member: Member) -> int:
+    """How many connections of clients a member holds."""
+    port = f":{member.client_port:04X}"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return sum(fields[1].endswith(port) and fields[3] == "01" for fields in map(str.split, lines))
+
+
+def resident(member: Member) -> int:
+    """Bytes of memory that a member has taken."""
+    return int(Path(f"/proc/{member.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def show_idle(etcd: Etcd, nodes: int, seconds: float, before: int) -> None:
+    """Print what waiting nodes cost one etcd."""
+    (member,) = etcd.members
+    began, asked = time.monotonic(), received(etcd)
+    time.sleep(seconds)
+    rate = (received(etcd) - asked) / (time.monotonic() - began)
+    print(
+        f"{nodes} waiting nodes: {rate / nodes:.2f} messages and {connections(member) / nodes:.2f} connections per "
+        f"node, {(resident(member) - before) / nodes / 1000:.0f} kB of etcd's memory per node",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def served(*, tls: bool) -> Iterator[tuple[Etcd, str]]:
+    """One etcd, and what a URL needs in order to reach it."""
+    if not tls:
+        with serve_etcd() as etcd:
+            yield etcd, ""
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1")
+        ca, cert, key = (str(Path(folder) / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        authority.cert_pem.write_to_path(ca)
+        issued.cert_chain_pems[0].write_to_path(cert)
+        issued.private_key_pem.write_to_path(key)
+        context = ssl.create_default_context(cafile=ca)
+        with serve_etcd(scheme="https", tls=context, options=["--cert-file", cert, "--key-file", key]) as etcd:
+            yield etcd, f"&ca={ca}"
+
+
+def measure(
+    etcd: Etcd, size: int, processes: int, *, more: str = "", idle: float = 0.0, kill_leader: bool = False
+) -> tuple[float, Counter[str]]:
     """Seconds until everyone is done, and what was asked of etcd by all nodes together."""
-    url = f"{etcd.url}/barrier-{random.getrandbits(48):x}?min_nodes={size}&join_timeout=3600"
+    url = f"{etcd.url}/barrier-{random.getrandbits(48):x}?min_nodes={size}&join_timeout=3600{more}"
+    memory = resident(etcd.members[0])
     names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
     before = requests(etcd)
     with support.workers(*[(our_nodes, url, some) for some in [*names, ["the-last"]]]) as all_workers:
         last = park(all_workers, PATIENCE)
         time.sleep(random.uniform(*SETTLE))
+        if idle:
+            show_idle(etcd, size - 1, idle, memory)
         killed = time.monotonic()
         if kill_leader:
             etcd.leader().kill()
@@ -69,8 +141,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--processes", type=int, default=4, help="that carry the parked nodes")
     parser.add_argument("--fail-overs", type=int, default=3, help="how often a leader of three is killed")
+    parser.add_argument("--tls", action="store_true", help="reach it over TLS")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds for which to count what waiting nodes ask")
     options = parser.parse_args()
-    if shutil.which("etcd") is None:
+    if shutil.which("etcd") is None and "RDZV_TEST_ETCD" not in os.environ:
         parser.exit(1, "etcd is not installed: apt-get install etcd-server, say\n")
 
     print(support.describe_machine())
@@ -78,8 +152,8 @@ def main() -> None:
     for size in options.nodes:
         times, per_node = [], []
         for _ in range(options.runs):
-            with serve_etcd() as etcd:
-                seconds, asked = measure(etcd, size, options.processes)
+            with served(tls=options.tls) as (etcd, more):
+                seconds, asked = measure(etcd, size, options.processes, more=more, idle=options.idle)
             times.append(seconds)
             per_node.append(sum(asked.values()) / size)
             kinds = ", ".join(f"{kind} {count / size:.1f}" for kind, count in sorted(asked.items()))

@@ -103,6 +103,12 @@ class Member:
         shutil.rmtree(self._folder / self.name)
 
     @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it was started, and not killed since."""
         return self._process is not None
@@ -200,8 +206,11 @@ class Etcd:
 
 
 def require_etcd() -> str:
-    """The path of etcd; without it, the test is skipped, or fails where everything must be there."""
-    return require("etcd")
+    """The path of etcd; without it, the test is skipped, or fails where everything must be there.
+
+    `RDZV_TEST_ETCD` names another release's binary.
+    """
+    return os.environ.get("RDZV_TEST_ETCD") or require("etcd")
 
 
 @contextlib.contextmanager
