@@ -2,6 +2,10 @@
 
 A watch is a stream, read by whoever reads the watch, so that a slow reader slows its own stream and nothing else. When
 it ends, by whatever cause, it is opened again from the next revision on, and nothing is missed.
+
+A watch to which nothing happens for long is overtaken by compaction, though nothing that it would have told is lost.
+So the number of keys that it watches is kept: if none was written since, and there are as many as before, then none was
+deleted, either, and the watch goes on from now.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Failure, FailureKind, events_of, span_of, watch_requests
-from store.messages import Entry, Event
+from store.etcd.codec import Failure, FailureKind, events_of, range_of, span_of, spans, watch_requests
+from store.messages import Count, Entry, Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,6 +51,7 @@ class Watch(interface.Watch):
         self._batches: deque[list[Event]] = deque()
         self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False
+        self._population: int | None = None  # keys that are there, as far as was told; None: not known
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
@@ -85,7 +90,7 @@ class Watch(interface.Watch):
             messages = await self._stream.read()
         except Failure as failure:
             if failure.trouble is FailureKind.COMPACTED:
-                self._compacted()
+                await self._compacted(math.inf)
             else:
                 await self._stream.failed(failure)
             self._release()
@@ -95,6 +100,8 @@ class Watch(interface.Watch):
             for batch in batches:
                 self._cursor.delivered(tuple(batch))
                 self._batches.append(batch)
+                if self._population is not None:
+                    self._population += sum(map(_growth, batch))
             if not message.events and not message.created:
                 # etcd says so of a watch to which nothing has happened: up to here, everything was told.
                 self._cursor.nothing_before(message.header.revision)
@@ -111,7 +118,7 @@ class Watch(interface.Watch):
             except Failure as failure:
                 if failure.trouble is not FailureKind.COMPACTED:
                     raise
-                self._compacted()
+                await self._compacted(deadline)
 
     async def _open_at(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
         batches: list[list[Event]] = []
@@ -125,11 +132,13 @@ class Watch(interface.Watch):
             revision = 0
             async for entries, revision in self._reads.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
                 batches.append(list(map(_put_event, entries)))
+            self._population = sum(map(len, batches))
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1
         else:
-            revision = await self._members.current_revision(deadline)
-            start = revision + 1
+            counted = await self._reads.count(Count(prefix=self._prefix), (), deadline)
+            self._population = counted.count
+            start = counted.revision + 1
         asked = watch_requests(
             [span_of(self._prefix)], start_revision=start
         )  # what is hidden is left out when it comes
@@ -143,14 +152,31 @@ class Watch(interface.Watch):
             self._cursor.delivered(tuple(batch))
             self._batches.append(batch)
 
-    def _compacted(self) -> None:
-        """History is gone: go on with a reset and a new snapshot, or end."""
+    async def _compacted(self, deadline: float) -> None:
+        """History is gone: go on if nothing was in it; else with a reset and a new snapshot, or end."""
+        if await self._unchanged(deadline):
+            return
         if not self._cursor.compacted():
             self._closed = True
             raise WatchCompacted(
                 f"the changes under {self._prefix!r} that were to come next are no longer kept: {self._members.name} "
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
+
+    async def _unchanged(self, deadline: float) -> bool:
+        """Whether nothing has happened to the keys since the last change that was told; if so, go on from now."""
+        if not self._cursor.resumable or self._population is None:
+            return False
+        request, _ = self._cursor.opening()
+        asked = [
+            range_of(span, min_mod_revision=request.start_revision, limit=1, keys_only=True)
+            for span in spans(self._prefix, self._reads.hidden)
+        ]
+        replies, revision = await self._reads.read((), asked, deadline)
+        if any(reply.kvs for reply in replies) or sum(reply.count for reply in replies) != self._population:
+            return False
+        self._cursor.nothing_before(revision)
+        return True
 
     def _release(self) -> None:
         stream, self._stream = self._stream, None
@@ -167,3 +193,10 @@ def _put_event(entry: Entry) -> Event:
         create_revision=entry.create_revision,
         lease=entry.lease,
     )
+
+
+def _growth(event: Event) -> int:
+    """How many keys more there are after a change."""
+    if event.kind == "delete":
+        return -1
+    return 1 if event.create_revision == event.revision else 0

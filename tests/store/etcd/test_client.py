@@ -267,6 +267,42 @@ async def test_s4_a_watch_that_has_been_overtaken_by_compaction_begins_anew_or_s
                     pass
 
 
+async def hang_up(client: Client) -> None:
+    """Have a client lose its connection."""
+    connection = client.members._current
+    assert connection is not None
+    await client.members.moved_on(connection, Failure("lost", FailureKind.UNDONE))
+
+
+async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_happened_to_its_keys(
+    etcd: Etcd, at: str
+) -> None:
+    async with client_of(etcd.url) as client, client_of(etcd.url) as writer:
+        await writer.put(at + "a", b"1")
+        await writer.put(at + "b", b"1")
+        async with client.watch(at, snapshot=True) as watch, client.watch(at) as plain:
+            events, others = aiter(watch), aiter(plain)
+            assert [(await anext(events)).kind for _ in range(3)] == ["put", "put", "synced"]
+            waiting = [asyncio.ensure_future(anext(each)) for each in (events, others)]
+            for _ in range(20):
+                await writer.put("elsewhere", b"")
+            revision = await writer.put("elsewhere", b"")
+            etcd.compact(revision)
+            await hang_up(client)
+            async with asyncio.timeout(8):
+                quiet = (watch, plain)
+                while any((it._cursor.opening()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # until they have seen that nothing has happened
+                put = await writer.put(at + "c", b"1")
+                assert [(event.kind, event.revision) for event in await asyncio.gather(*waiting)] == [("put", put)] * 2
+            watch._release()  # what is deleted meanwhile leaves no trace but that it is missing
+            await writer.delete(at + "b")
+            etcd.compact(await writer.put("elsewhere", b""))
+            async with asyncio.timeout(8):
+                kinds = [(await anext(events)).kind for _ in range(4)]
+            assert kinds == ["reset", "put", "put", "synced"]
+
+
 async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
     etcd: Etcd, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
