@@ -54,6 +54,7 @@ class Overrides(TypedDict, total=False):
     password_file: File
     node_id: str | None
     address: str | None
+    master_port: str | int | None
     payload: Any
     attributes: Mapping[str, str] | str | None
     rank_order: str | Callable[..., Any] | None

@@ -229,6 +229,13 @@ TABLE: Final = (
         "where the others reach this node",
         default_text="what the store sees",
     ),
+    Parameter(
+        "master_port",
+        value_types.PORTS,
+        "29500-29599",
+        "the port at which the members meet at rank 0, or the range it is taken from",
+        default_text="any free one",
+    ),
     Parameter("payload", value_types.PAYLOAD, "8xH100", "anything small that every member may read"),
     Parameter(
         "attributes",

@@ -92,6 +92,7 @@ class Settings:
     # What this node is, and brings.
     node_id: str | None = None
     address: str | None = None
+    master_port: str | None = None
     payload: Any = None
     attributes: Mapping[str, str] = DERIVED
     rank_order: str | Callable[..., Any] = "survivors"

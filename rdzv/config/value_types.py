@@ -35,6 +35,7 @@ __all__ = [
     "PATH",
     "PAYLOAD",
     "PAYLOAD_BYTES_MAX",
+    "PORTS",
     "PREFIX",
     "RANK_ORDER",
     "RANK_ORDERS",
@@ -72,6 +73,7 @@ DURATION_MAX: Final = 1e9
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 """The orders that have a name; `topology:rack` says which attribute holds the domain."""
 
+PORT_MAX: Final = 65535
 TORCH_STORES: Final = ("rdzv", "tcp")
 """What PyTorch's process groups of a round may be given: our store, or a TCPStore that rank 0 hosts."""
 
@@ -232,6 +234,15 @@ def _rank_order(raw: Any) -> str | Callable[..., Any]:
     return raw
 
 
+def _ports(raw: Any) -> str:
+    text = raw if isinstance(raw, str) else str(operator.index(raw))
+    first, dash, last = text.partition("-")
+    low, high = int(first), int(last if dash else first)
+    if not 1 <= low <= high <= PORT_MAX or isinstance(raw, bool):
+        raise ValueError
+    return f"{low}-{high}" if dash else f"{low}"
+
+
 def _torch_store(raw: Any) -> str:
     if raw not in TORCH_STORES:
         raise ValueError
@@ -274,5 +285,6 @@ ATTRIBUTES: Final = Kind(
 )
 RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
 TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store)
+PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports)
 FUNCTION: Final = Kind("a function", _function)
 TLS: Final = Kind("an ssl.SSLContext", _tls_context)

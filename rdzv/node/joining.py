@@ -71,24 +71,53 @@ NOT_WAITING = "not waiting for anything"
 
 
 class HeldPort:
-    """A port of this machine, held until the node that promises it has its round."""
+    """A port of this machine, held until the node that promises it has its round.
 
-    def __init__(self) -> None:
+    Args:
+        among: The port, or the range of ports, to take it from, as `master_port` says; None: any free one.
+    """
+
+    def __init__(self, among: str | None = None) -> None:
         self._socket: socket.socket | None = None
+        first, _, last = (among or "0").partition("-")
+        self._ports = range(int(first), int(last or first) + 1)
 
     def hold(self) -> int:
-        """The port; the same for as long as it is held."""
+        """The port; the same for as long as it is held. If all are taken it is the first: they may be free in time."""
         if self._socket is None:
-            self._socket = socket.socket()
-            self._socket.bind(("", 0))
-        port: int = self._socket.getsockname()[1]
-        return port
+            for port in self._ports:
+                self._socket = _bound(port)
+                if self._socket is not None:
+                    break
+            else:
+                log.warning(
+                    "somebody listens at each port of master_port=%s on this machine; should this node become rank 0, "
+                    "the others meet at %d in vain unless it is free by then",
+                    f"{self._ports[0]}-{self._ports[-1]}",
+                    self._ports[0],
+                )
+                return self._ports[0]
+        held: int = self._socket.getsockname()[1]
+        return held
 
     def release(self) -> None:
         """Let whoever was promised it have it."""
         held, self._socket = self._socket, None
         if held is not None:
             held.close()
+
+
+def _bound(port: int) -> socket.socket | None:
+    """A socket bound to this port, which others may bind as well while nobody listens; None if somebody does."""
+    sock = socket.socket()
+    if port:  # nodes of one machine may share the port they promise: only one of them becomes rank 0
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        return None
+    return sock
 
 
 class Part:
@@ -119,7 +148,7 @@ class Part:
         self._loop = loop
         self._rng = rng
         self._agreed = pack_settings(settings.shared()) if settings.can_join else b""
-        self._port = HeldPort()
+        self._port = HeldPort(settings.master_port)
         self._withdrawing = asyncio.Lock()
         self.listeners = listeners
         self.arrival: Arrival[HeldLease] = Arrival()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from typing import Any, cast
 
 import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from rdzv.node.joining import Part
+from rdzv.node.joining import HeldPort, Part
 from rdzv.node.loops import LoopAtHand
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
@@ -74,3 +75,18 @@ async def test_a_node_behind_a_forwarder_says_where_it_sends_from() -> None:
 async def test_an_address_that_is_given_needs_no_store_to_be_seen_by() -> None:
     record = await (await address_said(AwayStore(), "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (record.address, record.store_at) == ("10.0.0.8", "")
+
+
+def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_through(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        first = taken.getsockname()[1]
+        last = min(first + 20, 65535)
+        one, other = HeldPort(f"{first}-{last}"), HeldPort(f"{first}-{last}")
+        assert first < one.hold() <= last
+        assert one.hold() == other.hold(), "nodes of one machine: only one of them becomes rank 0"
+        one.release()
+        other.release()
+        assert HeldPort(str(first)).hold() == first
+        assert f"somebody listens at each port of master_port={first}" in caplog.text
