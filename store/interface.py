@@ -10,8 +10,8 @@ nothing is written.
 An etcd cluster is reached by the same calls, and they mean the same. What differs:
 
 - Leases have whole seconds, rounded up, and at least what the cluster grants (2 s as it comes): see `Lease.ttl`. The
-  keys of a lapsed lease go up to a second after their time. `disconnect_ttl` is not heeded, since etcd does not know
-  who keeps a lease: the TTL alone decides.
+  keys of a lapsed lease go up to a second after their time. `disconnect_ttl` and `gone_ttl` are not heeded, since etcd
+  does not know who keeps a lease: the TTL alone decides.
 - A write whose answer was lost is settled by a receipt that it left. Should that be gone, after a minute out of reach,
   the caller gets `ConnectionLost` with `maybe_applied=True`.
 - `add` and `append` read, and write on condition that nothing has changed: with many at once on one key, some do so
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from store.errors import LimitExceeded, StoreError, StoreUsageError
 from store.keeping import BlockingKeptLease, Keeping, KeptLease
 from store.messages import (
+    GONE_TTL,
     Add,
     Append,
     CompareAndSet,
@@ -322,9 +323,19 @@ class Store(ABC):
         """
         return _entries((await self.call(_guarded(Wait(keys=_keys(keys)), when), timeout=timeout)).entries)
 
-    async def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> Lease:
-        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
-        granted = await self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
+    async def grant(
+        self,
+        ttl: float,
+        *,
+        disconnect_ttl: float | None = None,
+        gone_ttl: float | None = GONE_TTL,
+        timeout: float | None = None,
+    ) -> Lease:
+        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner.
+
+        Then it also lapses `gone_ttl` after its process seems to have died: all of its connections closed, no goodbye.
+        """
+        granted = await self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl), timeout=timeout)
         return Lease(self, id=granted.lease, ttl=granted.ttl)
 
     def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> KeptLease:
@@ -535,9 +546,16 @@ class BlockingStore(ABC):
         """Wait until all keys exist, and give what they hold then; without `timeout`, for as long as it takes."""
         return _entries(self.call(_guarded(Wait(keys=_keys(keys)), when), timeout=timeout).entries)
 
-    def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> BlockingLease:
-        """Grant a lease of `ttl` seconds, which lapses `disconnect_ttl` after a disconnection if that is sooner."""
-        granted = self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), timeout=timeout)
+    def grant(
+        self,
+        ttl: float,
+        *,
+        disconnect_ttl: float | None = None,
+        gone_ttl: float | None = GONE_TTL,
+        timeout: float | None = None,
+    ) -> BlockingLease:
+        """Grant a lease of `ttl` seconds; see `Store.grant`. This client comes back with its next call, not before."""
+        granted = self.call(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl), timeout=timeout)
         return BlockingLease(self, id=granted.lease, ttl=granted.ttl)
 
     def kept_lease(self, ttl: float, *, disconnect_ttl: float | None = None) -> BlockingKeptLease:

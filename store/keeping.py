@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from store.errors import LeaseNotFound, StoreError
+from store.messages import GONE_TTL
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class GrantsLeases(Protocol):
     """As much of a `Store` as is needed here."""
 
     async def grant(
-        self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None
+        self, ttl: float, *, disconnect_ttl: float | None = None, gone_ttl: float | None = GONE_TTL
     ) -> AwaitedLease:
         """Grant a lease."""
         ...
@@ -77,7 +78,9 @@ class BlockedLease(Protocol):
 class GrantsBlockedLeases(Protocol):
     """As much of a `BlockingStore` as is needed here."""
 
-    def grant(self, ttl: float, *, disconnect_ttl: float | None = None, timeout: float | None = None) -> BlockedLease:
+    def grant(
+        self, ttl: float, *, disconnect_ttl: float | None = None, gone_ttl: float | None = GONE_TTL
+    ) -> BlockedLease:
         """Grant a lease."""
         ...
 
@@ -116,10 +119,12 @@ class Keeping:
         """Seconds until the first lease may lapse; infinity if there is none."""
         return min(self._ours_until.values(), default=math.inf) - self._store.time()
 
-    async def hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> AwaitedLease:
+    async def hold(
+        self, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, on_lapse: Callable[[str], None]
+    ) -> AwaitedLease:
         """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost."""
         sent_at = self._store.time()
-        lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl)
+        lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
         self._ours_until[lease.id] = sent_at + lease.ttl
         task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
         task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
@@ -210,7 +215,7 @@ class KeptLease(contextlib.AbstractAsyncContextManager["KeptLease"]):
             raise LeaseNotFound(f"lease {self.id} is lost: {self.lost}; what was held on it may be another's")
 
     async def __aenter__(self) -> Self:
-        lease = await self._keeping.hold(self.ttl, self._disconnect_ttl, self._lapsed)
+        lease = await self._keeping.hold(self.ttl, self._disconnect_ttl, GONE_TTL, self._lapsed)
         # No await from here on: a lease that is kept must be released.
         self.id, self.ttl = lease.id, lease.ttl
         self._scope.__enter__()
@@ -267,7 +272,8 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     def __enter__(self) -> Self:
         sent_at = self._store.time()
-        self._lease = self._store.grant(self.ttl, disconnect_ttl=self._disconnect_ttl)
+        # Without `gone_ttl`: a broken connection is noticed too late here to come back within that.
+        self._lease = self._store.grant(self.ttl, disconnect_ttl=self._disconnect_ttl, gone_ttl=None)
         self.id, self.ttl = self._lease.id, self._lease.ttl
         self._ours_until = sent_at + self.ttl
         self._thread = threading.Thread(target=self._keep, name=f"keep lease {self.id}", daemon=True)

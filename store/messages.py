@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Any, Generic, Literal, TypeVar
 
 __all__ = [
+    "GONE_TTL",
     "MUTATIONS",
     "Add",
     "Added",
@@ -70,6 +71,9 @@ __all__ = [
     "mutates",
     "waits",
 ]
+
+
+GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one is back on a new connection in a few ms
 
 
 def key_bytes(key: str) -> int:
@@ -438,11 +442,13 @@ class Grant(Request[Granted]):
     """Grant a lease of `ttl` seconds.
 
     With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
-    no other connection has kept it alive since.
+    no other connection has kept it alive since. With `gone_ttl`, too, it lapses that long after the last connection of
+    its process has closed, if that looks like a death and the process does not come back.
     """
 
     ttl: float
     disconnect_ttl: float | None = None
+    gone_ttl: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,7 @@ LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
     "rdzv.node.joining": "one machine: every way into a round and out of it, side by side",
+    "store.interface": "the twins: each call by name, once for those who await and once for those who block",
     "store.server.server": "being split",
 }
 """Files of more than 600 lines, and why."""

@@ -40,6 +40,7 @@ from store.errors import (
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
 from store.net import dialing
+from store.net.process import process_id
 from store.net.sockets import let_go_in_children, prepare
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -73,7 +74,9 @@ class _Channel:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._name = client.name
-        self.connection = ClientConnection(session_id=secrets.token_bytes(16), token=client.token, name=client.name)
+        self.connection = ClientConnection(
+            session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
+        )
         self.sock: socket.socket | None = None
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))

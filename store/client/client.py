@@ -1,6 +1,7 @@
 """Shell: connect, reconnect, requests as awaitables, watches as async iterators.
 
-One task makes connections, one after the other, each with a jittered pause before it; bytes go between the socket and
+One task makes connections, one after the other, each with a jittered pause before it, except for the first one after a
+loss; bytes go between the socket and
 the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a future in its `InFlight` record, so a
 caller neither sees nor minds a reconnect that happens while it waits. What it can see, at the end of its own timeout,
 is `ConnectionLost`, which says whether the request may have been applied.
@@ -26,6 +27,7 @@ from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import settle, with_doubt
 from store.client.patience import Patience
+from store.client.room import Room
 from store.client.silence import Silence
 from store.client.watch import Watch
 from store.errors import (
@@ -43,6 +45,7 @@ from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Ping, Pong, Request, Response, Watching, waits
 from store.net.absence import wait_for_store
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe
+from store.net.process import process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -60,6 +63,7 @@ __all__ = ["Client"]
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
+LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
 
 R = TypeVar("R", bound=Response)
@@ -76,6 +80,7 @@ class Client(interface.Store):
         connect_timeout: Seconds that the first connection may take; without it, as `timeout`.
         timeout_name: What those who read of a wait for it know it by.
         rng: For the jitter of reconnecting.
+        process: The process that it is in, for tests that play several; without it, this one.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Client(interface.Store):
         connect_timeout: float | None = None,
         timeout_name: str = "the timeout",
         rng: random.Random | None = None,
+        process: bytes | None = None,
     ) -> None:
         self._dial = dial
         self.name = name
@@ -95,7 +101,12 @@ class Client(interface.Store):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self._patience = Patience(rng or random.Random())
-        self._connection = ClientConnection(session_id=secrets.token_bytes(16), token=token, name=name)
+        self._connection = ClientConnection(
+            session_id=secrets.token_bytes(16),
+            process=process_id() if process is None else process,
+            token=token,
+            name=name,
+        )
         self._link: Link | None = None
         self._ready = self._flushing = False  # ready: welcomed, requests may be written
         self._out: list[bytes] = []
@@ -111,8 +122,7 @@ class Client(interface.Store):
         self.limits: dict[str, float] = {}  # those that concern a client, by their names in `Limits`, as the store told
         self._writable = True  # the socket takes more
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
-        self._turns: dict[asyncio.Future[None], None] = {}  # callers that wait for room, first come first served
-        self._turns_given = 0  # to callers that have not asked yet
+        self._room = Room(self._has_room)
         self._task: asyncio.Task[None] | None = None
         self._on_connection: list[Callable[[bool], None]] = []
 
@@ -204,6 +214,7 @@ class Client(interface.Store):
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
         attempt, away_since = 0, self.time()
         while self._failed is None:
+            at_once = False
             try:
                 link: Link | None = await self._open()
             except ssl.SSLCertVerificationError as error:
@@ -214,10 +225,16 @@ class Client(interface.Store):
             else:
                 previous: Link | None = None
                 while link is not None:  # each is followed by a fresh one if it falls silent
+                    began = self.time()
                     welcomed, fresh_link = await self._converse(link, previous)
-                    previous, link = link, fresh_link
                     if welcomed:
                         attempt, away_since = 0, self.time()
+                        # The server takes who does not come back for dead (R20). One that has said why it hangs up
+                        # does not; and one that hangs up each time is not to be asked without a pause.
+                        at_once = not link.farewell and away_since - began >= LASTED
+                    previous, link = link, fresh_link
+            if at_once:
+                continue
             if self._failed is None:
                 await anyio.sleep(self._patience.pause(attempt, away=self.time() - away_since))
                 attempt += 1
@@ -319,7 +336,7 @@ class Client(interface.Store):
         self._out.clear()
         self._writable = True
         self._connection.disconnected()
-        self._make_room()
+        self._room.changed()
         for watch in self._watching:
             watch.interrupted()
         if was_ready:
@@ -333,8 +350,7 @@ class Client(interface.Store):
             return
         self._failed = error
         self._welcomed.set()
-        while self._turns:
-            self._give_turn()
+        self._room.let_all_in()
         for item in list(self._connection.in_flight.values()):
             self._connection.answered(item.request_id)
             settle(item, with_doubt(error, item))
@@ -422,7 +438,7 @@ class Client(interface.Store):
     def _replied(self, request_id: int, response: Response) -> None:
         item = self._connection.answered(request_id)
         self._parked.discard(request_id)
-        self._make_room()
+        self._room.changed()
         self._patience.answered()
         if item is None:
             return
@@ -442,7 +458,7 @@ class Client(interface.Store):
         if timeout is None and not waits(request):
             timeout = self._timeout
         self._check_usable()
-        if self._turns or not self._has_room():
+        if not self._room.free:
             await self._wait_for_room(timeout)
             self._check_usable()
         item, answer = self._ask(request, timeout)
@@ -472,49 +488,25 @@ class Client(interface.Store):
         if self._failed is not None:
             raise unsent(self._failed)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, about_to_ask: int) -> bool:
         asked = len(self._connection.in_flight) - len(self._parked)
         most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
-        return self._writable and asked + self._turns_given < min(IN_FLIGHT_MAX, max(most // 2, 1))
+        return self._writable and asked + about_to_ask < min(IN_FLIGHT_MAX, max(most // 2, 1))
 
     async def _wait_for_room(self, timeout: float | None) -> None:
         """Hold a caller back while too much is in flight, or the socket takes no more."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns[turn] = None
-        its_turn = False
-        try:
-            with anyio.move_on_after(timeout):
-                await turn
-                its_turn = True
-        finally:
-            self._turns.pop(turn, None)
-            if turn.done() and not turn.cancelled():
-                self._turns_given -= 1
-            if not its_turn:
-                self._make_room()  # for the next one
-        if not its_turn:
+        if not await self._room.wait(timeout):
             raise StoreTimeoutError(
                 f"{len(self._connection.in_flight)} requests to {self.name} are in flight, and there was no room for "
                 f"another within {timeout:g} s",
                 maybe_applied=False,
             )
 
-    def _make_room(self) -> None:
-        while self._turns and self._has_room():
-            self._give_turn()
-
-    def _give_turn(self) -> None:
-        turn = next(iter(self._turns))
-        del self._turns[turn]
-        if not turn.done():
-            self._turns_given += 1
-            turn.set_result(None)
-
     def may_write(self, link: Link, *, writable: bool) -> None:
         """The socket takes no more, or takes more again; called by a connection."""
         if link is self._link:
             self._writable = writable
-            self._make_room()
+            self._room.changed()
 
     def _send(self, item: InFlight) -> None:
         """Queue a request; all that is asked in one turn of the loop is written at once."""
@@ -561,7 +553,7 @@ class Client(interface.Store):
                 self._send(self._connection.ask(Cancel(target=item.request_id), None))
         elif not self._ready:
             self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
-        self._make_room()
+        self._room.changed()
 
     # ------------------------------------------------------------------------------------------ watches
 

@@ -24,6 +24,7 @@ import anyio
 
 from store.errors import UsedAfterFork
 from store.keeping import Keeping
+from store.messages import GONE_TTL
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -62,12 +63,21 @@ class Keeper(ABC):
     """What keeps leases for a holder."""
 
     @abstractmethod
-    async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
+    async def hold(
+        self,
+        *,
+        ttl: float,
+        disconnect_ttl: float | None,
+        gone_ttl: float | None = GONE_TTL,
+        on_lapse: Callable[[str], None],
+    ) -> HeldLease:
         """Grant a lease and keep it until it is released.
 
         Args:
             ttl: Seconds.
             disconnect_ttl: Seconds it may outlive the keeper's connection; None: the TTL alone decides.
+            gone_ttl: Seconds it may outlive this process, as far as all of its connections tell; None: as many as
+                `disconnect_ttl` gives it.
             on_lapse: Called once, in the caller's event loop, with the reason, when it must be taken for lost.
         """
 
@@ -86,9 +96,16 @@ class TaskKeeper(Keeper):
     def __init__(self, store: Store) -> None:
         self._keeping = Keeping(store)
 
-    async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
+    async def hold(
+        self,
+        *,
+        ttl: float,
+        disconnect_ttl: float | None,
+        gone_ttl: float | None = GONE_TTL,
+        on_lapse: Callable[[str], None],
+    ) -> HeldLease:
         """Grant a lease and keep it; see `Keeper.hold`."""
-        lease = await self._keeping.hold(ttl, disconnect_ttl, on_lapse)
+        lease = await self._keeping.hold(ttl, disconnect_ttl, gone_ttl, on_lapse)
         return HeldLease(self, id=lease.id, ttl=lease.ttl)
 
     async def release(self, lease: int) -> None:
@@ -115,7 +132,14 @@ class ThreadKeeper(Keeper):
         self._clients = AsyncExitStack()  # entered and left in the thread
         self._keeping: Keeping | None = None
 
-    async def hold(self, *, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> HeldLease:
+    async def hold(
+        self,
+        *,
+        ttl: float,
+        disconnect_ttl: float | None,
+        gone_ttl: float | None = GONE_TTL,
+        on_lapse: Callable[[str], None],
+    ) -> HeldLease:
         """Grant a lease and keep it; see `Keeper.hold`."""
         self._check_not_forked()
         if self._thread is None:
@@ -126,14 +150,16 @@ class ThreadKeeper(Keeper):
             with contextlib.suppress(RuntimeError):  # the holder's loop has closed: nobody to tell
                 here.call_soon_threadsafe(on_lapse, reason)
 
-        lease = await self._thread.run(self._hold(ttl, disconnect_ttl, lapsed))
+        lease = await self._thread.run(self._hold(ttl, disconnect_ttl, gone_ttl, lapsed))
         return HeldLease(self, id=lease.id, ttl=lease.ttl)
 
-    async def _hold(self, ttl: float, disconnect_ttl: float | None, on_lapse: Callable[[str], None]) -> AwaitedLease:
+    async def _hold(
+        self, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, on_lapse: Callable[[str], None]
+    ) -> AwaitedLease:
         async with self._connecting:
             if self._keeping is None:
                 self._keeping = Keeping(await self._clients.enter_async_context(self._connect()))
-        return await self._keeping.hold(ttl, disconnect_ttl, on_lapse)
+        return await self._keeping.hold(ttl, disconnect_ttl, gone_ttl, on_lapse)
 
     async def release(self, lease: int) -> None:
         """Stop keeping a lease, and revoke it."""

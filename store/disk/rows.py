@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
 
-FORMAT = 2  # of the tables below, and of what is in their rows; PRAGMA user_version
+FORMAT = 3  # of the tables below, and of what is in their rows; PRAGMA user_version
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
@@ -30,7 +30,9 @@ CREATE TABLE entries (
     key TEXT PRIMARY KEY, value BLOB, created INTEGER, changed INTEGER, lease INTEGER, seal INTEGER
 ) WITHOUT ROWID;
 CREATE TABLE history (place INTEGER PRIMARY KEY, events BLOB, seal INTEGER);
-CREATE TABLE leases (id INTEGER PRIMARY KEY, ttl REAL, disconnect_ttl REAL, anonymous INTEGER, seal INTEGER);
+CREATE TABLE leases (
+    id INTEGER PRIMARY KEY, ttl REAL, disconnect_ttl REAL, gone_ttl REAL, anonymous INTEGER, seal INTEGER
+);
 CREATE TABLE sessions (id BLOB PRIMARY KEY, number INTEGER, seal INTEGER) WITHOUT ROWID;
 CREATE TABLE replies (
     session BLOB, request INTEGER, response BLOB, seal INTEGER, PRIMARY KEY (session, request)
@@ -78,8 +80,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         compacted = max(compacted, facts.compacted)
         for lease in facts.granted:
             last_lease = max(last_lease, lease.id)
-            soon = None if lease.disconnect_ttl is None else float(lease.disconnect_ttl)
-            granted.append(seal(lease.id, float(lease.ttl), soon, int(lease.anonymous)))
+            sooner = [None if ttl is None else float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)]
+            granted.append(seal(lease.id, float(lease.ttl), *sooner, int(lease.anonymous)))
         ended.extend((lease_id,) for lease_id in facts.ended)
         for session_id, session in facts.sessions.items():  # before the replies: in one step they are of the new one
             sessions[session_id] = session
@@ -112,7 +114,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
     many("DELETE FROM entries WHERE key = ?", deleted)
     many("INSERT INTO history VALUES (?, ?, ?)", history)
-    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", granted)
+    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
     many("DELETE FROM leases WHERE id = ?", ended)
     many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
     many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
@@ -190,8 +192,8 @@ def load(database: sqlite3.Connection) -> Saved:
             for key, value, created, changed, lease in rows("entries")
         ),
         leases=tuple(
-            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=bool(anonymous))
-            for id, ttl, disconnect_ttl, anonymous in rows("leases")
+            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=bool(anonymous))
+            for id, ttl, disconnect_ttl, gone_ttl, anonymous in rows("leases")
         ),
         sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
         history=tuple(_history(rows("history", "ORDER BY place"))),

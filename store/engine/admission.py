@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, assert_never
 
 from store.engine.keyspace import ENTRY_OVERHEAD, answer_bytes
-from store.engine.reply_size import reply_cost_at_most
+from store.engine.sessions import reply_cost_at_most
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import Add, Append, Delete, Failed, FailureKind, Get, Operation, Put, key_bytes
 

@@ -133,13 +133,21 @@ class Changes:
     # -------------------------------------------------------------------------------------- leases
 
     def grant(
-        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None = None, anonymous: bool = False
+        self,
+        ttl: float,
+        *,
+        disconnect_ttl: float | None = None,
+        gone_ttl: float | None = None,
+        peer: int | None = None,
+        anonymous: bool = False,
     ) -> LeaseRecord:
         """Make a lease."""
-        lease = self._leases.grant(ttl, disconnect_ttl=disconnect_ttl, peer=peer, anonymous=anonymous)
+        lease = self._leases.grant(
+            ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, peer=peer, anonymous=anonymous
+        )
         if self.facts is not None:
             self.facts.granted.append(
-                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=anonymous)
             )
         return lease
 

@@ -27,6 +27,7 @@ class SavedLease:
     id: int
     ttl: float
     disconnect_ttl: float | None
+    gone_ttl: float | None = None
     anonymous: bool
 
 

@@ -24,9 +24,9 @@ from store.engine.changes import Changes
 from store.engine.changeset import Facts, KeptReply
 from store.engine.keyspace import Keyspace
 from store.engine.leases import Leases
-from store.engine.reply_size import reply_cost
+from store.engine.processes import Closing
 from store.engine.requests import Requests
-from store.engine.sessions import Forgotten, Session, Sessions
+from store.engine.sessions import Forgotten, Session, Sessions, reply_cost
 from store.engine.waits import Waits
 from store.engine.watches import History, Watches
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
@@ -146,8 +146,10 @@ class Engine:
 
     # --------------------------------------------------------------------------------------- connections
 
-    def connect(self, peer: int, *, session_id: bytes, now: float) -> tuple[int, int | None] | None:
-        """A client has said hello.
+    def connect(
+        self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
+    ) -> tuple[int, int | None] | None:
+        """A client has said hello; `process` is the one it is in, as far as it says.
 
         Returns:
             The number of its session, and the peer that had it until now and should be closed; None if there are too
@@ -159,15 +161,16 @@ class Engine:
         if opened is None:
             return None
         session, previous = opened
+        self._leases.peer_connected(peer, process, previous=previous)
         if self._changes.facts is not None and self._sessions.made != made:
             self._changes.facts.opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
-    def disconnect(self, peer: int, *, now: float, for_good: bool = False) -> None:
-        """The connection of `peer` has closed; `for_good` if its client said that it will not come back."""
+    def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
+        """The connection of `peer` has closed."""
         self._leases.advance(now)
-        self._leases.peer_closed(peer)
+        self._leases.peer_closed(peer, how)
         self._watches.peer_closed(peer)
         work = self._works.pop(peer, None)
         if work is not None and work.scan is not None:
@@ -175,7 +178,7 @@ class Engine:
         self._waits.peer_closed(peer)
         session = self._session_of.pop(peer, None)
         if session is not None:
-            if for_good:
+            if how is Closing.GOODBYE:
                 if self._sessions.end(session, peer=peer) and self._changes.facts is not None:
                     self._changes.facts.forgotten(session.id)
             else:

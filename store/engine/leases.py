@@ -1,23 +1,29 @@
-"""Pure: which leases exist, when each lapses, and which keys go with it (promise S5).
+"""Pure: which leases exist, when each lapses, and which keys go with it (promises S5, R20).
 
 Deadlines are kept in *served time*: a clock that follows the server's monotonic clock, but counts no more than
 `STALL_AFTER` for any stretch between two looks at it. A server that was stopped, swapped out, or busy for a minute
 therefore takes nothing from its clients' leases: they could not have renewed them.
 
 A lease is kept by whichever connection last granted or renewed it. When that connection closes, a lease with a
-`disconnect_ttl` has at most so long left, unless another connection renews it first.
+`disconnect_ttl` has at most so long left, unless another connection renews it first. If by then the whole process has
+died, as far as its connections tell (`processes`), a lease with a `gone_ttl`, too, has at most so long left, unless the
+process comes back; then it has again what it had before.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from store.engine.processes import Closing, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from store.engine.changeset import SavedLease
+    from store.engine.processes import Process
 
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
@@ -28,15 +34,27 @@ UNTIDY = 64  # out-of-date entries that are not worth a tidying
 
 @dataclass(slots=True, kw_only=True)
 class LeaseRecord:
-    """One lease; `lapses_at` is served time."""
+    """One lease; `lapses_at` and `gone_at` are served time, and the earlier one counts."""
 
     id: int
     ttl: float
     disconnect_ttl: float | None
+    gone_ttl: float | None
     lapses_at: float
+    gone_at: float = math.inf  # when it ends for the death of the process that keeps it
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
+
+    @property
+    def ends_at(self) -> float:
+        """When its time is over."""
+        return min(self.lapses_at, self.gone_at)
+
+    @property
+    def judged_by_process(self) -> bool:
+        """Whether it ends early with the process that keeps it."""
+        return self.disconnect_ttl is not None and self.gone_ttl is not None and not self.anonymous
 
 
 class Leases:
@@ -44,8 +62,9 @@ class Leases:
 
     def __init__(self) -> None:
         self._leases: dict[int, LeaseRecord] = {}
+        self._processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
-        self._due: list[tuple[float, int]] = []  # a heap; entries may be out of date, `lapses_at` decides
+        self._due: list[tuple[float, int]] = []  # a heap; entries may be out of date, `ends_at` decides
         self._last_id = 0
         self._served = 0.0
         self._looked_at: float | None = None
@@ -56,11 +75,12 @@ class Leases:
     def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
         """Take up the leases of an earlier life of this store, each with its full TTL.
 
-        Nobody keeps them yet, so that `disconnect_ttl` means nothing until the first keep-alive (promise S5).
+        Nobody keeps them yet, so that `disconnect_ttl` and `gone_ttl` mean nothing until the first keep-alive (promises
+        S5, R20).
         """
         self._last_id = last
         for one in saved:
-            self._add(one.id, one.ttl, one.disconnect_ttl, anonymous=one.anonymous)
+            self._add(one.id, one.ttl, one.disconnect_ttl, one.gone_ttl, anonymous=one.anonymous)
 
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
@@ -73,11 +93,17 @@ class Leases:
         return self._leases.get(lease)
 
     def grant(
-        self, ttl: float, *, disconnect_ttl: float | None = None, peer: int | None, anonymous: bool = False
+        self,
+        ttl: float,
+        *,
+        disconnect_ttl: float | None = None,
+        gone_ttl: float | None = None,
+        peer: int | None,
+        anonymous: bool = False,
     ) -> LeaseRecord:
         """Make a lease that lapses in `ttl` seconds unless it is renewed."""
         self._last_id += 1
-        lease = self._add(self._last_id, ttl, disconnect_ttl, anonymous=anonymous)
+        lease = self._add(self._last_id, ttl, disconnect_ttl, gone_ttl, anonymous=anonymous)
         if not anonymous:
             self._keep(lease, peer)
         return lease
@@ -85,16 +111,24 @@ class Leases:
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
         """Give the lease its full TTL again; `peer` keeps it from now on."""
         lease.lapses_at = self._served + lease.ttl  # its older, earlier place in the heap is put right when it comes up
+        lease.gone_at = math.inf
         self._keep(lease, peer)
 
     def end(self, lease: LeaseRecord) -> None:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
         self._keep(lease, None)
+        self._processes.lets_go(lease.id)
         self._tidy()
 
-    def peer_closed(self, peer: int) -> None:
-        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left."""
+    def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
+        """The connection of `peer` was made by this process, which is alive; it takes the place of `previous`."""
+        known = self._processes.connected(peer, process, previous=previous)
+        if known is not None:
+            self._spare(known)
+
+    def peer_closed(self, peer: int, how: Closing) -> None:
+        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left, or less."""
         for id in self._kept_by.pop(peer, ()):
             lease = self._leases[id]
             lease.keeper = None
@@ -103,11 +137,26 @@ class Leases:
                 if sooner < lease.lapses_at:
                     lease.lapses_at = sooner
                     heapq.heappush(self._due, (sooner, id))
+        verdict = self._processes.closed(peer, how, now=self._served)
+        for process in verdict.dead:
+            for id in process.leases:
+                lease = self._leases[id]
+                assert lease.gone_ttl is not None, "only such leases are judged by their process"
+                lease.gone_at = self._served + lease.gone_ttl
+                heapq.heappush(self._due, (lease.gone_at, id))
+        for process in verdict.spared:
+            self._spare(process)
         self._tidy()
+
+    def _spare(self, process: Process) -> None:
+        """A process is not taken for dead any more. Of a lease whose keys are being deleted it is too late."""
+        for id in process.leases:
+            if not self._leases[id].ending:
+                self._leases[id].gone_at = math.inf
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Seconds until the lease lapses."""
-        return max(lease.lapses_at - self._served, 0.0)
+        return max(lease.ends_at - self._served, 0.0)
 
     def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
         """The leases whose time is over, `most` of them, the first ones first; they are the caller's to end."""
@@ -117,15 +166,15 @@ class Leases:
             lease = self._leases.get(id)
             if lease is None:
                 continue
-            if lease.lapses_at > self._served:
-                heapq.heappush(self._due, (lease.lapses_at, id))
+            if lease.ends_at > self._served:
+                heapq.heappush(self._due, (lease.ends_at, id))
             else:
                 over[id] = lease
-        return sorted(over.values(), key=lambda lease: (lease.lapses_at, lease.id))
+        return sorted(over.values(), key=lambda lease: (lease.ends_at, lease.id))
 
     def due_again(self, lease: LeaseRecord) -> None:
         """A lease of those that were due has not come to its end yet."""
-        heapq.heappush(self._due, (lease.lapses_at, lease.id))
+        heapq.heappush(self._due, (lease.ends_at, lease.id))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""
@@ -137,14 +186,17 @@ class Leases:
     def _tidy(self) -> None:
         """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""
         if len(self._due) > 2 * len(self._leases) + UNTIDY:
-            self._due = [(lease.lapses_at, lease.id) for lease in self._leases.values()]
+            self._due = [(lease.ends_at, lease.id) for lease in self._leases.values()]
             heapq.heapify(self._due)
 
-    def _add(self, id: int, ttl: float, disconnect_ttl: float | None, *, anonymous: bool) -> LeaseRecord:
+    def _add(
+        self, id: int, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, *, anonymous: bool
+    ) -> LeaseRecord:
         lease = LeaseRecord(
             id=id,
             ttl=ttl,
             disconnect_ttl=disconnect_ttl,
+            gone_ttl=gone_ttl,
             lapses_at=self._served + ttl,
             keeper=None,
             anonymous=anonymous,
@@ -164,3 +216,5 @@ class Leases:
         lease.keeper = peer
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
+            if lease.judged_by_process:
+                self._processes.keeps(peer, lease.id)

@@ -285,8 +285,12 @@ class Requests:
         self._admission.check_ttl(request.ttl)
         if request.disconnect_ttl is not None:
             self._admission.check_ttl(request.disconnect_ttl, name="disconnect_ttl")
+        if request.gone_ttl is not None:
+            self._admission.check_ttl(request.gone_ttl, name="gone_ttl")
         self._admission.check_lease_room()
-        lease = self._changes.grant(request.ttl, disconnect_ttl=request.disconnect_ttl, peer=self._peer)
+        lease = self._changes.grant(
+            request.ttl, disconnect_ttl=request.disconnect_ttl, gone_ttl=request.gone_ttl, peer=self._peer
+        )
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _keep_alive(self, request: KeepAlive) -> Granted:

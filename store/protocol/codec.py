@@ -467,7 +467,7 @@ REQUESTS: dict[int, Layout[Any]] = {
         Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS),
         Layout(12, Wait, keys=_many(_STR)),
         Layout(13, Guarded, when=_CONDITIONS, request=_GUARDABLE),
-        Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS)),
+        Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS), gone_ttl=_optional(_SECONDS)),
         Layout(15, KeepAlive, lease=_INT),
         Layout(16, Revoke, lease=_INT),
         Layout(17, TimeToLive, lease=_INT),

@@ -201,12 +201,14 @@ class ClientConnection:
 
     Args:
         session_id: 16 random bytes, this client's for life.
+        process: 16 random bytes, those of the process it is in; empty to say nothing of it.
         token: What is proven to the server, and asked of it.
         name: The server's address, for error messages.
     """
 
-    def __init__(self, *, session_id: bytes, token: bytes | None, name: str) -> None:
+    def __init__(self, *, session_id: bytes, process: bytes = b"", token: bytes | None, name: str) -> None:
         self._session_id = session_id
+        self._process = process
         self._token = token
         self._name = name
         self._reader = wire.FrameReader(wire.HANDSHAKE_BYTES_MAX)
@@ -334,7 +336,7 @@ class ClientConnection:
                 f"{self._name} asks for no token, so it cannot prove that it knows the one given: it is not the server "
                 f"meant, or was started without --token-file"
             )
-        hello = Hello(version, self._session_id, self._nonce, b"")
+        hello = Hello(version, self._session_id, self._nonce, b"", self._process)
         if self._token is not None:
             hello = hello._replace(proof=_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello

@@ -9,7 +9,7 @@ The conversation opens with three frames, the server first, so that a client
 behind TLS learns at once if it was refused::
 
     server     ["rdzv", version_min, version_max, store_id, nonce, token_wanted]          the greeting
-    client     ["rdzv", version, session_id, nonce, proof]                                 the hello
+    client     ["rdzv", version, session_id, nonce, proof, process]                        the hello
     server     ["rdzv", session, address, revision, frame_bytes_max, proof, limits]        the welcome
 
 After that::
@@ -21,7 +21,8 @@ After that::
     either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
 
 At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
-of the client's session: another one than last time means that the server had forgotten it.
+of the client's session: another one than last time means that the server had forgotten it. `process` in the hello is
+16 random bytes, the same on all connections of one process; a process that says none is never taken for dead (R20).
 
 Fields are positional, in the order of the tables in `codec.py`. Two releases with the same major number understand
 each other (promise S12): the client takes the highest version that both sides speak, and says it in its hello. Fields
@@ -127,12 +128,13 @@ class Greeting(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """The client's first words; `proof` is empty if it has no token."""
+    """The client's first words; `proof` is empty if it has no token, and `process` if it does not say which it is."""
 
     version: int
     session_id: bytes
     nonce: bytes
     proof: bytes
+    process: bytes = b""
 
 
 class Welcome(NamedTuple):
@@ -306,11 +308,13 @@ def encode_hello(hello: Hello) -> bytes:
 
 def decode_hello(body: memoryview | bytes) -> Hello:
     """What a client said first."""
-    hello = _decode_opening(body, Hello, (int, bytes, bytes, bytes))
+    hello = _decode_opening(body, Hello, (int, bytes, bytes, bytes), (bytes,))
     if not isinstance(hello, Hello):
         raise ProtocolError("the client's first frame is no hello")
     if len(hello.session_id) != 16 or len(hello.nonce) != 16:
         raise ProtocolError("a hello carries a session id and a nonce of 16 bytes each")
+    if len(hello.process) not in {0, 16}:
+        raise ProtocolError("a hello names its process by 16 bytes, or not at all")
     return hello
 
 

@@ -7,8 +7,10 @@ the peer's requests are not read. They are not read, either, while what was read
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from store.engine.processes import Closing
 from store.net.address import host_and_port
 from store.net.sockets import forget, let_go_in_children, prepare
 from store.protocol import wire
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAVE_WITHIN", "Host", "Peer"]
 
+# What the end of a connection is reported as if the other side has closed it. With TLS, the end of the stream without
+# an alert is an error; asyncio passes over it, and reports none. (Not a timeout: there, the network has gone.)
+FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 
 
@@ -80,7 +85,7 @@ class Peer(asyncio.BufferedProtocol):
         self._inbox_since = 0.0  # on the server's clock
         self.gone = False
         self.lags = False
-        self.says_goodbye = False
+        self.closing = Closing.CUT  # how it ends, unless its client closes it
         self.reading_paused = False
         self.received_at = 0.0
         self.address = ""
@@ -118,7 +123,7 @@ class Peer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The client has stopped sending."""
         self.outbox.clear()  # a client that has stopped sending has nothing to wait for
-        self.close()
+        self.close(Closing.DROPPED)
         return False
 
     def pause_writing(self) -> None:
@@ -134,9 +139,11 @@ class Peer(asyncio.BufferedProtocol):
         self.flush()
         self.read_on()
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - how it ended makes no difference
+    def connection_lost(self, error: Exception | None) -> None:
         """The connection has ended."""
         forget(self)
+        if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
+            self.closing = Closing.DROPPED
         self.gone = True
         self.outbox.clear()
         self._let_go()
@@ -225,8 +232,10 @@ class Peer(asyncio.BufferedProtocol):
         self.queue(wire.encode_sorry(sorry))
         self.close()
 
-    def close(self) -> None:
+    def close(self, closing: Closing = Closing.CUT) -> None:
         """Close once what is queued has been read, or after `LEAVE_WITHIN` seconds: there are peers that never read."""
+        if not self.gone:  # else it is known already
+            self.closing = closing
         self.gone = self._ending = True
         self._let_go()
         if self._transport is not None:

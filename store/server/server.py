@@ -46,6 +46,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
+from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.messages import Failed, FailureKind, Stats, Watch
 from store.net.address import Address, host_and_port
@@ -333,8 +334,7 @@ class Server:
                 elif isinstance(item, Hello):
                     self._take_in(peer, item, now)
                 elif isinstance(item, Bye):
-                    peer.says_goodbye = True
-                    peer.close()
+                    peer.close(Closing.GOODBYE)
                 else:
                     request_id, acknowledged, request = item
                     self._apply(peer, request_id, acknowledged, request, now)
@@ -393,7 +393,7 @@ class Server:
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
         self._bytes_out += peer.bytes_out
-        self._engine.disconnect(peer.id, now=self._clock(), for_good=peer.says_goodbye)
+        self._engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
         self._record()
         if not self._peers:
             self._nobody_left.set()
@@ -655,7 +655,7 @@ class Server:
     # ------------------------------------------------------------------------------------------ comings and goings
 
     def _take_in(self, peer: Peer, hello: Hello, now: float) -> None:
-        opened = self._engine.connect(peer.id, session_id=hello.session_id, now=now)
+        opened = self._engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
         self._record()
         if opened is None:
             self._hang_up(

@@ -11,6 +11,7 @@ from store import when
 from store.errors import StoreError, StoreUsageError
 from store.interface import BlockingLease, BlockingStore, BlockingWatch, Lease, Store, Watch
 from store.messages import (
+    GONE_TTL,
     Add,
     Added,
     Append,
@@ -241,7 +242,7 @@ async def test_one_string_is_not_taken_for_several_keys() -> None:
 async def test_a_lease_knows_what_was_granted_and_can_be_put_on() -> None:
     fake = Fake(Granted(lease=7, ttl=2.0))
     lease = await fake.grant(1.5, disconnect_ttl=1.0)
-    assert fake.asked == Grant(ttl=1.5, disconnect_ttl=1.0)
+    assert fake.asked == Grant(ttl=1.5, disconnect_ttl=1.0, gone_ttl=GONE_TTL)
     assert (lease.id, lease.ttl) == (7, 2.0)
     await lease.keep_alive(timeout=3.0)
     assert (fake.asked, fake.timeout) == (KeepAlive(lease=7), 3.0)
@@ -259,7 +260,7 @@ async def test_a_lease_knows_what_was_granted_and_can_be_put_on() -> None:
 def test_a_blocking_lease_does_the_same() -> None:
     fake = BlockingFake(Granted(lease=7, ttl=2.0))
     lease = fake.grant(1.5, disconnect_ttl=1.0)
-    assert fake.asked == Grant(ttl=1.5, disconnect_ttl=1.0)
+    assert fake.asked == Grant(ttl=1.5, disconnect_ttl=1.0, gone_ttl=GONE_TTL)
     assert (lease.id, lease.ttl) == (7, 2.0)
     lease.keep_alive(timeout=3.0)
     assert (fake.asked, fake.timeout) == (KeepAlive(lease=7), 3.0)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from store.engine.engine import Answer, Delivery, Engine, Overtaken
+from store.engine.processes import Closing
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -48,15 +49,19 @@ class Desk:
         self.answers: dict[tuple[int, int], Response] = {}  # to parked waits
         self.last_id: dict[int, int] = {}
 
-    def connect(self, peer: int = 1, *, session: bytes | None = None) -> tuple[int, int | None] | None:
+    def connect(
+        self, peer: int = 1, *, session: bytes | None = None, process: bytes = b""
+    ) -> tuple[int, int | None] | None:
         """Let a peer say hello."""
-        opened = self.engine.connect(peer, session_id=session or b"session of %07d" % peer, now=self.now)
+        opened = self.engine.connect(
+            peer, session_id=session or b"session of %07d" % peer, process=process, now=self.now
+        )
         self.last_id.setdefault(peer, 0)
         return opened
 
-    def disconnect(self, peer: int = 1, *, for_good: bool = False) -> None:
+    def disconnect(self, peer: int = 1, *, how: Closing = Closing.DROPPED) -> None:
         """Close a peer's connection."""
-        self.engine.disconnect(peer, now=self.now, for_good=for_good)
+        self.engine.disconnect(peer, now=self.now, how=how)
 
     def ask(
         self, request: Request[Any], *, peer: int = 1, request_id: int | None = None, acknowledged: int | None = None
@@ -228,7 +233,7 @@ class Link:
         """The server sees it end."""
         if self.open:
             self.open = False
-            self.town.disconnect(self.peer, for_good=self.says_goodbye)
+            self.town.disconnect(self.peer, how=Closing.GOODBYE if self.says_goodbye else Closing.CUT)
 
 
 class Post:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import itertools
 import random
 from collections import deque
@@ -122,7 +123,7 @@ class MemoryNetwork:
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:
             await self._travel(names)
-            raise ConnectionRefusedError(f"{name} refuses {source}")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{name} refuses {source}")
 
         here = asyncio.get_running_loop()
         protocol = protocol_factory()

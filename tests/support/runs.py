@@ -32,6 +32,7 @@ from store.messages import KeepAlive, Ping, Request, Response
 from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
 from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import process_named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -177,7 +178,11 @@ class VirtualRun:
 
         def open_client() -> HookedClient:
             return HookedClient(
-                dial, name="store", connect_timeout=settings.join_timeout, rng=random.Random(self._rng.random())
+                dial,
+                name="store",
+                connect_timeout=settings.join_timeout,
+                rng=random.Random(self._rng.random()),
+                process=process_named(source),
             )
 
         def open_store() -> Client:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import random
 import secrets
 from typing import TYPE_CHECKING, Any, cast
@@ -66,7 +67,14 @@ def connect_in_memory(
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         return await network.dial(name, factory, source=source)
 
-    return Client(dial, name=name, token=token, timeout=timeout, rng=random.Random(source))
+    return Client(
+        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_named(source)
+    )
+
+
+def process_named(name: str) -> bytes:
+    """The identity of the process that somebody plays, which is another one than that of the test."""
+    return hashlib.md5(name.encode(), usedforsecurity=False).digest()
 
 
 class Peer(asyncio.Protocol):
@@ -78,9 +86,16 @@ class Peer(asyncio.Protocol):
         transport: Its end of the connection.
     """
 
-    def __init__(self, *, session_id: bytes | None = None, token: bytes | None = None, hello: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        session_id: bytes | None = None,
+        process: bytes = b"",
+        token: bytes | None = None,
+        hello: bool = True,
+    ) -> None:
         self.connection = ClientConnection(
-            session_id=session_id or secrets.token_bytes(16), token=token, name="the store"
+            session_id=session_id or secrets.token_bytes(16), process=process, token=token, name="the store"
         )
         self.connection.connected(nonce=secrets.token_bytes(16))
         self.said: list[Said] = []

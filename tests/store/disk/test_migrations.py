@@ -60,7 +60,7 @@ def test_a_store_of_an_older_release_is_carried_over_and_the_copy_kept_until_the
     journal = Journal(old, new_id="another")
     assert columns(old / FILE)[0] == NOW + 1
     assert columns(old / FILE)[1][-1] == "note"
-    assert columns(old / COPY) == (NOW, ["id", "ttl", "disconnect_ttl", "anonymous", "seal"])
+    assert columns(old / COPY) == (NOW, ["id", "ttl", "disconnect_ttl", "gone_ttl", "anonymous", "seal"])
     assert f"carried over from format {NOW} to {NOW + 1}" in caplog.text
     assert [entry.key for entry in journal.load().entries] == ["k"]
     journal.close()

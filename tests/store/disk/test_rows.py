@@ -18,7 +18,7 @@ from store.protocol import wire
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LAYOUTS = {2: "8e1368d3acbed731"}
+LAYOUTS = {3: "31e3d8bd7a92fb03"}
 """What each format looks like: a digest over every layout in it."""
 
 
@@ -63,7 +63,7 @@ def layout() -> str:
     responses = [wire.encode_response(9, response) for response in every_response()]
     parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
     database = empty()
-    lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, anonymous=True)
+    lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, gone_ttl=None, anonymous=True)
     facts = Facts(
         revisions=[events],
         granted=[lease],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from store import when
 from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
 from store.engine.engine import Engine
+from store.engine.processes import Closing
 from store.engine.scans import PART_BYTES
 from store.limits import Limits
 from store.messages import (
@@ -781,8 +782,8 @@ def test_a_session_is_found_again_by_its_number_unless_its_client_said_goodbye()
     desk.disconnect(1)
     assert desk.connect(2, session=b"s" * 16) == (first[0], None)
     assert desk.connect(3, session=b"s" * 16) == (first[0], 2)
-    desk.disconnect(2, for_good=True)
-    desk.disconnect(3, for_good=True)
+    desk.disconnect(2, how=Closing.GOODBYE)
+    desk.disconnect(3, how=Closing.GOODBYE)
     again = desk.connect(4, session=b"s" * 16)
     assert again is not None
     assert again[0] != first[0]
@@ -1251,7 +1252,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
                 desk.disconnect(peer)
                 connect()
             case "goodbye":
-                desk.disconnect(peer, for_good=True)
+                desk.disconnect(peer, how=Closing.GOODBYE)
                 client = 3 - client
                 request_ids.setdefault(client, 0)
                 connect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from store.engine.changeset import SavedLease
 from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
+from store.engine.processes import Closing
 
 
 def at(now: float = 0.0) -> Leases:
@@ -97,7 +98,7 @@ def test_leases_that_are_due_come_in_the_order_in_which_their_time_was_over() ->
 def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None:
     leases = at()
     lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     now = let_pass(leases, 0.75)
     assert leases.due() == []
     let_pass(leases, 0.25, now=now)
@@ -107,14 +108,14 @@ def test_what_a_closed_connection_kept_lapses_after_its_disconnect_ttl() -> None
 def test_a_disconnect_ttl_never_prolongs_a_lease() -> None:
     leases = at()
     lease = leases.grant(1.0, disconnect_ttl=5.0, peer=7)
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     assert leases.remaining(lease) == 1.0
 
 
 def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
     leases = at()
     lease = leases.grant(1.0, peer=7)
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     assert leases.remaining(lease) == 1.0
     leases.keep_alive(lease, peer=8)
     assert lease.keeper == 8
@@ -123,7 +124,7 @@ def test_without_a_disconnect_ttl_closing_changes_nothing() -> None:
 def test_coming_back_in_time_restores_the_full_ttl() -> None:
     leases = at()
     lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     now = let_pass(leases, 0.75)
     leases.keep_alive(lease, peer=8)
     let_pass(leases, 5.0, now=now)
@@ -135,9 +136,9 @@ def test_whoever_renewed_a_lease_last_keeps_it() -> None:
     leases = at()
     lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7)
     leases.keep_alive(lease, peer=8)
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     assert leases.remaining(lease) == 10.0
-    leases.peer_closed(8)
+    leases.peer_closed(8, Closing.DROPPED)
     assert leases.remaining(lease) == 1.0
 
 
@@ -147,9 +148,9 @@ def test_closing_a_connection_shortens_all_that_it_kept_and_nothing_else() -> No
     second = leases.grant(10.0, disconnect_ttl=2.0, peer=7)
     other = leases.grant(10.0, disconnect_ttl=1.0, peer=8)
     leases.end(leases.grant(10.0, disconnect_ttl=1.0, peer=7))
-    leases.peer_closed(7)
-    leases.peer_closed(7)
-    leases.peer_closed(99)
+    leases.peer_closed(7, Closing.DROPPED)
+    leases.peer_closed(7, Closing.DROPPED)
+    leases.peer_closed(99, Closing.DROPPED)
     assert [leases.remaining(lease) for lease in (first, second, other)] == [1.0, 2.0, 10.0]
 
 
@@ -157,7 +158,7 @@ def test_an_anonymous_lease_is_kept_by_nobody() -> None:
     leases = at()
     lease = leases.grant(10.0, disconnect_ttl=1.0, peer=7, anonymous=True)
     assert lease.keeper is None
-    leases.peer_closed(7)
+    leases.peer_closed(7, Closing.DROPPED)
     assert leases.remaining(lease) == 10.0
 
 
@@ -192,10 +193,10 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
     assert first is not None
     assert second is not None
     assert (leases.remaining(first), leases.remaining(second), second.anonymous) == (10.0, 2.0, True)
-    leases.peer_closed(1)
+    leases.peer_closed(1, Closing.DROPPED)
     assert leases.remaining(first) == 10.0
     leases.keep_alive(first, peer=1)
-    leases.peer_closed(1)
+    leases.peer_closed(1, Closing.DROPPED)
     assert leases.remaining(first) == 1.0
     assert leases.grant(1.0, peer=1).id == 8
     let_pass(leases, 2.0, now=1000.0)
@@ -227,7 +228,7 @@ def test_connections_that_come_and_go_do_not_fill_memory() -> None:
     leases = at()
     lease = leases.grant(86_400.0, disconnect_ttl=60.0, peer=0)
     for peer in range(10 * UNTIDY):
-        leases.peer_closed(peer)
+        leases.peer_closed(peer, Closing.DROPPED)
         leases.keep_alive(lease, peer=peer + 1)
     assert len(leases._due) <= UNTIDY + 2
     let_pass(leases, 120.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import when
-from store.engine.reply_size import reply_cost, reply_cost_at_most
+from store.engine.sessions import reply_cost, reply_cost_at_most
 from store.messages import Add, Append, CompareAndSet, Delete, Get, Guarded, Put, Request, Transact, mutates
 from tests.support.by_hand import Desk
 

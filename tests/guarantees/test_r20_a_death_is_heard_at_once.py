@@ -1,0 +1,282 @@
+"""R20: "A death is heard at once. A process that dies takes all of its connections with it: once every connection of
+one process has been closed from its side without a goodbye, its leases that have a `disconnect_ttl` end after
+`gone_ttl` (0.1 s) unless it comes back; many at once (a proxy restarted) are judged by `disconnect_ttl` as before.
+False alarms cost a round, never a promise."
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store
+from store.client.keepalive import TaskKeeper
+from store.engine.engine import Engine
+from store.messages import Grant, Granted, Put
+from tests.support.memory_network import MemoryNetwork
+from tests.support.processes import start_python
+from tests.support.runs import VirtualRun, listen
+from tests.support.stores import connect_in_memory, introduce, process_named, serve_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from store.client.client import Client
+    from store.interface import Watch
+
+virtual_time = pytest.mark.virtual_time
+
+GONE_TTL, DISCONNECT_TTL = 0.1, 1.0
+LATE = 0.11  # seconds: the server looks every 0.1 s at the latest, and the network takes a little
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@contextlib.asynccontextmanager
+async def member(network: MemoryNetwork, name: str, lapses: list[str]) -> AsyncIterator[Client]:
+    """A process that keeps a lease, and has a key of its name on it."""
+    async with connect_in_memory(network, source=name) as client:
+        keeper = TaskKeeper(client)
+        lease = await keeper.hold(
+            ttl=10.0, disconnect_ttl=DISCONNECT_TTL, on_lapse=lambda reason: lapses.append(f"{name}: {reason}")
+        )
+        await client.put(f"members/{name}", b"", lease=lease.id)
+        try:
+            yield client
+        finally:
+            await keeper.aclose()
+
+
+async def deaths(watch: Watch, count: int) -> list[float]:
+    """When each of the next members goes."""
+    times: list[float] = []
+    while len(times) < count:
+        event = await anext(watch)
+        if event.kind == "delete":
+            times.append(now())
+    return times
+
+
+def kill(network: MemoryNetwork, *names: str) -> None:
+    """End all connections of these processes from their side, for good."""
+    for name in names:
+        network.refuse(name)
+    for name in names:
+        network.cut(name)
+
+
+@virtual_time
+async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_connections_are_closed() -> None:
+    network, lapses = MemoryNetwork(latency=0.001), list[str]()
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("members/") as watch,
+        member(network, "a", lapses),
+        member(network, "b", lapses),
+        member(network, "c", lapses),
+    ):
+        shared = await introduce(network, source="c", process=process_named("c"))  # it has others, too
+        assert isinstance(await shared.answer(*shared.ask(Put("other", b""))), object)
+        killed_at = now()
+        kill(network, "c")
+        (gone_at,) = await deaths(watch, 1)
+        assert GONE_TTL <= gone_at - killed_at <= GONE_TTL + LATE
+        network.heal()
+        await asyncio.sleep(0)
+    assert [lapse.split(":")[0] for lapse in lapses] in ([], ["c"])
+
+
+@virtual_time
+async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
+    network, lapses = MemoryNetwork(latency=0.001), list[str]()
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("members/") as watch,
+    ):
+        both = process_named("a")
+        keeping, other = [await introduce(network, source="a", process=both) for _ in range(2)]
+        grant = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
+        granted = await keeping.answer(*keeping.ask(grant))
+        assert isinstance(granted, Granted)
+        await keeping.answer(*keeping.ask(Put("members/a", b"", lease=granted.lease)))
+        closed_at = now()
+        keeping.transport.close()
+        (gone_at,) = await deaths(watch, 1)
+        assert gone_at - closed_at >= DISCONNECT_TTL, "its process lives, and may yet keep it on the other connection"
+        assert server.connections == 2
+        other.transport.close()
+    assert lapses == []
+
+
+@virtual_time
+@pytest.mark.parametrize("times", [1, 5])
+async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -> None:
+    """ "unless it comes back": a living client reconnects before any back-off."""
+    network, lapses = MemoryNetwork(latency=(0.001, 0.01)), list[str]()
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network, source="watcher") as watcher,
+        member(network, "a", lapses) as client,
+        member(network, "b", lapses),
+        member(network, "c", lapses),
+    ):
+        connected: asyncio.Queue[bool] = asyncio.Queue()
+        client.on_connection(connected.put_nowait)
+        for _ in range(times):
+            await asyncio.sleep(0.5)
+            lost_at = now()
+            network.reset("a")
+            assert [await connected.get(), await connected.get()] == [False, True]
+            assert now() - lost_at < 0.06
+        await asyncio.sleep(3.0)
+        assert await watcher.count("members/") == 3
+        assert server.figures()["leases_lapsed"] == 0
+    assert lapses == []
+
+
+@virtual_time
+@pytest.mark.parametrize(("killed", "left"), [(30, 40), (30, 2), (2, 1)])
+async def test_r20_many_at_once_are_judged_by_their_disconnect_ttl(killed: int, left: int) -> None:
+    """Of 70 processes 30, of 32 30, of 3 two: a proxy was restarted, or a switch."""
+    network, lapses = MemoryNetwork(latency=0.001), list[str]()
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serve_in_memory(network))
+        watcher = await stack.enter_async_context(connect_in_memory(network, source="watcher"))
+        watch = await stack.enter_async_context(watcher.watch("members/"))
+        for number in range(killed + left):
+            await stack.enter_async_context(member(network, str(number), lapses))
+        killed_at = now()
+        kill(network, *map(str, range(killed)))
+        for gone_at in await deaths(watch, killed):
+            assert DISCONNECT_TTL <= gone_at - killed_at <= DISCONNECT_TTL + LATE
+        network.heal()
+
+
+@virtual_time
+async def test_r20_a_proxy_that_is_back_in_half_a_second_costs_nobody_his_place() -> None:
+    network, lapses = MemoryNetwork(latency=0.001), list[str]()
+    names = list(map(str, range(30)))
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serve_in_memory(network))
+        for name in names:
+            await stack.enter_async_context(member(network, name, lapses))
+        kill(network, *names)
+        await asyncio.sleep(0.5)
+        network.heal()
+        await asyncio.sleep(5.0)
+        assert server.figures()["leases_lapsed"] == 0
+    assert lapses == []
+
+
+@virtual_time
+async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
+    """A member it hangs up on, for what it has sent, has `disconnect_ttl` to come back."""
+    network = MemoryNetwork(latency=0.001)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("members/") as watch,
+    ):
+        peer = await introduce(network, source="a", process=process_named("a"))
+        granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)))
+        assert isinstance(granted, Granted)
+        await peer.answer(*peer.ask(Put("members/a", b"", lease=granted.lease)))
+        hung_up_at = now()
+        peer.transport.write(b"\xff" * 64)
+        (gone_at,) = await deaths(watch, 1)
+        assert gone_at - hung_up_at >= DISCONNECT_TTL
+
+
+@virtual_time
+async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by_disconnect_ttl() -> None:
+    network = MemoryNetwork(latency=0.001)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("members/") as watch,
+    ):
+        for name, process, gone_ttl in (("a", process_named("a"), None), ("b", b"", GONE_TTL)):
+            peer = await introduce(network, source=name, process=process)
+            granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=gone_ttl)))
+            assert isinstance(granted, Granted)
+            await peer.answer(*peer.ask(Put(f"members/{name}", b"", lease=granted.lease)))
+            closed_at = now()
+            peer.transport.close()
+            (gone_at,) = await deaths(watch, 1)
+            assert gone_at - closed_at >= DISCONNECT_TTL
+
+
+@virtual_time
+async def test_r20_a_restart_of_the_store_is_nobodys_death() -> None:
+    async with VirtualRun(min_nodes=3, last_call_timeout=0, durable=True) as run:
+        nodes = [run.handler(name) for name in "abc"]
+        await run.meet(*nodes)
+        heard = await listen(run, nodes[0])
+        run.kill_store()
+        await asyncio.sleep(0.7)
+        run.restart_store()
+        await asyncio.sleep(20.0)
+        assert heard.changes == []
+
+
+def test_r20_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
+    """As `disconnect_ttl` is: nobody keeps the lease yet, so nobody's death ends it."""
+    engine = Engine(store_id="s", durable=True)
+    engine.connect(1, session_id=b"s" * 16, process=process_named("a"), now=0.0)
+    request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
+    engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
+    facts = engine.take_facts()
+    assert facts is not None
+    (saved,) = facts.granted
+    assert (saved.disconnect_ttl, saved.gone_ttl) == (DISCONNECT_TTL, GONE_TTL)
+
+
+@virtual_time
+@pytest.mark.parametrize("nodes", [4, 16])
+async def test_r20_every_survivor_is_told_of_a_killed_node_soon_after_gone_ttl(nodes: int) -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=nodes, last_call_timeout=1) as run:
+        handlers = [run.handler(f"n{number}") for number in range(nodes)]
+        await run.meet(*handlers)
+        heard = [await listen(run, handler) for handler in handlers[1:]]
+        killed_at = now()
+        run.crash("n0")  # it may have coordinated: then another one takes over first
+        for one in heard:
+            await one.until(rdzv.NodesLost)
+            assert one.times[-1] - killed_at <= GONE_TTL + LATE + 0.2
+
+
+NODE = """
+import asyncio, sys
+import store
+
+async def main():
+    async with store.connect(sys.argv[1]) as keeping, store.connect(sys.argv[1]), store.connect(sys.argv[1]):
+        lease = await keeping.grant(60.0, disconnect_ttl=30.0)
+        await keeping.put("node", b"", lease=lease)
+        print("ready", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_r20_a_process_killed_by_sigkill_is_heard_of_long_before_its_disconnect_ttl() -> None:
+    async with (
+        store.serve() as server,
+        store.connect(server.url) as client,
+        client.watch("node") as watch,
+        start_python("-c", NODE, server.url) as node,
+    ):
+        await node.line("ready")
+        node.kill()
+        killed_at = now()
+        await asyncio.wait_for(deaths(watch, 1), 15.0)
+        assert now() - killed_at >= GONE_TTL - 0.01

@@ -1,0 +1,112 @@
+"""Who is taken for dead, given how connections end."""
+
+from __future__ import annotations
+
+from store.engine.processes import AT_ONCE, MANY, Closing, Processes
+
+A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
+
+
+def holding(processes: Processes, id: bytes, *peers: int) -> None:
+    """A process with these connections, and a lease of the number of the first."""
+    for peer in peers:
+        processes.connected(peer, id, previous=None)
+    processes.keeps(peers[0], peers[0])
+
+
+def several(*ids: bytes) -> Processes:
+    """Processes with one connection each: 1, 2 and so on."""
+    made = Processes()
+    for number, id in enumerate(ids, 1):
+        holding(made, id, number)
+    return made
+
+
+def dead(processes: Processes, peer: int, how: Closing = Closing.DROPPED, *, now: float = 0.0) -> list[bytes]:
+    return [process.id for process in processes.closed(peer, how, now=now).dead]
+
+
+def test_a_process_is_dead_once_the_last_of_its_connections_was_closed_from_its_side() -> None:
+    processes = several(B, C, D)
+    holding(processes, A, 10, 11, 12)
+    assert [dead(processes, peer) for peer in (11, 10, 12)] == [[], [], [A]]
+
+
+def test_one_that_says_goodbye_last_or_whose_connection_was_cut_is_not() -> None:
+    processes = several(A, B, C, D)
+    assert dead(processes, 1, Closing.GOODBYE) == []
+    assert dead(processes, 2, Closing.CUT) == []
+    assert dead(processes, 3) == [C]
+
+
+def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made_another() -> None:
+    processes = several(B, C, D)
+    holding(processes, A, 10, 11)
+    assert dead(processes, 10, Closing.CUT) == []
+    assert dead(processes, 11) == []
+    processes.connected(12, A, previous=None)
+    assert dead(processes, 12) == [A]
+
+
+def test_a_connection_in_the_place_of_another_makes_the_end_of_that_no_news() -> None:
+    processes = several(A, B, C)
+    known = processes.connected(9, A, previous=1)
+    assert known is not None
+    assert known.id == A
+    assert dead(processes, 1) == []
+    assert dead(processes, 9) == [A]
+
+
+def test_nobody_is_judged_who_holds_no_lease_or_does_not_say_who_it_is() -> None:
+    processes = several(B)
+    assert processes.connected(8, A, previous=None) is None
+    assert processes.connected(9, b"", previous=None) is None
+    processes.keeps(9, 77)
+    assert dead(processes, 8) == dead(processes, 9) == []
+    assert len(processes) == 1
+
+
+def test_many_at_once_are_spared_those_too_that_came_first() -> None:
+    ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
+    processes = several(*ids)
+    for peer in range(1, MANY):
+        assert dead(processes, peer, now=peer / 1000) == [ids[peer - 1]]
+    verdict = processes.closed(MANY, Closing.DROPPED, now=MANY / 1000)
+    assert (verdict.dead, {process.id for process in verdict.spared}) == ((), set(ids[:MANY]))
+
+
+def test_as_many_one_after_the_other_are_not() -> None:
+    ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
+    processes = several(*ids)
+    for peer in range(1, MANY + 2):
+        assert dead(processes, peer, now=peer * AT_ONCE) == [ids[peer - 1]]
+
+
+def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
+    processes = several(A, B, C)
+    assert dead(processes, 1) == [A]
+    assert {process.id for process in processes.closed(2, Closing.DROPPED, now=AT_ONCE / 2).spared} == {A, B}
+    assert dead(several(A), 1) == [A]
+    four = several(A, B, C, D)
+    assert [dead(four, 1), dead(four, 2)] == [[A], [B]]  # half
+
+
+def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
+    processes = several(A, B, C, D)
+    processes.keeps(2, 1)
+    (process,) = processes.closed(2, Closing.DROPPED, now=0.0).dead
+    assert process.leases == {1, 2}
+    assert dead(processes, 1, now=1.0) == []
+
+
+def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
+    processes = several(A, B)
+    processes.closed(1, Closing.DROPPED, now=0.0)
+    assert len(processes) == 2
+    processes.lets_go(1)
+    processes.lets_go(1)
+    assert len(processes) == 1
+    processes.lets_go(2)
+    processes.closed(2, Closing.DROPPED, now=0.0)
+    assert len(processes) == 0
+    processes.closed(2, Closing.DROPPED, now=0.0)
