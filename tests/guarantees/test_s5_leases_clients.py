@@ -82,7 +82,7 @@ async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_
     async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:
         for fault, least in ((network.reset, 1.0), (network.partition, 10.0)):
             client = await connect_in_memory(network, source="node").__aenter__()
-            lease = await client.grant(10.0, disconnect_ttl=1.0)
+            lease = await client.grant(10.0, disconnect_ttl=1.0, gone_ttl=None)
             await client.put("node", b"", lease=lease)
             network.refuse("node")
             fault("node")
@@ -97,7 +97,7 @@ async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_
 async def test_s5_a_client_that_comes_back_in_time_keeps_its_lease_and_one_that_does_not_renew_it_does_not() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network, source="node") as client:
-        lease = await client.grant(10.0, disconnect_ttl=1.0)
+        lease = await client.grant(10.0, disconnect_ttl=1.0, gone_ttl=None)
         await client.put("node", b"", lease=lease)
         network.reset("node")
         await asyncio.sleep(0.5)
@@ -223,7 +223,7 @@ import asyncio, sys, store
 
 async def main():
     async with store.connect(sys.argv[1]) as client:
-        lease = await client.grant(60.0, disconnect_ttl=0.5)
+        lease = await client.grant(60.0, disconnect_ttl=0.5, gone_ttl=None)
         await client.put("node", b"", lease=lease)
         print("ready", flush=True)
         await client.wait(["never"])

@@ -19,6 +19,7 @@ from tests.sim.truth import Books, HeardClient, Truth, observe
 from tests.support.disk import Disk, SimulatedJournal
 from tests.support.hosts import Timeline
 from tests.support.memory_network import MemoryNetwork
+from tests.support.stores import process_named
 
 if TYPE_CHECKING:
     import asyncio
@@ -136,6 +137,7 @@ class Process:
             dial,
             name="store",
             rng=random.Random(self.rng.random()),
+            process=process_named(self.source),
             truth=cosmos.truth,
             who=source,
             **options,

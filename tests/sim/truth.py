@@ -226,8 +226,8 @@ class Books:
 
     def _problem(self, request: Request[Any], response: Response, began: int, sent_at: float) -> str:
         match request, response:
-            case Grant(ttl=ttl, disconnect_ttl=soon), Granted(lease=lease):
-                self._keep(lease, sent_at, min(ttl, soon or ttl))
+            case Grant(ttl=ttl, disconnect_ttl=soon, gone_ttl=sooner), Granted(lease=lease):
+                self._keep(lease, sent_at, min(ttl, soon or ttl, (soon and sooner) or ttl))
             case KeepAlive(lease=lease), Granted(ttl=ttl):
                 kept = self._kept.get(lease)
                 if kept is not None:
