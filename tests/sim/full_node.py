@@ -18,6 +18,7 @@ import msgpack
 from rdzv.config.settings import parse
 from rdzv.core.state import Closed, Dropped
 from rdzv.errors import (
+    MembersLostError,
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
@@ -280,7 +281,7 @@ class Node:
                     )
                 step += 1
                 await asyncio.sleep(rng.uniform(0.2, 1.2))
-        except (RoundSupersededError, RendezvousConnectionError):
+        except (RoundSupersededError, MembersLostError, RendezvousConnectionError):
             pass
 
     async def _written(self, info: RendezvousInfo, key: str, value: bytes) -> None:
