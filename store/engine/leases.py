@@ -149,10 +149,9 @@ class Leases:
         self._tidy()
 
     def _spare(self, process: Process) -> None:
-        """A process is not taken for dead any more. Of a lease whose keys are being deleted it is too late."""
+        """A process is not taken for dead any more."""
         for id in process.leases:
-            if not self._leases[id].ending:
-                self._leases[id].gone_at = math.inf
+            self._leases[id].gone_at = math.inf
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Seconds until the lease lapses."""
