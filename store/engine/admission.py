@@ -348,6 +348,8 @@ def sum_of(request: Add, entry: Entry | None) -> bytes:
 
 def _number(value: bytes) -> int:
     """A decimal number as `add` keeps it. Python's int() takes underscores and blanks; the store does not."""
+    if len(value) > 21:
+        raise ValueError("it is too long")
     digits = value[1:] if value[:1] == b"-" else value
     if not digits.isdigit() or len(digits) > 20:
         raise ValueError(value)

@@ -6,11 +6,11 @@ and gives its events, which the engine announces.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from store.engine.admission import sum_of
 from store.engine.changeset import SavedLease
-from store.engine.keyspace import put_event
+from store.engine.keyspace import appended, put_event
 from store.fast_init import constructor
 from store.messages import Add, Append, CompareAndSet, Delete, Entry, Event, Get, Operation, Put
 
@@ -87,7 +87,7 @@ class Changes:
     def append(self, request: Append) -> tuple[int, int]:
         """Write a longer value; its length and the revision."""
         entry = self._keys.get(request.key)
-        value = (entry.value if entry else b"") + request.value
+        value = cast("bytes", appended(entry.value if entry else b"", request.value))  # what stands for bytes here
         return len(value), self._rewrite(request, value)
 
     def _rewrite(self, request: Add | Append, value: bytes) -> int:

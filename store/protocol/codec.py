@@ -177,7 +177,10 @@ def _many(field: _Field, *, check_one_of_many: Callable[[Any], Any] | None = Non
 
 
 def _entry_to(entry: Entry) -> tuple[Any, ...]:
-    return entry.key, entry.value, entry.create_revision, entry.mod_revision, entry.lease
+    value = entry.value
+    if type(value) is not bytes:  # one that has grown by appending: its bytes are put together only now
+        value = bytes(value)
+    return entry.key, value, entry.create_revision, entry.mod_revision, entry.lease
 
 
 def _entry_from(value: Any) -> Entry:
@@ -204,7 +207,10 @@ _EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
 def event_to(event: Event) -> tuple[Any, ...]:
     """An event as it travels."""
     if event.kind == "put":
-        return 0, event.revision, event.key, event.value, event.create_revision, event.lease
+        value = event.value
+        if type(value) is not bytes:  # as above
+            value = bytes(value)
+        return 0, event.revision, event.key, value, event.create_revision, event.lease
     return _EVENT_CODES[event.kind], event.revision, event.key
 
 
