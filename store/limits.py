@@ -117,6 +117,13 @@ class Limits:
         past="the requests of clients that write are not read until it has",
         used="journal_bytes",
     )
+    memory_bytes_max: int = _limit(
+        2048 * MIB,
+        "All of it together: keys and values, history, replies, watches and waits, outboxes, inboxes, and what awaits "
+        "the disk. Each of these limits can be reached, but not all at once: they add up to 4,480 MiB.",
+        past="`LimitExceeded` for requests that would add to it; the connections that hold most are closed",
+        used="memory_bytes",
+    )
     connections_max: int = _limit(
         32_768,
         "Connections, those that have not said hello yet included.",
@@ -179,6 +186,11 @@ class Limits:
         """Name the figure of `stats` that counts towards each limit that the whole store shares."""
         return {each.name: each.metadata["used"] for each in fields(cls) if each.metadata["used"]}
 
+    @property
+    def memory_kept_back(self) -> int:
+        """What of `memory_bytes_max` is kept for one slow reader and one large request, whatever else fills it."""
+        return min(self.outbox_bytes_max, self.outboxes_bytes_max) + self.frame_bytes_max
+
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
@@ -193,6 +205,12 @@ class Limits:
             raise ValueError(
                 f"revision_bytes_max ({self.revision_bytes_max}) has no room for one value of value_bytes_max "
                 f"({self.value_bytes_max}): keep it at least as high"
+            )
+        if self.memory_bytes_max < self.memory_kept_back + self.history_bytes_max:
+            raise ValueError(
+                f"memory_bytes_max ({self.memory_bytes_max}) has no room for one outbox (outbox_bytes_max), one frame "
+                f"(frame_bytes_max) and the history (history_bytes_max): make it more than "
+                f"{self.memory_kept_back + self.history_bytes_max}"
             )
         if self.inboxes_bytes_max < self.frame_bytes_max:
             raise ValueError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from store.engine.leases import LeaseRecord, Leases
     from store.engine.sessions import Session, Sessions
     from store.engine.waits import Waits
-    from store.engine.watches import Watches
+    from store.engine.watches import History, Watches
     from store.limits import Limits
     from store.messages import Entry, Request
 
@@ -32,10 +32,22 @@ SMALL_REPLY_BYTES = 64 * 1024  # what one reply may take though all of them toge
 
 
 class Admission:
-    """The limits of a store, and how far it is from each of them."""
+    """The limits of a store, and how far it is from each of them.
+
+    Attributes:
+        held_elsewhere: Bytes that the server holds for its connections and its disk; it says how many.
+    """
 
     def __init__(
-        self, limits: Limits, *, keys: Keyspace, leases: Leases, watches: Watches, waits: Waits, sessions: Sessions
+        self,
+        limits: Limits,
+        *,
+        keys: Keyspace,
+        leases: Leases,
+        watches: Watches,
+        waits: Waits,
+        sessions: Sessions,
+        history: History,
     ) -> None:
         self._limits = limits
         self._keys = keys
@@ -43,6 +55,25 @@ class Admission:
         self._watches = watches
         self._waits = waits
         self._sessions = sessions
+        self._history = history
+        self.held_elsewhere = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the store takes, without what its server holds for its connections and its disk."""
+        return (
+            self._keys.bytes + self._history.bytes + self._watches.bytes + self._waits.bytes + self._sessions.held_bytes
+        )
+
+    def check_memory(self, more: int) -> None:
+        """Refuse what would take more memory than all of it together may."""
+        held = self.memory_bytes + max(self.held_elsewhere, self._limits.memory_kept_back)
+        if held + more > self._limits.memory_bytes_max:
+            raise LimitExceeded(
+                f"the server would hold {held + more} bytes in all, with what it keeps free for its connections; "
+                f"memory_bytes_max is {self._limits.memory_bytes_max}: delete some, end watches and waits, or start "
+                f"the server with a higher limit"
+            )
 
     def check_operations(self, operations: tuple[Operation, ...]) -> None:
         """Refuse a branch as a whole, before its first write."""
@@ -215,6 +246,8 @@ class Admission:
             )
         for name, (more, added) in grown.items():
             self._check_group(name, more, added)
+        if size > self._keys.bytes:
+            self.check_memory(size - self._keys.bytes)
 
     def _check_group(self, name: str, more: int, added: int) -> None:
         """Refuse what would let one group of keys take the room of the others."""
@@ -282,6 +315,7 @@ class Admission:
                 f"the watches and waits of all connections would take {size} bytes; parked_bytes_max is "
                 f"{self._limits.parked_bytes_max}: end some, or wait for fewer keys at once"
             )
+        self.check_memory(cost)
 
     def check_waits(self, peer: int, cost: int) -> None:
         """Refuse a wait for too many keys at once."""

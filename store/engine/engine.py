@@ -95,6 +95,7 @@ class Engine:
             watches=self._watches,
             waits=self._waits,
             sessions=self._sessions,
+            history=self._history,
         )
         self._asked = Requests(
             self.limits,
@@ -114,6 +115,15 @@ class Engine:
     def groups(self) -> Groups:
         """What each group of keys takes."""
         return self._keys.groups
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the store takes in memory, without what its server holds for its connections and its disk."""
+        return self._admission.memory_bytes
+
+    def held_elsewhere(self, size: int) -> None:
+        """The server holds so many bytes for its connections and its disk, which count towards the same total."""
+        self._admission.held_elsewhere = size
 
     @property
     def revision(self) -> int:
@@ -325,6 +335,7 @@ class Engine:
             "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
             "replies_bytes": self._sessions.held_bytes,
+            "memory_bytes": self.memory_bytes,
             "requests": self._requests,
         }
 

@@ -131,6 +131,9 @@ class Server:
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self._outboxes = Budget()  # counted by the peers, as they queue and send
         self._inboxes = Budget()  # and as they receive
+        self._outboxes_free = min(
+            self._limits.outbox_bytes_max, self._limits.outboxes_bytes_max
+        )  # whatever else is held
         self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
@@ -218,6 +221,7 @@ class Server:
             "outbox_bytes": self._outboxes.bytes,
             "inbox_bytes": self._inboxes.bytes,
             "journal_bytes": self._unwritten.bytes,
+            "memory_bytes": self._engine.memory_bytes + self._held_bytes,
             "commits": self._journal.commits if self._journal is not None else 0,
         }
 
@@ -292,7 +296,7 @@ class Server:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
             self.buffer = memoryview(bytearray(RECEIVE_BYTES))
             peer.count_inbox(before + RECEIVE_BYTES, progress=True)
-        if self._inboxes.bytes > self._limits.inboxes_bytes_max:
+        if self._inboxes_hold_too_much():
             self._make_room_in_inboxes(peer.received_at)
         if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
             peer.wait_for_disk()
@@ -403,6 +407,7 @@ class Server:
 
     def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
         began = self._stopwatch()
+        self._engine.held_elsewhere(self._held_bytes)
         applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
         self._record()
         response = applied.response
@@ -494,8 +499,35 @@ class Server:
         else:
             peer.queue(frame)
             self._dirty[peer] = None
-        if self._outboxes.bytes > self._limits.outboxes_bytes_max:
+        if self._outboxes.bytes > self._outboxes_free and self._outboxes_hold_too_much():
             self._make_room()
+
+    @property
+    def _held_bytes(self) -> int:
+        """What is held for connections and for the disk."""
+        return self._outboxes.bytes + self._inboxes.bytes + self._unwritten.bytes
+
+    def _holds_too_much(self, budget: Budget, most: int, kept_back: int) -> bool:
+        """Whether all outboxes, or all inboxes, hold more than they may, or more than all else leaves of the memory.
+
+        What is kept back for them is theirs in any case: a store that is full must still be read from.
+        """
+        if budget.bytes <= kept_back:
+            return budget.bytes > most
+        return budget.bytes > most or self._engine.memory_bytes + self._held_bytes > self._limits.memory_bytes_max
+
+    def _bound(self, *, outboxes: bool) -> str:
+        """Which limit is passed, in words."""
+        name = "outboxes_bytes_max" if outboxes else "inboxes_bytes_max"
+        if (self._outboxes if outboxes else self._inboxes).bytes <= getattr(self._limits, name):
+            name = "memory_bytes_max"
+        return f"{name} is {getattr(self._limits, name)}"
+
+    def _outboxes_hold_too_much(self) -> bool:
+        return self._holds_too_much(self._outboxes, self._limits.outboxes_bytes_max, self._limits.outbox_bytes_max)
+
+    def _inboxes_hold_too_much(self) -> bool:
+        return self._holds_too_much(self._inboxes, self._limits.inboxes_bytes_max, self._limits.frame_bytes_max)
 
     def _make_room(self) -> None:
         """All outboxes together hold too much: send what can be sent, and then let who is slowest pay for it.
@@ -504,28 +536,27 @@ class Server:
         their watches.
         """
         self._flush()
-        while self._outboxes.bytes > self._limits.outboxes_bytes_max:
+        while self._outboxes_hold_too_much():
             slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
             if slowest is None:
                 return
             if self.turned_away():
                 log.warning(
-                    "%s is hung up on: %d bytes wait in all outboxes, and outboxes_bytes_max is %d; it reads slowest, "
-                    "and %d of them are for it",
-                    *(slowest.name, self._outboxes.bytes, self._limits.outboxes_bytes_max, slowest.outbox.bytes),
+                    "%s is hung up on: %d bytes wait in all outboxes, and %s; it reads slowest, and %d of them are its",
+                    *(slowest.name, self._outboxes.bytes, self._bound(outboxes=True), slowest.outbox.bytes),
                 )
             slowest.abort()
 
     def _make_room_in_inboxes(self, now: float) -> None:
         """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
-        while self._inboxes.bytes > self._limits.inboxes_bytes_max:
+        while self._inboxes_hold_too_much():
             costliest = max(
                 (peer for peer in self._peers.values() if not peer.gone),
                 key=lambda peer: peer.inbox_cost(now),
             )
             what = (
-                f"{self._inboxes.bytes} bytes of unfinished requests wait in all inboxes, and inboxes_bytes_max is "
-                f"{self._limits.inboxes_bytes_max}; yours have cost most, and for longest"
+                f"{self._inboxes.bytes} bytes of unfinished requests wait in all inboxes, and "
+                f"{self._bound(outboxes=False)}; yours have cost most, and for longest"
             )
             self._hang_up(costliest, Sorry("limit", what))
 

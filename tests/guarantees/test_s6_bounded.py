@@ -70,6 +70,7 @@ def filled(size: int, key: str = "a") -> Put:
 
 WAITS_OF_TWO = WAIT_OVERHEAD * 2 + 2
 BIG, BIG_TOO = Put("big", bytes(5000)), Put("too", bytes(5000))
+LITTLE = (("outbox_bytes_max", K), ("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K), ("history_bytes_max", K))
 ROOM = (("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K))
 
 CASES = [
@@ -128,6 +129,8 @@ CASES = [
     Case("lease_ttl_max", 60.0, Put("a", b"", ttl=61.0), "ttl is 61 s", "renew it", (Put("a", b"", ttl=60.0),)),
     Case("lease_ttl_max", 60.0, Grant(ttl=1.0, disconnect_ttl=61.0), "disconnect_ttl is 61 s", "renew it"),
     Case("frame_bytes_max", 10 * K, GetMany(keys=("big", "big")), "10086 bytes", "fewer keys", (BIG,), ROOM),
+    Case("memory_bytes_max", 13 * K, Put("b", bytes(K)), "bytes in all", "delete some", (Put("a", bytes(K)),), LITTLE),
+    Case("memory_bytes_max", 13 * K, Wait(keys=("b",)), "in all", "end watches", (Put("a", bytes(1050)),), LITTLE),
     Case("writes_max", 1, DeletePrefix(prefix=""), "2 keys", "split it", (Put("a", b""), Put("b", b""))),
     Case("writes_max", 1, Transact(when=(), then=(Put("a", b""), Delete("b"))), "2 operations", "split it"),
     Case("frame_bytes_max", 10 * K, Wait(keys=("big", "big")), "10086 bytes", "fewer keys", (BIG,), ROOM),

@@ -241,6 +241,44 @@ async def writes(scene: Scene) -> str:
     return message
 
 
+@past(
+    {
+        "memory_bytes_max": 4 * MIB,
+        "outbox_bytes_max": MIB,
+        "frame_bytes_max": MIB,
+        "value_bytes_max": MIB // 2,
+        "history_bytes_max": MIB // 4,
+    },
+    "bytes in all",
+    "delete some",
+)
+async def all_memory(scene: Scene) -> str:
+    """What the connections hold counts, too: with deaf readers there is less room for keys, and the slowest pays."""
+    deaf = [await scene.a_peer() for _ in range(4)]
+    for peer in deaf:
+        await peer.answer(*peer.ask(Watch(prefix="deaf")))
+        peer.transport.pause_reading()
+    await scene.client.put("m", bytes(400_000))
+    while not scene.log.records:
+        await scene.client.put("deaf", bytes(200_000))
+        assert scene.server.figures()["memory_bytes"] <= 4 * MIB
+    assert "memory_bytes_max is 4194304" in await scene.says("is hung up on")
+    scene.log.clear()
+    for peer in deaf:
+        peer.transport.abort()
+    while scene.server.figures()["outbox_bytes"]:  # noqa: ASYNC110 - a server has no event for it
+        await asyncio.sleep(0)
+
+    async def fill() -> None:
+        for number in range(100):
+            await scene.client.put(f"n/{number}", bytes(200_000))
+
+    message = await refusal(fill())
+    await scene.client.delete_prefix("n/")
+    await scene.client.put("n", b"")
+    return message
+
+
 @past({"outboxes_bytes_max": 3 * MIB}, "bytes wait in all outboxes", "is hung up on")
 async def all_outboxes(scene: Scene) -> str:
     deaf = [await scene.a_peer() for _ in range(4)]

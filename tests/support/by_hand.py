@@ -132,7 +132,7 @@ class Desk:
         """All that a refused request must leave as it was."""
         figures = self.engine.figures()
         figures.pop("requests")
-        figures.pop("replies_bytes")  # a refusal is kept as any reply is
+        del figures["replies_bytes"], figures["memory_bytes"]  # a refusal is kept as any reply is
         return figures, dict(self.engine._keys.entries), list(self.engine._keys.index.with_prefix("")), self.told.copy()
 
 
