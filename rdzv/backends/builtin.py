@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
-from rdzv.backends.hosting import host_if_called_for
+from rdzv.backends.hosting import Hosting
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -24,13 +24,11 @@ from rdzv.node.node import Node
 from store import Client
 from store.net.address import Address
 from store.net.dialing import dial
-from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Mapping
     from types import TracebackType
 
-    from rdzv.backends.hosting import Host
     from rdzv.config.overrides import Overrides
     from rdzv.interface import RendezvousHandler
     from store import Store
@@ -120,7 +118,7 @@ def tcp_handler(settings: Settings) -> Handler:
     credentials = Credentials.of(settings)
     ((host, port),) = settings.endpoint.hosts
     address = Address(host=host, port=port, secure=settings.uses_tls)
-    hosting_considered = False
+    hosting: Hosting | None = None
 
     def client(connect_timeout: float = CALL_TIMEOUT) -> Client:
         return Client(
@@ -134,17 +132,15 @@ def tcp_handler(settings: Settings) -> Handler:
 
     @contextlib.asynccontextmanager
     async def open_store() -> AsyncIterator[Store]:
-        nonlocal hosting_considered
-        if not hosting_considered:
+        nonlocal hosting
+        if hosting is None:
             # At the first connect only: a second, empty store must not stand beside a living run.
-            hosting_considered = True
             server_tls = credentials.server_tls() if settings.uses_tls else None
-            starting = asyncio.create_task(
-                in_thread(lambda: host_if_called_for(settings, token=credentials.token, tls=server_tls))
-            )
-            node.on_close(lambda: _end_host(starting))
-            await asyncio.shield(starting)  # a thread cannot be cancelled, and what it starts must not be lost
+            hosting = Hosting(settings, token=credentials.token, tls=server_tls)
+            node.on_close(hosting.aclose)
+        await hosting.begin()
         async with client(settings.join_timeout) as opened:
+            hosting.settle()
             yield opened
 
     node = Node(settings, loop=NodeThread(), open_store=open_store)
@@ -195,13 +191,6 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         open_store=lambda: etcd.Client(cluster, **options),
         open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
     )
-
-
-async def _end_host(starting: asyncio.Task[Host | None]) -> None:
-    """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
-    await asyncio.wait([starting])
-    if not starting.cancelled() and starting.exception() is None and (host := starting.result()) is not None:
-        await host.aclose()
 
 
 for _scheme, _creator in (("tcp", create_tcp), ("tcps", create_tcp), ("etcd", create_etcd), ("etcds", create_etcd)):

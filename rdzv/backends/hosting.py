@@ -11,20 +11,22 @@ own node is done until nobody else is connected, for at most `close_timeout`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import ipaddress
 import logging
 import socket
 from ssl import CERT_REQUIRED
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
 import store.sync
-from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from store import StoreUsageError
+from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     import ssl
@@ -32,9 +34,11 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store import Server
 
-__all__ = ["Host", "host_if_called_for"]
+__all__ = ["Host", "Hosting", "NotResolvedError", "host_if_called_for"]
 
 log = logging.getLogger(__name__)
+
+RESOLVE_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
 
 
 class Host:
@@ -62,10 +66,79 @@ class Host:
                 await anyio.to_thread.run_sync(self._stack.close)
 
 
+class NotResolvedError(RendezvousConnectionError):
+    """The URL's host is a name that has no address, or none yet."""
+
+
+class Hosting:
+    """Whether this process starts the store: decided while it first looks for one, and never after.
+
+    The name in the URL may have no address yet when a job starts (DNS is often late). Then it is looked up again until
+    it has one, or until a store has been found; whoever waits for the store says meanwhile what is the matter.
+    """
+
+    def __init__(self, settings: Settings, *, token: bytes | None, tls: ssl.SSLContext | None) -> None:
+        self._settings = settings
+        self._token = token
+        self._tls = tls
+        self._task: asyncio.Task[Host | None] | None = None
+        self._asked = asyncio.Event()  # once, at least
+        self._settled = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Start the store if it is known to be called for, the first time that this is called.
+
+        Being cancelled here does not end what is under way: a thread cannot be cancelled, and what it starts must not
+        be lost. `aclose` sees to its end.
+
+        Raises:
+            RendezvousConnectionError: `is_host` was asked for, and cannot be.
+            RendezvousSettingsError: It would be open to strangers.
+        """
+        if self._task is None:
+            self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
+            await self._asked.wait()
+            if self._task.done():
+                self._task.result()
+
+    def settle(self) -> None:
+        """A store was found: this process will not start one any more."""
+        self._settled.set()
+
+    async def aclose(self) -> None:
+        """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
+        self.settle()
+        if self._task is None:
+            return
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is None and (host := self._task.result()) is not None:
+            await host.aclose()
+
+    async def _start(self) -> Host | None:
+        while True:
+            try:
+                return await in_thread(lambda: host_if_called_for(self._settings, token=self._token, tls=self._tls))
+            except NotResolvedError as error:
+                log.debug("%s; looking it up again in %g s", error, RESOLVE_AGAIN_AFTER)
+            except RendezvousError as error:
+                if not self._asked.is_set():
+                    raise
+                log.error("%s", error)  # noqa: TRY400  whoever waits for the store waits on, and reads here why
+                return None
+            finally:
+                # No await between this and the end of the task, if it ends: `begin` is to find it done.
+                asyncio.get_running_loop().call_soon(self._asked.set)
+            with anyio.move_on_after(RESOLVE_AGAIN_AFTER):
+                await self._settled.wait()
+            if self._settled.is_set():
+                return None
+
+
 def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLContext | None) -> Host | None:
     """Start the embedded store if the settings ask for it, or if it is this machine's to start and nobody has.
 
     Raises:
+        NotResolvedError: The URL's host is a name that has no address, as it may be for a moment when a job starts.
         RendezvousConnectionError: `is_host` was asked for, and cannot be.
         RendezvousSettingsError: It would be open to strangers.
     """
@@ -90,6 +163,8 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         )
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
+    except NotResolvedError:  # which is an OSError, too
+        raise
     except OSError as error:
         if not insist:
             return None  # it is another machine's, or another process was first
@@ -108,12 +183,13 @@ def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:
     127.0.1.1. Nodes of one machine that bind all its addresses cannot start two stores, and those elsewhere reach it.
 
     Raises:
-        OSError: The name has no address, none of its addresses is this machine's, or somebody listens there already.
+        NotResolvedError: The name has no address.
+        OSError: None of its addresses is this machine's, or somebody listens there already.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise OSError(errno.EADDRNOTAVAIL, f"{host!r} names no address: {error}") from error
+        raise NotResolvedError(f"the store cannot be started on {host}:{port}: {host!r} names no address") from error
     ours = [(family, address) for family, _, _, _, address in found if _is_of_this_machine(family, address)]
     if not ours:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")

@@ -15,7 +15,7 @@ import pytest
 import rdzv
 import store
 from rdzv.backends.builtin import CALL_TIMEOUT
-from rdzv.backends.hosting import Host, host_if_called_for
+from rdzv.backends.hosting import Host, NotResolvedError, host_if_called_for
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
@@ -58,7 +58,8 @@ async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_lis
 def test_it_is_not_started_if_that_is_forbidden_or_elsewhere() -> None:
     assert host_of(f"tcp://127.0.0.1:{free_port()}/job", is_host=False) is None
     assert host_of("tcp://192.0.2.1/job") is None
-    assert host_of("tcp://no-such-host.invalid/job") is None
+    with pytest.raises(NotResolvedError):  # it may be there in a moment
+        host_of("tcp://no-such-host.invalid/job")
     with pytest.raises(RendezvousConnectionError, match="it is no address of this machine"):
         host_of("tcp://192.0.2.1/job", is_host=True)
     with pytest.raises(RendezvousConnectionError, match=r"'no-such-host\.invalid' names no address"):
@@ -207,7 +208,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
         finally:
             started.set()
 
-    monkeypatch.setattr("rdzv.backends.builtin.host_if_called_for", slowly)
+    monkeypatch.setattr("rdzv.backends.hosting.host_if_called_for", slowly)
 
     async def node() -> None:
         async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1"):
@@ -221,6 +222,48 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
     await asyncio.to_thread(started.wait)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.fixture
+def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What names stand for, beside those of this machine; a name that is not here has no address."""
+    names: dict[str, str] = {}
+    resolve = socket.getaddrinfo
+
+    def look_up(host: Any, *arguments: Any, **named: Any) -> Any:
+        if isinstance(host, str) and host.endswith(".test"):
+            if host not in names:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            host = names[host]
+        return resolve(host, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return names
+
+
+async def test_a_head_whose_name_has_its_address_a_second_late_hosts_all_the_same(dns: dict[str, str]) -> None:
+    url = f"tcp://head.test:{free_port()}/job?min_nodes=1&join_timeout=30&insecure=1"
+    asyncio.get_running_loop().call_later(1.0, dns.update, {"head.test": "127.0.0.1"})
+    async with rdzv.connect(url) as handler:
+        assert (await handler.next_rendezvous()).world_size == 1
+
+
+async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
+    dns: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdzv.backends.hosting.RESOLVE_AGAIN_AFTER", 60.0)
+    async with store.serve() as server:
+        asyncio.get_running_loop().call_later(0.5, dns.update, {"head.test": "127.0.0.1"})
+        async with rdzv.connect(f"tcp://head.test:{server.port}/job?min_nodes=1&join_timeout=30") as handler:
+            assert (await handler.next_rendezvous()).world_size == 1
+        # The handler has closed at once: its next look at the name, a minute away, was called off.
+
+
+@pytest.mark.usefixtures("dns")
+async def test_a_name_that_never_has_an_address_is_named_in_the_end() -> None:
+    with pytest.raises(RendezvousConnectionError, match="Name or service not known"):
+        async with rdzv.connect("tcp://head.test:1/job?min_nodes=1&join_timeout=0.7"):
+            pass
 
 
 async def test_of_several_processes_that_start_at_once_exactly_one_hosts_and_leaving_first_harms_no_one() -> None:
