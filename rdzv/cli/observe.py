@@ -6,17 +6,20 @@ They need no `min_nodes`, and never host a store: with nobody listening there is
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from rdzv._version import __version__
 from rdzv.backends.builtin import connect
-from rdzv.cli.command import DONE, Command, add_run
+from rdzv.cli.command import DONE, FAILED, Command, add_run
+from rdzv.cli.runs import open_store, usages
+from rdzv.config.endpoint import split_url
 from rdzv.core.history import describe, timeline
-from rdzv.core.state import Participant, RunStatus
+from rdzv.core.keys import Keys
+from rdzv.core.report import report
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
 from store.net.address import host_and_port
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     import argparse
 
     from rdzv.core.history import Chapter
+    from rdzv.core.state import RunStatus
 
 __all__ = ["COMMANDS"]
+
+RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
 REFUSED_NAMED_MOST = 4  # nodes that are kept out for the same reason
 
@@ -40,6 +46,8 @@ def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def _status(options: argparse.Namespace) -> int:
     show = _as_json if options.json else _describe
+    if not options.watch and not await _exists(options):
+        return FAILED
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
@@ -52,23 +60,22 @@ async def _status(options: argparse.Namespace) -> int:
         return DONE
 
 
-def _as_json(status: RunStatus) -> str:
-    def plain(value: Any) -> Any:
-        if isinstance(value, Participant):
-            return {
-                "node_id": value.node_id,
-                "rank": value.rank,
-                "address": value.address,
-                "payload": value.payload,
-                "attributes": dict(value.attributes),
-            }
-        return repr(value)
+async def _exists(options: argparse.Namespace) -> bool:
+    """Return whether the store holds anything of the run; if not, say so, and which runs there are."""
+    if not split_url(options.url).run_id:
+        return True  # `connect` says what is wrong with the URL
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        if await client.count(Keys(settings.prefix, settings.run_id).root):
+            return True
+        runs = sorted(usage.run_id for usage in await usages(client, settings.prefix))
+    more = f" and {len(runs) - RUNS_NAMED_MOST} more" if len(runs) > RUNS_NAMED_MOST else ""
+    there = f"it has {', '.join(runs[:RUNS_NAMED_MOST])}{more}" if runs else f"it has none under {settings.prefix}"
+    sys.stderr.write(printable(f"rdzv status: the store has no run {settings.run_id}; {there}") + "\n")
+    return False
 
-    fields = {field.name: getattr(status, field.name) for field in dataclasses.fields(status)}
-    fields["phase"] = status.phase.value
-    fields["refused"] = dict(status.refused)
-    fields["releases"] = dict(status.releases)
-    return json.dumps(fields, default=plain)
+
+def _as_json(status: RunStatus) -> str:
+    return json.dumps(report(status))
 
 
 def _describe(status: RunStatus) -> str:
@@ -78,6 +85,7 @@ def _describe(status: RunStatus) -> str:
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
     lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
+    lines.extend(f"    missing  {node_id}: {how}" for node_id, how in status.missing.items())
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)

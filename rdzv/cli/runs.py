@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
 
-__all__ = ["COMMANDS", "open_store"]
+__all__ = ["COMMANDS", "Usage", "open_store", "usages"]
 
 ANY_RUN = "any"  # the run_id where a URL names only a store, and none is needed
 NODES_NAMED_MOST = 8
@@ -85,7 +85,7 @@ def _add_store(parser: argparse.ArgumentParser) -> None:
 
 async def _runs(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
-        runs = await _usages(client, settings.prefix)
+        runs = await usages(client, settings.prefix)
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
         for run in runs:
@@ -97,7 +97,7 @@ async def _runs(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _usages(client: store.Store, prefix: str) -> list[Usage]:
+async def usages(client: store.Store, prefix: str) -> list[Usage]:
     """What each run under a prefix takes, by the store's account; else by counting keys."""
     root = f"{prefix}/"
     uptime = 0.0
@@ -224,7 +224,7 @@ async def _close(options: argparse.Namespace, client: store.Store, keys: Keys) -
 async def _stats(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         figures = await client.stats()
-        runs = [] if "keys_max" not in figures else await _usages(client, settings.prefix)
+        runs = [] if "keys_max" not in figures else await usages(client, settings.prefix)
     if options.json:
         print(json.dumps(figures))
         return DONE

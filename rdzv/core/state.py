@@ -513,6 +513,8 @@ class RunStatus:
         spares: Those among them for whom there is no room.
         coordinator: The node that decides now, or None.
         world_size: The size of the last round; 0 if there was none.
+        bans: The nodes that are banned: by whom, and why.
+        settings: What all nodes of the run have agreed on, by name; empty before the first one has come.
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
         refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
@@ -529,6 +531,8 @@ class RunStatus:
     spares: tuple[str, ...]
     coordinator: str | None
     world_size: int = 0
+    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     bootstrap_address: tuple[str, int] | None = None
     closed: str | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

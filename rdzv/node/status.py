@@ -17,6 +17,7 @@ from rdzv.core.state import (
     RunStatus,
     bucket_of,
     unpack_members,
+    unpack_settings,
 )
 from rdzv.errors import RendezvousStateError
 
@@ -63,6 +64,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         for record in waiting
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
+    shared = await store.get(keys.settings)
     return RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -73,6 +75,8 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         spares=tuple(spares),
         coordinator=head.coordinator.node_id if head.coordinator else None,
         world_size=head.round.size if head.round else 0,
+        bans=head.bans,
+        settings=unpack_settings(shared.value) if shared is not None else {},
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
         refused={

@@ -102,11 +102,23 @@ asyncio.run(main())
             reader.kill()
 
 
+async def test_status_of_a_run_that_is_not_there_names_those_that_are() -> None:
+    async with store.serve() as server:
+        assert await run("status", f"{server.url}/jbo") == (
+            1,
+            ["rdzv status: the store has no run jbo; it has none under /rdzv"],
+        )
+        async with rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a", is_host=False) as node:
+            await node.next_rendezvous()
+            assert await run("status", f"{server.url}/jbo", "--json") == (
+                1,
+                ["rdzv status: the store has no run jbo; it has job"],
+            )
+
+
 async def test_status_close_and_watch_show_a_run() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
-        status, output = await run("status", url)
-        assert (status, output[0]) == (0, "run job: gathering: nobody is here")
         async with command("status", url, "--watch") as watching:
             await watching.line("nobody is here")
             async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False, payload=[1]) as node:
@@ -115,7 +127,7 @@ async def test_status_close_and_watch_show_a_run() -> None:
                 status, output = await run("status", url, "--json")
                 told = json.loads(output[0])
                 assert (told["round"], told["phase"], told["coordinator"]) == (0, "complete", "a")
-                assert told["bootstrap_address"] == list(info.bootstrap_address)
+                assert tuple(told["bootstrap"].values()) == info.bootstrap_address
                 assert told["members"] == [
                     {"node_id": "a", "rank": 0, "address": "127.0.0.1", "payload": [1], "attributes": {}}
                 ]
@@ -288,8 +300,8 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
     async with store.serve() as server:
         environment = {"RDZV_URL": f"{server.url}/job"}
         for arguments, says in (
-            (("status", "--json"), '"run_id": "job"'),
-            (("status", f"{server.url}/other"), "run other: gathering"),
+            (("history",), "run job: no round"),
+            (("history", f"{server.url}/other"), "run other: no round"),
             (("ban", "--now", "gpu-1", "--reason", "slow"), "node gpu-1 is banned from run job"),
             (("ping", "--count", "1"), "answers in"),
         ):

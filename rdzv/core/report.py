@@ -1,0 +1,72 @@
+"""Pure: how a run stands, as plain data: what `rdzv status --json` prints and the HTTP server sends.
+
+Every fact is a field of its own, so that nothing has to be parsed out of sentences. `docs/status.schema.json` describes
+the fields. `VERSION` steps when one of them goes or changes its meaning; new ones may come at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rdzv.core.state import Participant, RunStatus
+
+__all__ = ["VERSION", "report"]
+
+VERSION: Final = 1
+
+
+def report(status: RunStatus) -> dict[str, Any]:
+    """Return a status as what JSON knows: dictionaries, lists, strings, numbers, booleans, None."""
+    bootstrap = status.bootstrap_address
+    return {
+        "version": VERSION,
+        "run_id": status.run_id,
+        "phase": status.phase.value,
+        "reason": status.reason,
+        "round": status.round,
+        "world_size": status.world_size,
+        "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
+        "coordinator": status.coordinator,
+        "closed": status.closed,
+        "members": [_member(member) for member in status.members],
+        "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
+        "spares": list(status.spares),
+        "missing": [{"node_id": node_id, "how": how} for node_id, how in status.missing.items()],
+        "banned": [
+            {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now}
+            for node_id, ban in status.bans.items()
+        ],
+        "unfit": [
+            {"node_id": node_id, "reason": reason}
+            for node_id, reason in status.refused.items()
+            if node_id not in status.bans
+        ],
+        "releases": dict(status.releases),
+        "settings": {name: _plain(value) for name, value in status.settings.items()},
+    }
+
+
+def _member(member: Participant) -> dict[str, Any]:
+    return {
+        "node_id": member.node_id,
+        "rank": member.rank,
+        "address": member.address,
+        "payload": _plain(member.payload),
+        "attributes": {name: _plain(value) for name, value in member.attributes.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the user's as JSON knows it: bytes as text, and what else there is as Python shows it."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case bytes():
+            return value.decode("utf-8", "backslashreplace")
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict():
+            return {str(name): _plain(each) for name, each in value.items()}
+        case _:
+            return repr(value)

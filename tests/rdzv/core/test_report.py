@@ -1,0 +1,92 @@
+"""The status as plain data: every fact a field, as the schema in the docs says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import rdzv
+import store
+from rdzv.core.report import VERSION, report
+from rdzv.core.state import Ban, Participant, Phase, RunStatus
+
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").read_text(encoding="utf-8"))
+
+
+def check(plain: dict[str, Any]) -> None:
+    """Validate against the schema, which must also name every field there is."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(plain)))
+    assert set(plain) == set(SCHEMA["properties"]) == set(SCHEMA["required"])
+
+
+def test_the_schema_itself_is_one_and_has_this_version() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["version"]["const"] == VERSION
+    assert SCHEMA["properties"]["phase"]["enum"] == [phase.value for phase in Phase]
+
+
+def test_every_fact_is_a_field() -> None:
+    status = RunStatus(
+        run_id="job",
+        round=7,
+        phase=Phase.COMPLETE,
+        reason="round 7 stands with 2 nodes",
+        members=(Participant(node_id="a", rank=0, address="10.0.0.1", payload=b"\xff", attributes={"rack": "r1"}),),
+        waiting=("c", "d"),
+        spares=("d",),
+        coordinator="a",
+        world_size=2,
+        bootstrap_address=("10.0.0.1", 29500),
+        bans={"e": Ban(reason="slow disk", by="admin", now=True)},
+        refused={"e": "banned by admin: slow disk", "f": "no GPU"},
+        missing={"b": "lost"},
+        settings={"min_nodes": 2, "rank_order": object},
+    )
+    plain = report(status)
+    check(plain)
+    assert plain["members"] == [
+        {"node_id": "a", "rank": 0, "address": "10.0.0.1", "payload": "\\xff", "attributes": {"rack": "r1"}}
+    ]
+    assert plain["bootstrap"] == {"host": "10.0.0.1", "port": 29500}
+    assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
+    assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True}]
+    assert plain["unfit"] == [{"node_id": "f", "reason": "no GPU"}]
+    assert plain["missing"] == [{"node_id": "b", "how": "lost"}]
+    assert plain["settings"]["min_nodes"] == 2
+
+
+def test_an_unknown_field_is_allowed_and_a_missing_one_is_not() -> None:
+    empty = RunStatus(
+        run_id="job",
+        round=None,
+        phase=Phase.GATHERING,
+        reason="nobody is here",
+        members=(),
+        waiting=(),
+        spares=(),
+        coordinator=None,
+    )
+    plain = report(empty)
+    check(plain)
+    jsonschema.validate({**plain, "of a later release": 1}, SCHEMA)
+    del plain["settings"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(plain, SCHEMA)
+
+
+async def test_a_real_run_is_reported_with_its_settings_and_bans() -> None:
+    async with store.serve() as server:
+        url = f"{server.url}/job?min_nodes=1&max_nodes=3"
+        async with rdzv.connect(url, node_id="a", is_host=False, attributes={"rack": "r1"}) as handler:
+            await handler.next_rendezvous()
+            await handler.ban("b", "slow disk")
+            plain = report(await handler.status())
+    check(plain)
+    assert plain["settings"]["min_nodes"] == 1
+    assert plain["members"][0]["attributes"] == {"rack": "r1"}
+    assert [(ban["node_id"], ban["reason"]) for ban in plain["banned"]] == [("b", "slow disk")]
+    assert plain["unfit"] == []
