@@ -40,6 +40,7 @@ from store.errors import (
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
 from store.net import dialing
+from store.net.callers import check_blocking_caller
 from store.net.process import process_id
 from store.net.sockets import let_go_in_children, prepare
 from store.protocol import wire
@@ -137,6 +138,7 @@ class _Channel:
 
     def _connect(self, deadline: float | None) -> Welcome:
         address, tls = self._client.address, self._client.tls
+        check_blocking_caller(address.host, address.port)
         within = CONNECT_TIMEOUT if deadline is None else max(min(deadline - time.monotonic(), CONNECT_TIMEOUT), 0.001)
         sock = socket.create_connection((address.host, address.port), timeout=within)
         try:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from store.net.callers import check_threads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
@@ -70,6 +72,7 @@ class LoopThread:
         start: Callable[[], Coroutine[Any, Any, None]] | None = None,
         end: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        check_threads()
         self._start, self._end = start, end
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
@@ -171,6 +174,7 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
         self._pid = os.getpid()
 
     def __enter__(self) -> BlockingPortal:
+        check_threads()
         started: Future[BlockingPortal] = Future()
         loop: asyncio.AbstractEventLoop
         serving: anyio.CancelScope

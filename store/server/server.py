@@ -50,6 +50,7 @@ from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError, StoreUsageError
 from store.messages import Failed, FailureKind, Stats, Watch
 from store.net.address import Address, host_and_port
+from store.net.callers import serves, serves_no_more
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.threads import in_thread
 from store.protocol import wire
@@ -933,6 +934,7 @@ async def serve(
         let_go_in_children(server, *listening)
         server.host = bound_host
         server.port = listening[0].getsockname()[1]
+        serves(bound_host, server.port)
         log.info(
             "serving store %s on %s, %s; %d files allow about %d connections",
             server.store_id,
@@ -952,6 +954,7 @@ async def serve(
             yield server
         finally:
             door.close()
+            serves_no_more(server.port)
             forget(server)
             try:
                 await door.wait_closed()

@@ -1,0 +1,67 @@
+"""Shell: callers who would wait for ever, refused with one sentence that names the cause.
+
+A blocking call holds its thread. If the event loop of that very thread serves the store that is called, nobody is left
+to answer. Where gevent or eventlet have replaced threads and sockets, a thread with an event loop of its own is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from store.errors import StoreUsageError
+
+__all__ = ["check_blocking_caller", "check_threads", "serves", "serves_no_more"]
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_served: dict[int, tuple[str, asyncio.AbstractEventLoop]] = {}
+"""The stores that loops of this process serve, by port."""
+
+
+def serves(host: str, port: int) -> None:
+    """Note that the running loop serves a store there."""
+    _served[port] = host, asyncio.get_running_loop()
+
+
+def serves_no_more(port: int) -> None:
+    """Note that the store there is served no more."""
+    _served.pop(port, None)
+
+
+def check_blocking_caller(host: str, port: int) -> None:
+    """Refuse a blocking call in the thread whose loop serves the store that is called.
+
+    Raises:
+        StoreUsageError: It would wait for ever.
+    """
+    served = _served.get(port)
+    if served is None or host not in {*LOOPBACK, served[0]}:
+        return
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if running is served[1]:
+        raise StoreUsageError(
+            f"a blocking client is used in the thread whose event loop serves its store, port {port}: nobody is left "
+            f"to answer; use store.connect (async) there, store.sync.serve, or call it in another thread"
+        )
+
+
+def check_threads() -> None:
+    """Refuse to run where threads are green ones.
+
+    Raises:
+        StoreUsageError: gevent or eventlet have replaced them.
+    """
+    for name, module, function, what in (
+        ("gevent", "gevent.monkey", "is_module_patched", "threading"),
+        ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread"),
+    ):
+        patcher = sys.modules.get(module)
+        if patcher is not None and getattr(patcher, function)(what):
+            raise StoreUsageError(
+                f"{name} has replaced the threads and sockets of this process, and asyncio does not run on those: use "
+                f"rdzv and store in a process that is not monkey-patched"
+            )
