@@ -16,7 +16,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -27,9 +27,9 @@ from store.protocol.wire import Sorry
 from store.server.peer import LEAVE_WITHIN
 
 if TYPE_CHECKING:
-    from store.server.server import Server
+    from store.server.strangers import Strangers
 
-__all__ = ["Doorstep"]
+__all__ = ["Doorstep", "Host"]
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +48,37 @@ _REASONS = {
 }
 
 
+class Host(Protocol):
+    """What the doorstep needs of its server."""
+
+    strangers: Strangers
+
+    @property
+    def handshake_timeout(self) -> float:
+        """How long a connection may take to become a conversation."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on the server's clock."""
+        ...
+
+    def has_room_for(self, others: int) -> bool:
+        """Whether one more connection may come, beside those there are and so many that are about to be."""
+        ...
+
+    def protocol(self) -> asyncio.BufferedProtocol:
+        """A protocol object for a connection that has been accepted."""
+        ...
+
+    def turned_away(self) -> bool:
+        """Somebody is refused or hung up on; whether the log has a line for it."""
+        ...
+
+
 class Doorstep:
     """The connections to one server that are not through their TLS handshake yet."""
 
-    def __init__(self, server: Server, tls: ssl.SSLContext) -> None:
+    def __init__(self, server: Host, tls: ssl.SSLContext) -> None:
         self._server = server
         self._tls = tls
         self._within = server.handshake_timeout
