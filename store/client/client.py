@@ -151,9 +151,10 @@ class Client(interface.Store):
         return SAYS_NOTHING if mute and self._last_problem == NEVER_ANSWERED else self._last_problem
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """A defect of ours must not leave callers waiting; `aclose` raises it."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(ConnectionLost(f"the client of {self.name} has failed: {error!r}", maybe_applied=False))
+        """Nobody is to wait for what cannot come any more: its event loop ends, or a defect, which `aclose` raises."""
+        error = None if task.cancelled() else task.exception()
+        why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
+        self._fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
 
     async def aclose(self) -> None:
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
@@ -524,7 +525,7 @@ class Client(interface.Store):
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._out and self._link is not None and self._link.transport is not None:
+        if self._out and self._failed is None and self._link is not None and self._link.transport is not None:
             out, self._out = self._out, []
             self._link.transport.write(out[0] if len(out) == 1 else b"".join(out))
 

@@ -203,6 +203,7 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
         self._thread.start()
         self._portal = started.result()
         _running[self._thread] = end
+        _portals.add(self._thread)
         return self._portal
 
     def __exit__(
@@ -218,16 +219,24 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
 _running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
 """The threads that run loops, each with what ends it; a thread that nobody holds any more has ended."""
 
+_portals: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Those among them that have a portal."""
+
 
 def _end_all() -> None:
-    """Stop every loop that still runs, all at once, and wait for them, but not for ever."""
+    """Stop every loop that still runs, and wait for them, but not for ever.
+
+    Stores that are served from here come last: to whom they are served here, they are to be gone only after him.
+    """
     deadline = time.monotonic() + END_WITHIN
     # A forked child has inherited the table, and none of the threads.
     running = [(thread, end) for thread, end in list(_running.items()) if thread.is_alive()]
-    for _, end in running:
-        end()
-    for thread, _ in running:
-        thread.join(max(deadline - time.monotonic(), 0.0))
+    portals = [one for one in running if one[0] in _portals]
+    for stage in ([one for one in running if one not in portals], portals):
+        for _, end in stage:
+            end()
+        for thread, _ in stage:
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
 
 atexit.register(_end_all)

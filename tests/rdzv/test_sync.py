@@ -18,6 +18,7 @@ import store
 import store.sync
 from rdzv.core.state import Closed, NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RoundSupersededError
+from store.net.threads import END_WITHIN
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 
@@ -234,12 +235,42 @@ with rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a") as handler:
             assert await child.wait() == 0
 
 
-async def test_a_process_that_ends_without_leaving_the_context_ends_all_the_same() -> None:
-    script = """
+ENDINGS = {
+    "return": ("", 0, []),
+    "exit": ("sys.exit(3)", 3, []),
+    "raise": ("raise ValueError('mine')", 1, ["ValueError: mine"]),
+    "interrupt": ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT, ["KeyboardInterrupt"]),
+    "fork": ("os._exit(0) if not (child := os.fork()) else os.waitpid(child, 0)", 0, []),
+}
+
+
+@pytest.mark.parametrize("hosting", [False, True])
+@pytest.mark.parametrize("ending", ENDINGS)
+async def test_a_process_that_ends_without_leaving_the_context_ends_at_once_and_says_nothing_of_us(
+    ending: str, hosting: bool
+) -> None:
+    """Its threads ended all together: nodes wrote to a store that had gone, said so, and waited for it."""
+    act, status, last_words = ENDINGS[ending]
+    script = f"""
+import atexit, faulthandler, signal, time
+faulthandler.enable()
+atexit.register(lambda: print("seconds", time.monotonic() - ended_at, flush=True))  # runs after ours
+from store.net import threads
+atexit.unregister(threads._end_all)
+atexit.register(threads._end_all)
 context = rdzv.sync.connect(URL + "/job?min_nodes=1", node_id="a")
 handler = context.__enter__()
-print("rank", handler.next_rendezvous().rank, flush=True)
+info = handler.next_rendezvous()
+info.store.set("key", "value")
+print("rank", info.rank, flush=True)
+ended_at = time.monotonic()
+{act}
 """
-    async with store.serve() as server, start_python("-c", HEAD + script, server.url) as child:
-        assert await child.line("rank") == "rank 0"
-        assert await child.wait() == 0
+    async with store.serve() as server:
+        url = f"tcp://127.0.0.1:{free_port()}" if hosting else server.url
+        async with start_python("-W", "ignore::DeprecationWarning", "-c", HEAD + script, url) as child:
+            assert await child.line("rank") == "rank 0"
+            assert float((await child.line("seconds")).split()[1]) < END_WITHIN / 2
+            assert await child.wait() == status
+            said = [line for line in child.output if not line.startswith((" ", "Traceback", "rank", "seconds"))]
+            assert said == last_words

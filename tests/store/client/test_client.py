@@ -574,3 +574,16 @@ def test_client_and_server_run_on_uvloop_too() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(talk())
+
+
+@virtual_time
+async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
+    """What cleaned up at the end of a loop revoked its leases over it, and waited two seconds for no answer."""
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        lease, at = await client.grant(10), now()
+        assert client._task is not None
+        client._task.cancel()  # as the end of a loop does to all its tasks
+        with pytest.raises(ConnectionLost, match="has ended with its event loop"):
+            await lease.revoke(timeout=2)
+        assert now() - at < 1
