@@ -24,8 +24,20 @@ from rdzv.backends.registry import (
 from rdzv.config.overrides import Overrides
 from rdzv.config.settings import Settings
 from rdzv.core.history import Chapter
-from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting, Participant, Phase, RunStatus
+from rdzv.core.state import (
+    Change,
+    Closed,
+    Draining,
+    Dropped,
+    NodesLeft,
+    NodesLost,
+    NodesWaiting,
+    Participant,
+    Phase,
+    RunStatus,
+)
 from rdzv.errors import (
+    GiveUp,
     MembersLostError,
     QueueEmptyError,
     RendezvousClosedError,
@@ -40,10 +52,13 @@ from rdzv.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
     RendezvousTimeoutException,
+    RoundChanged,
     RoundSupersededError,
+    RunGivenUpError,
     SharedStoreTimeoutError,
 )
 from rdzv.interface import RendezvousHandler
+from rdzv.loop.rounds import Round, rounds
 from rdzv.node.handler import RendezvousInfo
 from rdzv.shared_store.store import SharedStore
 from store import StoreError
@@ -55,7 +70,9 @@ __all__ = [
     "Change",
     "Chapter",
     "Closed",
+    "Draining",
     "Dropped",
+    "GiveUp",
     "MembersLostError",
     "NodesLeft",
     "NodesLost",
@@ -82,7 +99,10 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "RendezvousTimeoutException",
+    "Round",
+    "RoundChanged",
     "RoundSupersededError",
+    "RunGivenUpError",
     "RunStatus",
     "Settings",
     "SharedStore",
@@ -91,6 +111,7 @@ __all__ = [
     "connect",
     "register",
     "rendezvous_handler_registry",
+    "rounds",
     "serve",
     "sync",
 ]

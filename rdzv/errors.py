@@ -20,6 +20,7 @@ distinguish them.
 from __future__ import annotations
 
 __all__ = [
+    "GiveUp",
     "MembersLostError",
     "QueueEmptyError",
     "RendezvousClosedError",
@@ -34,7 +35,9 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "RendezvousTimeoutException",
+    "RoundChanged",
     "RoundSupersededError",
+    "RunGivenUpError",
     "SharedStoreTimeoutError",
 ]
 
@@ -52,11 +55,19 @@ class RendezvousClosedError(RendezvousNonRetryableError):
 
     Attributes:
         reason: The reason given by whoever closed the run, perhaps empty.
+        given_up: Whether it is a verdict not to go on, rather than the end of the work.
+        status: The exit status that comes with that verdict; 0 for none in particular.
     """
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", given_up: bool = False, status: int = 0) -> None:
         super().__init__(message)
         self.reason = reason
+        self.given_up = given_up
+        self.status = status
+
+
+class RunGivenUpError(RendezvousClosedError):
+    """A member has given the run up; the message carries its reason."""
 
 
 class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
@@ -81,6 +92,24 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 class RendezvousStateError(RendezvousError):
     """What the store holds is not a rendezvous of ours, or a call came out of order."""
+
+
+class GiveUp(RendezvousError):
+    """Raised in the body of a round: the run is to end everywhere, with this reason.
+
+    Attributes:
+        reason: Why it is no use to go on.
+        status: The exit status that every launcher ends with; 0 for none in particular.
+    """
+
+    def __init__(self, reason: str = "", *, status: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+class RoundChanged(RendezvousError):
+    """The round is over for this member: one was lost, or all leave here together. Leaving the block swallows it."""
 
 
 class RoundSupersededError(RendezvousError):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from rdzv.core.stopping import StepGate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import Participant, Round
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 
-__all__ = ["BlockingRendezvousInfo", "Membership", "RendezvousInfo"]
+__all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,22 @@ class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: S
         return super().__new__(cls, (store, rank, world_size))
 
 
+class Previous(NamedTuple):
+    """What has changed since the round before; of many nodes, the first 16 of each kind are named.
+
+    Attributes:
+        rank: The rank that this node had.
+        lost: Who has died since that round completed.
+        left: Who has left.
+        joined: Who is new.
+    """
+
+    rank: int
+    lost: tuple[str, ...]
+    left: tuple[str, ...]
+    joined: tuple[str, ...]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
     """A round this node is in, or was. It is written in the node's loop, and read from any thread.
@@ -99,6 +117,7 @@ class Membership:
         over: Why the node is not in it any more; None while it is.
         dropped: The node was not asked.
         lost_ids: The members that have died since the round completed, as far as they are known by name.
+        gate: What this member passes at each step, if it goes from round to round by `rounds()`.
         on_over: Whom to call back, once, with the reason when it is over.
         on_loss: Whom to call back whenever members have died, with the names of all that have.
     """
@@ -109,6 +128,7 @@ class Membership:
     over: str | None = None
     dropped: bool = False
     lost_ids: tuple[str, ...] = ()
+    gate: StepGate = field(default_factory=StepGate)
     on_over: deque[Callable[[str], None]] = field(default_factory=deque)
     on_loss: list[Callable[[tuple[str, ...]], None]] = field(default_factory=list)
 

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
+from rdzv.loop.blocking import Round, rounds_of
+from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
@@ -33,7 +35,6 @@ from rdzv.node.handler import shared_store
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
-from rdzv.node.round_barrier import wait_for_all
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
 
@@ -42,14 +43,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.config.overrides import Overrides
+    from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
+    from rdzv.loop.rounds import OnWaiting
     from rdzv.node.loops import NodeLoop
     from rdzv.node.node import Node
     from store import BlockingStore
 
-__all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "SharedStore", "connect"]
+__all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
 
 T = TypeVar("T")
 
@@ -71,14 +74,14 @@ class Handler(RendezvousHandler):
         self._pid = os.getpid()
 
     @property
-    def _node(self) -> Node | None:
+    def node(self) -> Node | None:
         """Our own node; None if the backend is somebody else's."""
         return self._inner.node if isinstance(self._inner, AsyncHandler) else None
 
     @property
     def _called(self) -> Node | AsyncRendezvousHandler:
         """What answers, in the loop where it lives."""
-        return self._node or self._inner
+        return self.node or self._inner
 
     @property
     def run_id(self) -> str:
@@ -92,7 +95,7 @@ class Handler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
-        node = self._node
+        node = self.node
         if node is None:  # what somebody else's backend gives is what its user gets
             return cast("RendezvousInfo", self._call(self._inner.next_rendezvous()))
         ticket = Ticket()
@@ -144,8 +147,8 @@ class Handler(RendezvousHandler):
         )
 
     def all_here(self, *, timeout: float) -> bool:
-        """Wait until every member of this round has called this; False if one has gone first (`node.round_barrier`)."""
-        node, membership = self._node, self._membership
+        """Wait until every member of this round has called this; False if one has gone first (`loop.round_barrier`)."""
+        node, membership = self.node, self._membership
         if membership is None or node is None:
             return True
         return self._call(_all_here(node, membership, timeout))
@@ -156,7 +159,7 @@ class Handler(RendezvousHandler):
 
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
-        node = self._node
+        node = self.node
         if node is None:
             return self.num_nodes_waiting()
         self._check_usable()
@@ -166,9 +169,38 @@ class Handler(RendezvousHandler):
         """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
         return self._call(self._called.is_closed())
 
-    def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown."""
-        self._call(self._called.set_closed(reason), see_to_its_end=True)
+    def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
+        """Close the run for every node, for good; the first reason given is shown. See the async twin."""
+        node = self.node
+        if node is None:
+            self._call(self._inner.set_closed(reason), see_to_its_end=True)
+        else:
+            self._call(node.set_closed(reason, given_up=given_up, status=status), see_to_its_end=True)
+
+    @property
+    def settings(self) -> Settings:
+        """What was chosen."""
+        return self._of_ours("settings").settings
+
+    def drain(self, within: float = 120.0, reason: str = "") -> None:
+        """Announce that this node is to leave; see the async twin."""
+        node = self._of_ours("drain")
+        self._call(node.drain(node.node_id, within=within, reason=reason), see_to_its_end=True)
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Keep a little state of the run from round to round; see the async twin."""
+        node = self._of_ours("keep")
+        self._call(node.keep(key, data), see_to_its_end=True)
+
+    def restore(self, key: str) -> bytes | None:
+        """Return what any member has kept last under a name; None if nobody has."""
+        return self._call(self._of_ours("restore").restore(key))
+
+    def _of_ours(self, name: str) -> Node:
+        node = self.node
+        if node is None:
+            raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
+        return node
 
     def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
@@ -176,10 +208,7 @@ class Handler(RendezvousHandler):
 
     def history(self) -> list[Chapter]:
         """What happened in the run, as far as it is remembered; see the async twin."""
-        node = self._node
-        if node is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} keeps no history")
-        return self._call(node.history())
+        return self._call(self._of_ours("history").history())
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""
@@ -198,14 +227,14 @@ class Handler(RendezvousHandler):
 
         `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
         """
-        node = self._node
+        node = self.node
         if node is None:
             return cast("BlockingChanges", _ChangesElsewhere(self._inner, self._call))
         return BlockingChanges(node, lambda: self._call(node.connect()))
 
     def connect(self) -> None:
         """Connect, as entering the context does."""
-        node = self._node
+        node = self.node
         self._call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
@@ -322,3 +351,27 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
     ) -> None:
         if self._handler is not None:
             self._handler.close()
+
+
+def rounds(
+    url: str,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+    **overrides: Unpack[Overrides],
+) -> Iterator[Round]:
+    """Take part in a run, round after round, until it is closed: `for round in rdzv.sync.rounds(url): with round: ...`.
+
+    Args:
+        url: As for `connect`.
+        on_waiting: See `rdzv.rounds`.
+        progress: See `rdzv.rounds`.
+        overrides: As for `connect`.
+
+    Raises:
+        GiveUp: The body has raised it.
+        RunGivenUpError: A body of another member has.
+        RendezvousError: The next round was not reached, and a retry would not help.
+    """
+    with connect(url, **overrides) as handler:
+        yield from rounds_of(handler, on_waiting=on_waiting, progress=progress)

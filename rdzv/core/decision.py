@@ -27,6 +27,7 @@ from rdzv.core.state import (
     NAMED_MOST,
     Change,
     Closed,
+    Draining,
     Dropped,
     Head,
     NodesLeft,
@@ -39,7 +40,7 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from rdzv.core.ranks import RankOrder
     from rdzv.core.state import NodeRecord
@@ -458,6 +459,25 @@ def _is_spare(me: Me, head: Head) -> bool:
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
+def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
+    """Return why the members of the last round should leave it together, in words; empty if they need not.
+
+    Args:
+        progress: How far the next round is.
+        head: What is known.
+        live: The members that are still in it.
+    """
+    if not live:
+        return ""
+    if head.closed is not None:
+        return f"the run is closed{f': {head.closed.reason}' if head.closed.reason else ''}"
+    leaving = [node_id for node_id in head.drains if node_id in live]
+    if leaving:
+        reason = head.drains[leaving[0]].reason
+        return f"{', '.join(leaving[:NAMED_MOST])} to leave{f': {reason}' if reason else ''}"
+    return f"{_nodes(progress.waiting)} waiting to come in" if progress.waiting else ""
+
+
 class JoinClock:
     """How much of its join timeout a node has used: the time during which the wait was not suspended (promise R1)."""
 
@@ -484,7 +504,9 @@ class JoinClock:
         return None if self._since is None else now + self.left(now)
 
 
-def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None) -> list[Change]:
+def changes_since(
+    seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, now: float = 0.0
+) -> list[Change]:
     """Return what a member must be told that it has not been told yet.
 
     Args:
@@ -492,18 +514,23 @@ def changes_since(seen: Sequence[Change], head: Head, *, round: Round | None, dr
         head: What is known.
         round: The round this node is in; None if in none.
         dropped: Why it is not in it any more, if so.
+        now: Seconds on this node's clock.
     """
     # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
-    now: list[Change] = [] if head.closed is None else [head.closed]
+    all_of_it: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost:
-            now.append(NodesLost(progress.lost, progress.lost_ids))
+            all_of_it.append(NodesLost(progress.lost, progress.lost_ids))
         if progress.departed:
-            now.append(NodesLeft(progress.departed, progress.departed_ids))
+            all_of_it.append(NodesLeft(progress.departed, progress.departed_ids))
         told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
         if progress.waiting or told_of_waiting:
-            now.append(NodesWaiting(progress.waiting))
+            all_of_it.append(NodesWaiting(progress.waiting))
+    if round is not None and head.drains:
+        soonest = min(head.drains.values(), key=lambda leaving: leaving.until)
+        ids = tuple(sorted(head.drains))[:NAMED_MOST]
+        all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
     if dropped is not None:
-        now.append(Dropped(dropped))
-    return [change for change in now if change not in seen]
+        all_of_it.append(Dropped(dropped))
+    return [change for change in all_of_it if change not in seen]

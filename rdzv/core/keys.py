@@ -88,6 +88,16 @@ class Keys:
         return f"{self.head}progress"
 
     @property
+    def stop(self) -> str:
+        """Where the members of the round are asked, and told, at which step all leave."""
+        return f"{self.head}stop"
+
+    @property
+    def drains(self) -> str:
+        """The prefix of all nodes that are to leave."""
+        return f"{self.head}draining/"
+
+    @property
     def bans(self) -> str:
         """The prefix of all bans."""
         return f"{self.head}banned/"
@@ -110,6 +120,23 @@ class Keys:
     def node(self, node_id: str) -> str:
         """Return one node's record."""
         return f"{self.nodes}{node_id}"
+
+    @property
+    def begun(self) -> str:
+        """The prefix of the members' answers: which step each has begun."""
+        return f"{self.root}begun/"
+
+    def begun_by(self, node_id: str) -> str:
+        """One member's answer."""
+        return f"{self.begun}{node_id}"
+
+    def draining(self, node_id: str) -> str:
+        """That one node is to leave."""
+        return f"{self.drains}{node_id}"
+
+    def kept(self, name: str) -> str:
+        """A little state that the members keep from round to round."""
+        return f"{self.root}kept/{name}"
 
     def banned(self, node_id: str) -> str:
         """That one node may not join."""

@@ -18,6 +18,8 @@ from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpac
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rdzv.core.stopping import Stop
+
 __all__ = [
     "BUCKET_SIZE",
     "NAMED_MOST",
@@ -26,8 +28,10 @@ __all__ = [
     "Change",
     "Closed",
     "Coordinator",
+    "Draining",
     "Dropped",
     "Head",
+    "Leaving",
     "Member",
     "NodeRecord",
     "NodesLeft",
@@ -44,6 +48,7 @@ __all__ = [
 T = TypeVar("T")
 
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
+SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
 
 
@@ -87,6 +92,8 @@ class NodeRecord:
         lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
         left: It has left on its own account, and its record is about to go.
         release: Of which release of this package it is; empty if it does not say.
+        progress: The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then
+            it answers when it is asked which step it has begun. None if it does not.
         arrival: The revision that wrote this record: which arrival this is.
     """
 
@@ -103,6 +110,7 @@ class NodeRecord:
     lapsed_in: int = -1
     left: bool = False
     release: str = ""
+    progress: int | None = None
     arrival: int = 0
 
     def pack(self) -> bytes:
@@ -124,6 +132,8 @@ class NodeRecord:
             plain["left"] = True
         if self.release:
             plain["release"] = self.release
+        if self.progress is not None:
+            plain["progress"] = self.progress
         return pack(plain)
 
     @classmethod
@@ -146,6 +156,7 @@ class NodeRecord:
                 lapsed_in=of(int, plain.get("lapsed_in", -1)),
                 left=of(bool, plain.get("left", False)),
                 release=of(str, plain.get("release", "")),
+                progress=maybe(int, plain.get("progress")),
                 arrival=arrival,
             )
 
@@ -232,6 +243,9 @@ class Round:
         host: Where rank 0 is reached.
         port: A port that was free there.
         lease: That of what its members share, which goes soon after nobody coordinates any more.
+        newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
+        in_steps: Whether any member goes from round to round by `rounds()`.
+        since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
         revision: The revision of its commit.
     """
 
@@ -242,6 +256,9 @@ class Round:
     host: str
     port: int
     lease: int | None = None
+    newest: tuple[int, int] | None = None
+    in_steps: bool = False
+    since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -255,6 +272,9 @@ class Round:
                 "host": self.host,
                 "port": self.port,
                 "lease": self.lease,
+                **({"newest": self.newest} if self.newest is not None else {}),
+                **({"in_steps": True} if self.in_steps else {}),
+                **({"since": self.since} if any(self.since) else {}),
             }
         )
 
@@ -271,10 +291,21 @@ class Round:
                 host=of(str, plain["host"]),
                 port=of(int, plain["port"]),
                 lease=maybe(int, plain.get("lease")),
+                newest=_newest(plain.get("newest")),
+                in_steps=of(bool, plain.get("in_steps", False)),
+                since=_since(plain.get("since")),
                 revision=revision,
             )
 
         return unpack("the round", value, build)
+
+
+def _newest(plain: Any) -> tuple[int, int] | None:
+    return None if plain is None else (of(int, plain[0]), of(int, plain[1]))
+
+
+def _since(plain: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    return ((), (), ()) if plain is None else (names_of(plain[0]), names_of(plain[1]), names_of(plain[2]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,19 +323,33 @@ class Closed:
     Attributes:
         reason: As given by whoever closed it, perhaps empty.
         by: The node that did, or what else it was.
+        given_up: Whether it is a verdict not to go on, rather than the end of the work.
+        status: The exit status that every launcher ends with; 0 for none in particular.
     """
 
     reason: str
     by: str = ""
+    given_up: bool = False
+    status: int = 0
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
-        return pack({"reason": self.reason, "by": self.by})
+        verdict = {"given_up": True, "status": self.status} if self.given_up else {}
+        return pack({"reason": self.reason, "by": self.by, **verdict})
 
     @classmethod
     def unpack(cls, value: bytes) -> Closed:
         """Unpack what the key holds."""
-        return unpack("the closing", value, lambda plain: cls(reason=of(str, plain["reason"]), by=of(str, plain["by"])))
+
+        def build(plain: Mapping[str, Any]) -> Closed:
+            return cls(
+                reason=of(str, plain["reason"]),
+                by=of(str, plain["by"]),
+                given_up=of(bool, plain.get("given_up", False)),
+                status=of(int, plain.get("status", 0)),
+            )
+
+        return unpack("the closing", value, build)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,6 +498,16 @@ class Head:
     progress: Progress | None = None
     progress_at: float = 0.0
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    stop: Stop | None = None
+    drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A node is to leave, by a moment on this node's clock."""
+
+    until: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +551,16 @@ class Dropped:
     reason: str
 
 
-Change = NodesWaiting | NodesLost | NodesLeft | Closed | Dropped
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """These members are to leave; the first of them does so after so many seconds, wherever the others are then."""
+
+    node_ids: tuple[str, ...]
+    seconds_left: float = field(compare=False)  # it goes down all the time, and that is no news
+    reason: str = ""
+
+
+Change = NodesWaiting | NodesLost | NodesLeft | Draining | Closed | Dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.settings import describe_difference
 from rdzv.config.value_types import NAME
 from rdzv.core.state import Ban, Round, pack_settings, unpack_settings
-from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, Delete, Lease, LimitExceeded, Put, StoreError, when
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
+    from rdzv.core.stopping import Drain
     from store import Entry, Store
 
-__all__ = ["agree_on_settings", "check_node_id", "examine", "put_ban", "report_health", "take_run_lease"]
+__all__ = ["agree_on_settings", "check_node_id", "examine", "put_ban", "put_drain", "report_health", "take_run_lease"]
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
@@ -165,6 +166,18 @@ async def agree_on_settings(
 
 
 # ------------------------------------------------------------------------------------------------------------- bans
+
+
+async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> None:
+    """Announce that a node is to leave. It stands on the node's own lease, so that it goes with the node.
+
+    Raises:
+        RendezvousStateError: No such node is in the run.
+    """
+    record = await store.get(keys.node(node_id))
+    if record is None:
+        raise RendezvousStateError(f"no node {node_id} is in run {keys.run_id}; `rdzv status` names those that are")
+    await store.put(keys.draining(node_id), drain.pack(), lease=record.lease)
 
 
 async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:

@@ -21,16 +21,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import TRY_AGAIN_AFTER, Complete, Rules, Wait, decide, explain, hindered, report_due
+from rdzv.core.decision import (
+    TRY_AGAIN_AFTER,
+    Complete,
+    Rules,
+    Wait,
+    decide,
+    explain,
+    hindered,
+    report_due,
+    why_to_stop,
+)
 from rdzv.core.history import Chapter, Chronicle, pack_chapters, unpack_chapters
 from rdzv.core.state import (
     BUCKET_SIZE,
+    SINCE_MOST,
     Member,
     NodeRecord,
     Participant,
@@ -45,7 +57,8 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
-from rdzv.node.admission import GIVE_BACK_WITHIN
+from rdzv.node.agreement import Agreement
+from rdzv.node.store_session import SharedLease
 from rdzv.node.wakeup import Wakeup
 from store import (
     ConditionFailed,
@@ -70,7 +83,7 @@ if TYPE_CHECKING:
     from rdzv.core.decision import Decision
     from rdzv.core.keys import Keys
     from rdzv.node.store_session import Link
-    from store import Condition, Event, Store, TransactionResult
+    from store import Condition, Event, TransactionResult
     from store.interface import LeaseLike
 
 __all__ = ["Candidacy"]
@@ -87,7 +100,6 @@ ELECTION_MOST = 1.0  # ... and at most so long
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
-SHARED_RENEWALS_PER_TTL = 4
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
@@ -244,8 +256,11 @@ class _Term:
         self._said = ""
         self._failed_with: str | None = None
         self._run_lease = run_lease  # for all that should
-        self._shared = _SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * candidacy._ttl))
+        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * candidacy._ttl))
         self._chronicle = Chronicle()
+        self._agreement = Agreement(
+            self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
+        )
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed.
@@ -266,10 +281,12 @@ class _Term:
                 await self._take_over(round, progress_entry, history)
                 await self._decide_until_closed()
         finally:
+            self._agreement.stop()
             for task in beside:
                 task.cancel()
             with anyio.CancelScope(shield=True):
                 await asyncio.wait(beside)
+                await self._agreement.aclose()
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
@@ -307,8 +324,9 @@ class _Term:
                 case Wait(until=until, error=error):
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
+                    settled = await self._agree_where_to_stop(decision.progress)
                     # By what was decided, not by what is known now: it may have been closed while that was written.
-                    if decision.progress.phase is Phase.CLOSED and self._reported == decision.progress:
+                    if decision.progress.phase is Phase.CLOSED and self._reported == decision.progress and settled:
                         return
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
@@ -343,6 +361,13 @@ class _Term:
             if self._view.synced and self._view.seen >= revision:
                 return
             await self._wakeup.sleep_until(None)
+
+    async def _agree_where_to_stop(self, progress: Progress) -> bool:
+        """Have the members agree on a step if somebody wants in or out; whether nothing of that is pending."""
+        head = self._follower.head
+        why = why_to_stop(progress, head, live=self._view.live)
+        await self._agreement.attend(head.stop, why=why, for_newcomers=not (head.closed or head.drains))
+        return self._agreement.is_settled(head.stop)
 
     async def _report(self, progress: Progress) -> float | None:
         """Write the progress if it is time to; when it will be, if it is not yet."""
@@ -412,6 +437,9 @@ class _Term:
             host=first.address,
             port=first.port,
             lease=await self._shared.take(),
+            newest=_newest(decision.members),
+            in_steps=any(record.progress is not None for record in decision.members),
+            since=self._since(members),
         )
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
@@ -460,6 +488,18 @@ class _Term:
         self._follower.take_round(committed)
         if last is not None:
             await self._forget(last.number, last.term)
+
+    def _since(self, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Who was lost, has left and is new, compared to the last round; the first of each by name."""
+        view = self._view
+        if view.round is None:
+            return (), (), ()
+        joined = (member.node_id for member in members if member.node_id not in view.members)
+        return (
+            tuple(view.lost[:SINCE_MOST]),
+            tuple(view.departed[:SINCE_MOST]),
+            tuple(itertools.islice(joined, SINCE_MOST)),
+        )
 
     async def _catch_up(self) -> None:
         """Know everything that had happened to the nodes when this was called."""
@@ -521,51 +561,11 @@ class _Term:
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
 
 
-class _SharedLease:
-    """The lease of what the members of a round share (promise R19).
-
-    It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
-    coordinates renews it; nobody does once the run is closed, or the last node has gone, in whichever way. A successor
-    goes on with the same lease.
-
-    Attributes:
-        used: Whether a round goes with it, or may: its commit is under way.
-    """
-
-    def __init__(self, store: Store, *, ttl: float) -> None:
-        self._store = store
-        self._ttl = ttl
-        self._lease: Lease | None = None
-        self._known = asyncio.Event()  # whether that of the last round is still there
-        self.used = False
-
-    async def take(self) -> int:
-        """The id of the lease, for a round that is about to be completed."""
-        await self._known.wait()
-        if self._lease is None:
-            self._lease, self.used = await self._store.grant(self._ttl), False
-        return self._lease.id
-
-    async def keep(self, round: Round | None) -> None:
-        """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
-        if round is not None and round.lease is not None:
-            self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
-        while True:
-            try:
-                if self._lease is not None:
-                    await self._lease.keep_alive()
-            except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
-                self._lease = None
-            except StoreError:
-                pass  # there are more times before it matters
-            self._known.set()
-            await anyio.sleep(self._ttl / SHARED_RENEWALS_PER_TTL)
-
-    async def give_back(self) -> None:
-        """Revoke it if no round goes with it. It lapses if that cannot be done."""
-        if self._lease is not None and not self.used:
-            with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
-                await self._lease.revoke()
+def _newest(records: tuple[NodeRecord, ...]) -> tuple[int, int] | None:
+    """Rank and last finished step of the record that has finished the most; the lowest rank of several."""
+    progress = [-1 if record.progress is None else record.progress for record in records]
+    most = max(progress)
+    return (progress.index(most), most) if most >= 0 else None
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:

@@ -11,7 +11,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rdzv.core.state import Ban, Closed, Coordinator, Head, Progress, Round
+from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, Round
+from rdzv.core.stopping import Drain, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.wakeup import Listeners
 
@@ -122,6 +123,15 @@ class Follower:
         if event.key == keys.progress:
             progress = Progress.unpack(event.value) if put else None
             return replace(head, progress=progress, progress_at=self._store.time())
+        if event.key == keys.stop:
+            return replace(head, stop=Stop.unpack(event.value) if put else None)
+        if event.key.startswith(keys.drains):
+            drained = event.key.removeprefix(keys.drains)
+            drains = {node_id: leaving for node_id, leaving in head.drains.items() if node_id != drained}
+            if put:
+                drain = Drain.unpack(event.value)
+                drains[drained] = Leaving(until=self._store.time() + drain.within, reason=drain.reason)
+            return replace(head, drains=drains)
         if event.key.startswith(keys.bans):
             if put and event.key == self._own_ban_key:
                 self.own_ban = OwnBan(event.revision, Ban.unpack(event.value))

@@ -268,9 +268,35 @@ class Handler(RendezvousHandler):
         """
         return await self._call(self.node.is_closed())
 
-    async def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown."""
-        await self._call(self.node.set_closed(reason), see_to_its_end=True)
+    async def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
+        """Close the run for every node, for good; the first reason given is the one that is shown.
+
+        Args:
+            reason: Shown to whoever asks, for as long as the run is remembered.
+            given_up: It is a verdict not to go on, rather than the end of the work.
+            status: The exit status that every launcher then ends with.
+        """
+        await self._call(self.node.set_closed(reason, given_up=given_up, status=status), see_to_its_end=True)
+
+    async def drain(self, within: float = 120.0, reason: str = "") -> None:
+        """Announce that this node is to leave: the members of its round hear of it, and stop together before it does.
+
+        Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
+        `within` seconds the node leaves its round in any case, which then is a departure like any other.
+        """
+        await self._call(self.node.drain(self.node_id, within=within, reason=reason), see_to_its_end=True)
+
+    async def keep(self, key: str, data: bytes) -> None:
+        """Keep a little state of the run from round to round.
+
+        Raises:
+            RoundSupersededError: This node is in no round.
+        """
+        await self._call(self.node.keep(key, data), see_to_its_end=True)
+
+    async def restore(self, key: str) -> bytes | None:
+        """Return what any member has kept last under a name; None if nobody has."""
+        return await self._call(self.node.restore(key))
 
     def changes(self) -> Changes:
         """What happens to the round, as it happens, beginning with what already holds.

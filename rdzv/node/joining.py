@@ -38,6 +38,7 @@ from rdzv.errors import (
 )
 from rdzv.membership import Membership
 from rdzv.node.admission import agree_on_settings, report_health
+from rdzv.node.agreement import Steps
 from rdzv.node.arrival import Arrival, State
 from rdzv.node.coordinator import Candidacy
 from rdzv.node.status import find_member
@@ -129,6 +130,7 @@ class Part:
         known_round: The last round that it knows of; -1 for none.
         listeners: Who is woken when any of this changes.
         refusal: What the run holds against this node since it has arrived.
+        progress: What its next arrival says of the steps it has finished; see `NodeRecord`.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Part:
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
+        self.progress: int | None = None
 
     # ------------------------------------------------------------------------------------------ joining
 
@@ -335,6 +338,7 @@ class Part:
             sends_from=sends_from,
             store_at=store_at,
             lapsed_in=self._lapsed_in,
+            progress=self.progress,
         )
 
     async def _take_lease(self, link: Link) -> HeldLease:
@@ -556,7 +560,7 @@ class Part:
             return RendezvousGracefulExitError(
                 f"{message}; node {self._node_id} was a spare and is not needed any more"
             )
-        return RendezvousClosedError(message, reason=closed.reason)
+        return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
     # ------------------------------------------------------------------------------------------ leaving
 
@@ -640,9 +644,12 @@ class Part:
         """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
         wakeup, follower = Wakeup(), link.follower
         resets, banned_at = follower.resets, 0
+        steps = Steps(self._keys, self._node_id)
+        again: float | None = None
         with self.listeners.listening(wakeup):
             while True:
-                await wakeup.sleep_until(None)
+                await wakeup.sleep_until(again)
+                again = None
                 try:
                     banned, banned_before = follower.own_ban, banned_at
                     if banned is not None and banned.revision > max(banned_before, self.arrival.revision):
@@ -652,10 +659,14 @@ class Part:
                     if missed != resets:
                         await self._see_whether_it_stands(link)
                         resets = missed
-                except StoreError as error:  # it is looked at again when anything changes
-                    log.debug("whether the record of node %s stands is not known: %s", self._node_id, error)
-                if self.membership is not None and self.membership.over is None:
-                    self._notice_as_member(link, self.membership)
+                    if self.membership is not None and self.membership.over is None:
+                        self._notice_as_member(link, self.membership)
+                        again = await steps.heed(link, self.membership, lease=self.arrival.lease)
+                        if self._drained(link):
+                            await self.withdraw(link)
+                except StoreError as error:
+                    log.debug("what befalls node %s is not known: %s", self._node_id, error)
+                    again = anyio.current_time() + TRY_AGAIN_AFTER
 
     def _notice_as_member(self, link: Link, membership: Membership) -> None:
         round = link.follower.head.round
@@ -666,6 +677,11 @@ class Part:
             self.end_membership(f"round {round.number} was completed without this node", dropped=True)
         elif progress is not None and progress.round == membership.round.number:
             membership.lose(progress.lost_ids)
+
+    def _drained(self, link: Link) -> bool:
+        """Whether this node was to leave by now, and is still a member."""
+        leaving = link.follower.head.drains.get(self._node_id)
+        return leaving is not None and leaving.until <= link.store.time() and self.arrival.state is State.TAKEN_IN
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""

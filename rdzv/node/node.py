@@ -27,6 +27,7 @@ import anyio
 from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
 from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
+from rdzv.core.stopping import Drain
 from rdzv.errors import (
     RendezvousConnectionError,
     RendezvousError,
@@ -34,7 +35,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
 )
-from rdzv.node.admission import check_node_id, put_ban
+from rdzv.node.admission import check_node_id, put_ban, put_drain
 from rdzv.node.joining import IF_HOSTED, Part
 from rdzv.node.status import read_history, read_status
 from rdzv.node.store_session import Link
@@ -82,6 +83,7 @@ class Node:
         part: What it is in its run.
         withdrawn: Done once a node that is being closed has left its round; the store may still be served from here,
             for as long as anybody is connected to it.
+        time: The clock by which it knows when others are to leave, once it has connected; from any thread.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Node:
         self.withdrawn: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
+        self.time: Callable[[], float] = lambda: 0.0
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -143,6 +146,7 @@ class Node:
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
             return self._link
+        self.time = asyncio.get_running_loop().time
         async with self._connecting:
             self.check_usable()
             if self._link is not None and self._link.follower.error is not None:
@@ -356,9 +360,9 @@ class Node:
             )
         return False
 
-    async def set_closed(self, reason: str = "") -> None:
+    async def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
         """Close the run for every node, for good; the first reason given is the one that is shown."""
-        closed = Closed(reason=reason, by=self.node_id)
+        closed = Closed(reason=reason, by=self.node_id, given_up=given_up, status=status)
         try:
             with anyio.fail_after(self.settings.close_timeout):
                 link = await self.connect()
@@ -371,6 +375,38 @@ class Node:
                 await lease.keep_alive()  # for the last time: from now on the run is remembered for `closed_ttl`
         except (StoreError, TimeoutError) as error:
             raise self.connection_error(error) from error
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether this node is to leave; from any thread."""
+        return self.node_id in self.head.drains
+
+    async def drain(self, node_id: str, *, within: float, reason: str = "") -> None:
+        """Announce that a node is to leave; see `Handler.drain`."""
+        check_node_id(node_id)
+        link = await self.connect()
+        try:
+            await put_drain(link.store, self.keys, node_id, Drain(within=within, reason=reason))
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def keep(self, name: str, data: bytes) -> None:
+        """Keep a little state of the run, on condition that this node is in the round; see `Handler.keep`."""
+        link, membership = await self.connect(), self.membership
+        try:
+            if membership is None or not await link.keep(membership, name, data):
+                raise RoundSupersededError(f"node {self.node_id} is in no round of run {self.run_id}; nothing was kept")
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def restore(self, name: str) -> bytes | None:
+        """What was kept last under a name; None if nothing was."""
+        link = await self.connect()
+        try:
+            entry = await link.store.get(self.keys.kept(name))
+        except StoreError as error:
+            raise self.connection_error(error) from error
+        return None if entry is None else entry.value
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; see `Handler.ban`."""

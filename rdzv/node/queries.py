@@ -66,7 +66,8 @@ class _News:
             self._seen = {kind: change for kind, change in self._seen.items() if kind is Closed}
         round = of.round if of is not None and of.over is None else None
         dropped = of.over if of is not None and of.dropped else None
-        untold = changes_since(list(self._seen.values()), self._node.head, round=round, dropped=dropped)
+        head, now = self._node.head, self._node.time()
+        untold = changes_since(list(self._seen.values()), head, round=round, dropped=dropped, now=now)
         if not untold:
             return None
         change = untold[0]

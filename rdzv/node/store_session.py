@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.node.admission import take_run_lease
+from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
-from store import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
+from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
 from store.client.keepalive import TaskKeeper
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rdzv.core.keys import Keys
-    from store import Lease, Store
+    from rdzv.core.state import Round
+    from rdzv.membership import Membership
+    from store import Store
 
-__all__ = ["Link", "is_away"]
+__all__ = ["Link", "SharedLease", "is_away"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node 
 ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+SHARED_RENEWALS_PER_TTL = 4
 
 
 class Link:
@@ -54,6 +57,7 @@ class Link:
         self.follower = Follower(store, keys, node_id=node_id)
         self._keys = keys
         self._run_id = keys.run_id
+        self._node_id = node_id
         self._closed_ttl = closed_ttl
         self._rng = rng
         self._run_lease: Lease | None = None
@@ -139,6 +143,18 @@ class Link:
             self._run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self._run_lease
 
+    async def keep(self, membership: Membership, name: str, data: bytes) -> bool:
+        """Keep a little state of the run; False if the round is over for this node."""
+        lease = await self.run_lease()
+        result = await self.store.transact(
+            when=(
+                when.mod_revision(self._keys.round) == membership.round.revision,
+                when.mod_revision(self._keys.node(self._node_id)) == membership.arrival,
+            ),
+            then=(Put(self._keys.kept(name), data, lease=lease.id),),
+        )
+        return result.succeeded
+
     def forget_run_lease(self) -> None:
         """Look for the run's lease anew: what was known of it may have lapsed."""
         self._run_lease = None
@@ -206,3 +222,50 @@ def _report_defect(task: asyncio.Task[None]) -> None:
         error = task.exception()
         if error is not None and not isinstance(error, StoreError):
             log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
+
+
+class SharedLease:
+    """The lease of what the members of a round share (promise R19).
+
+    It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
+    coordinates renews it; nobody does once the run is closed, or the last node has gone, in whichever way. A successor
+    goes on with the same lease.
+
+    Attributes:
+        used: Whether a round goes with it, or may: its commit is under way.
+    """
+
+    def __init__(self, store: Store, *, ttl: float) -> None:
+        self._store = store
+        self._ttl = ttl
+        self._lease: Lease | None = None
+        self._known = asyncio.Event()  # whether that of the last round is still there
+        self.used = False
+
+    async def take(self) -> int:
+        """The id of the lease, for a round that is about to be completed."""
+        await self._known.wait()
+        if self._lease is None:
+            self._lease, self.used = await self._store.grant(self._ttl), False
+        return self._lease.id
+
+    async def keep(self, round: Round | None) -> None:
+        """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
+        if round is not None and round.lease is not None:
+            self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
+        while True:
+            try:
+                if self._lease is not None:
+                    await self._lease.keep_alive()
+            except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
+                self._lease = None
+            except StoreError:
+                pass  # there are more times before it matters
+            self._known.set()
+            await anyio.sleep(self._ttl / SHARED_RENEWALS_PER_TTL)
+
+    async def give_back(self) -> None:
+        """Revoke it if no round goes with it. It lapses if that cannot be done."""
+        if self._lease is not None and not self.used:
+            with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
+                await self._lease.revoke()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 try:
+    import torch
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import api as torch_api
@@ -36,6 +37,7 @@ __all__ = [
     "dist",
     "runs_under_torchrun",
     "set_group_timeout",
+    "torch",
     "torch_api",
     "underlying_store",
 ]

@@ -30,7 +30,7 @@ import anyio
 
 from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.state import Change, Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
 from store import StoreError
 
@@ -283,7 +283,7 @@ class JobRound:
             await process.release()
 
 
-def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Dropped) -> str | None:
+def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Draining | Dropped) -> str | None:
     """Say why a change means meeting again; None if it does not."""
     match change:
         case NodesLost(count=count, node_ids=ids):
@@ -292,6 +292,8 @@ def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Dropped) -> str |
             return f"{count} left: {', '.join(ids)}"
         case NodesWaiting(count=count):
             return f"{count} waiting to come in" if count else None
+        case Draining(node_ids=ids, reason=reason):
+            return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
         case Dropped(reason=reason):
             return f"this node was dropped: {reason}"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rdzv.errors import RendezvousConnectionError
-from rdzv.node.round_barrier import all_here
+from rdzv.loop.round_barrier import all_here
 from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:

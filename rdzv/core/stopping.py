@@ -1,0 +1,176 @@
+"""Pure: at which step all members of a round stop together.
+
+A member that stops by itself leaves the others in a collective that cannot complete. So when somebody wants in or out,
+the members agree on one step, before which all of them leave: the largest step that any has begun, plus one.
+
+    coordinator: somebody wants in or out    >  asks            >  every member's node hears of it
+    member:      the largest step it has begun                  >  answers, and from now on begins none without asking
+    coordinator: every live member has answered  >  `stop_of`   >  every member's node hears of the step
+
+A member's answer comes from its node, at once, while the member computes. `StepGate` is where the two meet: the member
+passes it at each step, and its node closes it. What must hold is that no step is begun that the answer does not know.
+Both sides write first and read then: the member notes the step and looks whether it was asked; the node notes that it
+has asked and looks at the step. So at least one of them sees the other, and if it is the member, it waits for the
+decision. (CPython's interpreter lock, or without one its per-object locks, make these single accesses happen in one
+order.)
+
+A member that has begun no step (its body never calls `check`, or has not yet) answers None. If all do, there is nothing
+to agree on, and all may stop at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rdzv.core.plain_data import maybe, of, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+__all__ = ["Drain", "StepGate", "Stop", "pack_begun", "stop_of", "unanswered", "unpack_begun"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The question to the members of a round, and then the answer to all of them; it stands in one key.
+
+    Attributes:
+        round: The number of the round it is about.
+        decided: Whether this is the answer; until then each member's node is asked for the step it has begun.
+        step: The step before which all leave; None: at once, since nobody has begun any.
+        why: What for, in words.
+        for_newcomers: Whether nodes that wait to come in are the only reason.
+    """
+
+    round: int
+    decided: bool = False
+    step: int | None = None
+    why: str = ""
+    for_newcomers: bool = False
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack(
+            {
+                "round": self.round,
+                "decided": self.decided,
+                "step": self.step,
+                "why": self.why,
+                "for_newcomers": self.for_newcomers,
+            }
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Stop:
+        """Unpack what the key holds."""
+
+        def build(plain: Mapping[str, Any]) -> Stop:
+            return cls(
+                round=of(int, plain["round"]),
+                decided=of(bool, plain["decided"]),
+                step=maybe(int, plain.get("step")),
+                why=of(str, plain.get("why", "")),
+                for_newcomers=of(bool, plain.get("for_newcomers", False)),
+            )
+
+        return unpack("the step to stop at", value, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A node is to leave.
+
+    Attributes:
+        within: Seconds from when this was written; then it leaves, wherever the others are.
+        reason: As given by whoever wishes it, perhaps empty.
+    """
+
+    within: float
+    reason: str = ""
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"within": float(self.within), "reason": self.reason})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Drain:
+        """Unpack what the key holds."""
+        return unpack(
+            "a drain", value, lambda plain: cls(within=of(float, plain["within"]), reason=of(str, plain["reason"]))
+        )
+
+
+def pack_begun(round: int, step: int | None) -> bytes:
+    """Pack a member's answer: the largest step that it has begun in a round."""
+    return pack({"round": round, "step": step})
+
+
+def unpack_begun(value: bytes) -> tuple[int, int | None]:
+    """Unpack a member's answer."""
+    return unpack("a member's step", value, lambda plain: (of(int, plain["round"]), maybe(int, plain["step"])))
+
+
+def unanswered(members: Collection[str], answers: Mapping[str, int | None]) -> list[str]:
+    """The live members that have yet to say which step they have begun; who has gone is not waited for."""
+    return [node_id for node_id in members if node_id not in answers]
+
+
+def stop_of(answers: Mapping[str, int | None]) -> int | None:
+    """The step before which all leave; None if nobody has begun any, and all may leave at once."""
+    begun = [step for step in answers.values() if step is not None]
+    return max(begun) + 1 if begun else None
+
+
+class StepGate:
+    """What one member passes at each step of a round, and what its node closes.
+
+    Attributes:
+        begun: The largest step that the member has begun; None before its first.
+        decided: Whether the members have agreed.
+        stop: The step before which all leave, once they have agreed; None: at once.
+        why: What they have agreed for, in words.
+        for_newcomers: Whether nothing else than nodes that wait to come in is the reason.
+    """
+
+    def __init__(self) -> None:
+        self.begun: int | None = None
+        self.decided = False
+        self.stop: int | None = None
+        self.why = ""
+        self.for_newcomers = False
+        self._asked = False
+        self._on_decision: Callable[[], None] | None = None
+
+    # ------------------------------------------------------------------------------------------ the member's side
+
+    def passes(self, step: int) -> bool:
+        """Begin a step if nobody has asked; False if the decision has to be waited for, or is there: see `leaves`."""
+        self.begun = step  # before the look at `_asked`: see above
+        return not self._asked
+
+    def leaves(self, step: int) -> bool:
+        """Whether the member leaves before this step. To be asked once the members have agreed."""
+        assert self.decided, "whoever asks has waited for the decision"
+        return self.stop is None or step >= self.stop
+
+    def on_decision(self, callback: Callable[[], None] | None) -> None:
+        """Call back once the members have agreed; here, if they have; from the node's thread, if not yet."""
+        self._on_decision = callback
+        if callback is not None and self.decided:
+            callback()
+
+    # ------------------------------------------------------------------------------------------ the node's side
+
+    def ask(self) -> int | None:
+        """Close the gate; which step the member has begun. It begins no later one before the decision is there."""
+        self._asked = True
+        return self.begun
+
+    def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
+        """The members have agreed."""
+        self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
+        self.decided = self._asked = True
+        callback = self._on_decision
+        if callback is not None:
+            callback()

@@ -1,0 +1,130 @@
+"""Shell: what ends a round for one of its members, noticed in the node's thread the moment that its node knows.
+
+A loss, a departure that was not agreed upon, and being dropped end it at once. A closing ends it where the members
+agree to stop, as all that was wished for does; at once where no step has been begun. An agreement is no news here: the
+member meets it at its next `check`, unless all may leave at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from rdzv.core.decision import changes_since
+from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.core.stopping import StepGate
+    from rdzv.membership import Membership
+    from rdzv.node.node import Node
+
+__all__ = ["BLAME", "DONE", "EndKind", "EndWatcher", "Ending", "names_of"]
+
+BLAME: Final = "rdzv.rounds/ended_by"
+"""Key in the round's shared store: who has ended it first, by an error of its own."""
+
+DONE: Final = "rdzv.rounds/done"
+"""Key in the round's shared store: how many members have come to the end of their body."""
+
+
+class EndKind(Enum):
+    """How a round has ended for a member."""
+
+    LOST = "lost"  # a member has died
+    LEFT = "left"  # a member has left, and nobody had agreed to that
+    DROPPED = "dropped"  # this member was dropped from it
+    CLOSED = "closed"  # the run is closed
+    AGREED = "agreed"  # all leave before the same step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a round is over for a member.
+
+    Attributes:
+        kind: See `EndKind`.
+        reason: In words.
+        node_ids: Who has gone, as far as they are named.
+    """
+
+    kind: EndKind
+    reason: str
+    node_ids: tuple[str, ...] = ()
+
+
+class EndWatcher:
+    """Notices the end of a round.
+
+    Args:
+        node: Who is a member of it.
+        membership: Of which round.
+        on_end: Called once, in the node's thread, or here if it has ended by now.
+        lets_newcomers_wait: A body that begins no step is not interrupted by nodes that wait to come in.
+
+    Attributes:
+        ending: Why it has ended; None while it goes on.
+    """
+
+    def __init__(
+        self, node: Node, membership: Membership, on_end: Callable[[Ending], None], *, lets_newcomers_wait: bool
+    ) -> None:
+        self._node = node
+        self._membership = membership
+        self._on_end = on_end
+        self._lets_newcomers_wait = lets_newcomers_wait
+        self.ending: Ending | None = None
+
+    @property
+    def gate(self) -> StepGate:
+        """What the member passes at each step."""
+        return self._membership.gate
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._node.listeners.add(self)
+        self.changed()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._node.listeners.remove(self)
+
+    def changed(self) -> None:
+        """Look whether it has ended; from any thread."""
+        if self.ending is None:
+            ending = self._look()
+            if ending is not None:
+                self.end(ending)
+
+    def end(self, ending: Ending) -> None:
+        """It has ended; the first reason counts."""
+        if self.ending is None:
+            self.ending = ending
+            self._on_end(ending)
+
+    def _look(self) -> Ending | None:
+        membership, gate = self._membership, self._membership.gate
+        if membership.over is not None:
+            return Ending(kind=EndKind.DROPPED, reason=membership.over)
+        for change in changes_since([], self._node.head, round=membership.round, dropped=None):
+            match change:
+                case NodesLost(count=count, node_ids=ids):
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(count, ids)}", node_ids=ids)
+                case NodesLeft(count=count, node_ids=ids) if not gate.decided:
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(count, ids)}", node_ids=ids)
+                case Dropped(reason=reason):
+                    return Ending(kind=EndKind.DROPPED, reason=reason)
+                case Closed(reason=reason) if gate.begun is None:
+                    return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
+        if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
+            return Ending(kind=EndKind.AGREED, reason=gate.why)  # nobody has begun a step: all leave at once
+        return None
+
+
+def names_of(count: int, node_ids: tuple[str, ...]) -> str:
+    """Name nodes, and count those that are not named."""
+    named = ", ".join(node_ids)
+    more = count - len(node_ids)
+    return f"{named} and {more} more" if more > 0 else named

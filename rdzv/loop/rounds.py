@@ -1,0 +1,281 @@
+"""Shell: one loop over the rounds of a run, for those who await: `rdzv.rounds`.
+
+    async for round in rdzv.rounds(url):
+        async with round:
+            while step < total:
+                await round.check(step)
+                step = await train(round, step)
+
+Each round comes once. Its body ends in one of these ways, and the loop goes on, ends, or raises:
+
+    a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
+    somebody wants in or out              all members leave at the same `check`; the next round follows
+    the body comes to its end             this member waits for the others to come to theirs; then the run is closed
+    the body raises `GiveUp`              the run is closed everywhere, with its reason; it is raised here
+    the body raises anything else         it is raised here, and the node leaves, if the error is its own; if others
+                                          have gone, the error is theirs, and the next round follows
+    the run is closed                     the loop ends
+
+**Whose error it is.** When a member dies, the others fail, too: their peer has hung up, and mostly sooner than anybody
+is told of the death. So who fails waits a moment for such news, and writes its name into the round's shared store
+before: of several that fail, the first one is to blame, and the others meet again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Literal, Self, Unpack
+
+import anyio
+
+from rdzv.backends.builtin import create_handler
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousSettingsError,
+    RoundSupersededError,
+    RunGivenUpError,
+)
+from rdzv.loop.ending import BLAME, DONE, Ending, EndKind, EndWatcher
+from rdzv.loop.member import Consequence, MemberOfRound, Use, finished_of, judge
+from rdzv.node.handler import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
+
+    from rdzv.config.overrides import Overrides
+    from rdzv.core.state import Participant
+    from rdzv.membership import Membership, RendezvousInfo
+    from rdzv.shared_store.store import SharedStore
+
+__all__ = ["FINISHED", "NEWS_OF_A_LOSS", "OnWaiting", "Round", "rounds", "rounds_of"]
+
+log = logging.getLogger(__name__)
+
+OnWaiting = Literal["now", "wait"]
+
+FINISHED = "every member has come to the end of its body"
+"""Why a run is closed that has done what it was for."""
+
+NEWS_OF_A_LOSS = 1.0  # seconds after disconnect_ttl in which a member's death is known to the others
+ASK_WITHIN = 2.0  # seconds for a word with the shared store, before one does without
+
+
+def rounds(
+    url: str,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+    **overrides: Unpack[Overrides],
+) -> AsyncGenerator[Round, None]:
+    """Take part in a run, round after round, until it is closed.
+
+    Args:
+        url: As for `rdzv.connect`.
+        on_waiting: What becomes of a body that never calls `check` when nodes wait to come in: it is cancelled at once
+            (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
+        progress: Tells the last step that this node has finished, if the steps given to `check` do not.
+        overrides: As for `rdzv.connect`.
+
+    Raises:
+        GiveUp: The body has raised it.
+        RunGivenUpError: A body of another member has.
+        RendezvousError: The next round was not reached, and a retry would not help.
+    """
+    if on_waiting not in ("now", "wait"):
+        raise RendezvousSettingsError(f'on_waiting={on_waiting!r:.80} must be "now" or "wait"')
+    handler = create_handler(url, overrides)
+    if not isinstance(handler, Handler):
+        raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
+    return rounds_of(handler, on_waiting=on_waiting, progress=progress)
+
+
+async def rounds_of(
+    handler: Handler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
+) -> AsyncGenerator[Round, None]:
+    """The same over a handler, which this enters, and leaves for good."""
+    async with handler:
+        node = handler.node
+        was_open = not await handler.is_closed()
+        last: Round | None = None
+        finished: int | None = None
+        while not node.is_draining:
+            if progress is not None and last is not None:
+                finished = progress()
+            node.part.progress = -1 if finished is None else finished
+            try:
+                info = await handler.next_rendezvous()
+            except RendezvousGracefulExitError:
+                return
+            except RendezvousClosedError as error:
+                if error.given_up:
+                    raise RunGivenUpError(str(error), reason=error.reason) from None
+                if was_open:
+                    return
+                raise
+            membership = node.membership
+            assert membership is not None, "next_rendezvous has just made this node a member"
+            last_rank = None if last is None else last.rank
+            last = Round(handler, info, membership, last_rank=last_rank, on_waiting=on_waiting)
+            yield last
+            last.use.check()
+            finished = finished_of(membership.gate, finished)
+
+
+class Round(MemberOfRound):
+    """One round, for one of its members; made by `rounds`.
+
+    Attributes:
+        store: What the members share.
+        ending: Why the round has ended for this member; None while it goes on.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        info: RendezvousInfo,
+        membership: Membership,
+        *,
+        last_rank: int | None,
+        on_waiting: OnWaiting,
+    ) -> None:
+        super().__init__(membership, run_id=info.run_id, node_id=info.node_id, last_rank=last_rank)
+        self.store: SharedStore = info.store
+        self.use = Use()
+        self._handler = handler
+        self._info = info
+        self._gate = membership.gate
+        self._scope = anyio.CancelScope()
+        self._watcher = EndWatcher(handler.node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
+
+    @property
+    def ending(self) -> Ending | None:
+        """See the class."""
+        return self._watcher.ending
+
+    async def __aenter__(self) -> Self:
+        self.use.enter()
+        self._loop = asyncio.get_running_loop()
+        self._scope.__enter__()
+        self._watcher.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # The scope swallows the cancellation that it has sent itself, and nothing else.
+        cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
+        try:
+            match judge(None if cancelled_by_us else error, self._watcher.ending):
+                case Consequence.FINISHED:
+                    await self._finish()
+                case Consequence.GIVEN_UP:
+                    await self._handler.set_closed(str(error), given_up=True)
+                    return False
+                case Consequence.FIND_OUT:
+                    if not await self._others_have_gone():
+                        return False
+                    log.info("%r: %r, because others have gone; meeting again", self, error)
+                case Consequence.RAISE:
+                    return False
+                case Consequence.MEET_AGAIN:
+                    pass
+        finally:
+            self._watcher.stop()
+        ending = self._watcher.ending
+        log.info("%r is over: %s", self, ending.reason if ending is not None else error or "this member has finished")
+        return True
+
+    def _ended(self, _: Ending) -> None:
+        """Cancel the body; from the node's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed, and the body with it
+            self._loop.call_soon_threadsafe(self._scope.cancel)
+
+    # ------------------------------------------------------------------------------------------ for the body
+
+    async def check(self, step: int) -> None:
+        """Begin a step, or leave the round together with all other members, before the same step.
+
+        With nothing pending it costs no message. Leaving means that the body is cancelled here.
+
+        Args:
+            step: The one that is about to begin; each time a larger one.
+        """
+        if self._gate.passes(step):
+            return
+        if not self._gate.decided:
+            await self._until_decided()
+        if self._gate.leaves(step):
+            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self._gate.why))
+            self._scope.cancel()
+            await anyio.sleep_forever()  # the line before has cancelled it
+
+    async def _until_decided(self) -> None:
+        """Wait until the members have agreed: a round trip, since their nodes answer while they compute."""
+        decided = asyncio.Event()
+
+        def tell() -> None:
+            self._loop.call_soon_threadsafe(decided.set)
+
+        self._gate.on_decision(tell)
+        try:
+            await decided.wait()
+        finally:
+            self._gate.on_decision(None)
+
+    async def keep(self, key: str, data: bytes) -> None:
+        """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.
+
+        Args:
+            key: Its name in the run.
+            data: A value of the store: within its limit, and kept until the run ends.
+
+        Raises:
+            RoundSupersededError: This node is no longer in the round.
+        """
+        await self._handler.keep(key, data)
+
+    async def restore(self, key: str) -> bytes | None:
+        """What any member has kept last under a name; None if nobody has."""
+        return await self._handler.restore(key)
+
+    async def participants(self) -> list[Participant]:
+        """All members, by rank, with what each brought. This reads something of every member."""
+        return await self._info.participants()
+
+    # ------------------------------------------------------------------------------------------ at its end
+
+    async def _finish(self) -> None:
+        """Wait for the others to finish; the last one closes the run. A change ends the wait, and all goes on."""
+        self._gate.begun = None  # this member begins no step any more, and holds up nobody who stops
+        with anyio.CancelScope() as scope:
+            self._scope = scope
+            if self._watcher.ending is not None:
+                return
+            try:
+                if await self.store.add(DONE, 1) == self.world_size:
+                    await self._handler.set_closed(FINISHED)
+                await anyio.sleep_forever()  # until the run is closed, or something else ends the round
+            except RoundSupersededError:
+                pass
+
+    async def _others_have_gone(self) -> bool:
+        """Find out whether an error of the body is somebody else's: a member's that has gone, or has failed before."""
+        first = False
+        with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
+            first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+        if not first or self.world_size == 1:
+            return not first
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._news_within)
+        with self._scope:
+            if self._watcher.ending is None:
+                await anyio.sleep_forever()
+        return self._watcher.ending is not None and self._watcher.ending.kind is not EndKind.AGREED
+
+    @property
+    def _news_within(self) -> float:
+        return self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS

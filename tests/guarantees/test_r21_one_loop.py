@@ -1,0 +1,301 @@
+"""R21 **One loop.** `rounds()` gives each round once to each of its members. A loss ends its body at once. Everything
+else ends it at a `check(step)`, the same one for all members: the largest step that any has begun, plus one.
+
+A `check` with nothing pending costs no message; one with something pending never waits for the dead. Who has finished
+the most steps is named in the next round (`newest`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from rdzv import GiveUp, RunGivenUpError
+from rdzv.loop.ending import EndKind
+from rdzv.loop.rounds import Round, rounds_of
+from tests.support.runs import VirtualRun
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from rdzv.node.handler import Handler
+
+pytestmark = pytest.mark.virtual_time
+
+STEP = 0.1  # seconds of one collective
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One node that trains: each step is a collective, which needs all members of the round.
+
+    Attributes:
+        left_before: In each round that ended, the step before which it left.
+        played: Each round's number, rank, size, and what the round said of the one before.
+    """
+
+    name: str
+    step: int = 0
+    total: int = 1_000_000
+    played: list[tuple[int, int, int]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    left_before: list[int] = field(default_factory=list)
+    begun: list[tuple[int, int]] = field(default_factory=list)
+    pace: Callable[[], float] = lambda: STEP
+
+    async def train(self, rounds: AsyncGenerator[Round, None]) -> None:
+        async for round in rounds:
+            self.rounds.append(round)
+            self.played.append((round.number, round.rank, round.world_size))
+            async with round:
+                while self.step < self.total:
+                    await round.check(self.step)
+                    self.begun.append((round.number, self.step))
+                    await self.collective(round)
+                    self.step += 1
+            self.left_before.append(self.step)
+
+    async def collective(self, round: Round) -> None:
+        """All members come to the same step, or nobody gets out; on the round's own store, as a collective would."""
+        await asyncio.sleep(self.pace())
+        key = f"step/{self.step}"
+        if await round.store.add(key, 1) == round.world_size:
+            await round.store.set(f"{key}/all", b"")
+        await round.store.wait([f"{key}/all"])
+
+
+def begin(run: VirtualRun, name: str, *, on_waiting: str = "now", **more: object) -> Trainer:
+    trainer = Trainer(name, **more)  # type: ignore[arg-type]
+    handler: Handler = run.handler(name)
+    rounds = rounds_of(handler, on_waiting=on_waiting)  # type: ignore[arg-type]
+    run.start(trainer.train(rounds), f"train {name}")
+    return trainer
+
+
+async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
+    with anyio.fail_after(within):
+        while not condition():  # noqa: ASYNC110  on virtual time, where that costs nothing
+            await asyncio.sleep(0.001)
+
+
+def a_run(**parameters: object) -> VirtualRun:
+    return VirtualRun(min_nodes=1, max_nodes=8, last_call_timeout=1, **parameters)  # type: ignore[arg-type]
+
+
+async def test_r21_a_loss_ends_the_body_at_once_and_the_next_round_names_who_has_gone() -> None:
+    async with a_run() as run:
+        a, b, c = (begin(run, name) for name in "abc")
+        await until(lambda: a.step == 5)
+        run.crash("b")
+        await until(lambda: len(a.played) == 2 and len(c.played) == 2)
+        assert [played[2] for played in a.played] == [3, 2]
+        assert a.rounds[0].ending is not None
+        assert a.rounds[0].ending.kind is EndKind.LOST
+        assert a.rounds[0].ending.node_ids == ("b",)
+        previous = a.rounds[1].previous
+        assert previous is not None
+        assert (previous.lost, previous.left, previous.joined) == (("b",), (), ())
+        assert previous.rank == a.played[0][1]
+        before = a.step
+        await until(lambda: a.step > before + 3)
+        assert b.played == [(0, b.played[0][1], 3)]
+
+
+async def test_r21_a_newcomer_comes_in_at_a_step_and_no_step_is_lost_or_begun_twice() -> None:
+    async with a_run() as run:
+        a, b = (begin(run, name) for name in "ab")
+        await until(lambda: a.step == 5)
+        c = begin(run, "c", step=10_000)
+        await until(lambda: c.played != [] and len(a.played) == 2)
+        assert a.left_before == b.left_before
+        stop = a.left_before[0]
+        assert a.begun[: stop + 1] == [(0, step) for step in range(stop)] + [(1, stop)][: len(a.begun) - stop]
+        assert c.rounds[0].world_size == 3
+        assert a.rounds[0].ending is not None
+        assert a.rounds[0].ending.kind is EndKind.AGREED
+        assert a.rounds[1].previous is not None
+        assert a.rounds[1].previous.joined == ("c",)
+        assert c.rounds[0].previous is None
+
+
+async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:
+    async with a_run() as run:
+        handler = run.handler("a")
+        async for round in rounds_of(handler):
+            async with round:
+                await asyncio.sleep(2)
+                asked: list[object] = []
+
+                async def note(request: object, when: str, asked: list[object] = asked) -> None:
+                    asked.append((request, when))
+
+                run.clients["a"].hook = note
+                for step in range(10_000):
+                    await round.check(step)
+                assert asked == []
+                await handler.set_closed()
+                while True:  # a closing ends it at a check, too
+                    step += 1
+                    await round.check(step)
+                    await asyncio.sleep(STEP)
+
+
+async def test_r21_a_check_never_waits_for_the_dead() -> None:
+    """A member dies between the question and its answer, which its node never gives."""
+    async with a_run() as run:
+        a, b, c = (begin(run, name) for name in "abc")
+        await until(lambda: a.step == 3)
+        run.network.refuse("b")
+        run.network.cut("b")  # nothing of it is heard any more
+        d = begin(run, "d", step=10_000)
+        await until(lambda: d.played != [] and len(a.played) > 1, within=5)
+        assert a.rounds[0].ending is not None
+        assert len(c.played) > 1
+        assert b.left_before == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_r21_all_members_always_stop_before_the_same_step(seed: int) -> None:
+    """Newcomers at random moments, steps of random lengths: each round's members leave before one step."""
+    rng = random.Random(seed)
+    async with a_run(seed=seed) as run:
+        trainers = [begin(run, name, pace=lambda: rng.uniform(0, STEP)) for name in "abc"]
+        for name in "defgh":
+            await asyncio.sleep(rng.uniform(0.01, 1.5))
+            trainers.append(begin(run, name, step=trainers[0].step))
+            await until(lambda: bool(trainers[-1].played))
+            for trainer in trainers:
+                trainer.step = max(one.step for one in trainers)  # the state is synchronised, as a job would
+        for number in range(trainers[0].played[-1][0]):
+            stops = {
+                trainer.left_before[index]
+                for trainer in trainers
+                for index, played in enumerate(trainer.played)
+                if played[0] == number
+            }
+            begun = [step for trainer in trainers for of, step in trainer.begun if of == number]
+            assert len(stops) == 1, (number, stops)
+            assert max(begun, default=-1) < min(stops)
+
+
+async def test_r21_who_has_finished_the_most_steps_is_named() -> None:
+    async with a_run() as run:
+        a, b, _ = (begin(run, name, step=7) for name in "abc")
+        await until(lambda: a.step == 9)
+        run.crash("c")
+        await until(lambda: len(a.played) == 2 and len(b.played) == 2)
+        newest = a.rounds[1].newest
+        assert newest is not None
+        assert newest == b.rounds[1].newest
+        assert newest[1] == max(step for one in (a, b) for of, step in one.begun if of == 0) - 1
+        assert a.rounds[0].newest is None
+
+
+async def test_r21_when_every_body_has_come_to_its_end_the_run_is_closed_and_the_loop_ends() -> None:
+    async with a_run() as run:
+        a, b = (begin(run, name, total=5) for name in "ab")
+        await until(lambda: a.left_before == [5] and b.left_before == [5])
+        assert a.played == [(0, a.played[0][1], 2)]
+        observer = run.handler("observer")
+        async with observer:
+            assert await observer.is_closed()
+
+
+async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_others_had() -> None:
+    async with a_run() as run:
+        quick, lost = begin(run, "quick", total=0), begin(run, "lost", total=0)
+        lost.total = 10_000_000
+        await until(lambda: bool(quick.played) and bool(lost.played))
+        await asyncio.sleep(5)
+        assert quick.left_before == [], "it waits for the other one"
+        run.crash("lost")
+        await until(lambda: quick.left_before == [0, 0])
+        assert [played[2] for played in quick.played] == [2, 1]
+
+
+async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason() -> None:
+    async with a_run() as run:
+        reasons: dict[str, str] = {}
+
+        async def live(name: str, *, gives_up: bool) -> None:
+            try:
+                async for round in rounds_of(run.handler(name)):
+                    async with round:
+                        step = 0
+                        while True:
+                            await round.check(step)
+                            await asyncio.sleep(STEP)
+                            step += 1
+                            if gives_up and step == 4:
+                                raise GiveUp("loss is NaN since step 3")  # noqa: TRY301
+            except (GiveUp, RunGivenUpError) as error:
+                reasons[name] = f"{type(error).__name__}: {error.reason}"
+
+        tasks = [run.start(live(name, gives_up=name == "b")) for name in "abc"]
+        await asyncio.gather(*tasks)
+        assert reasons == {
+            "a": "RunGivenUpError: loss is NaN since step 3",
+            "b": "GiveUp: loss is NaN since step 3",
+            "c": "RunGivenUpError: loss is NaN since step 3",
+        }
+
+
+async def test_r21_an_error_of_ones_own_is_raised_and_the_others_go_on() -> None:
+    async with a_run() as run:
+        a, b = begin(run, "a"), begin(run, "b")
+
+        async def fail() -> None:
+            async for round in rounds_of(run.handler("c")):
+                async with round:
+                    await asyncio.sleep(1)
+                    raise ZeroDivisionError
+
+        failing = run.start(fail())
+        with pytest.raises(ZeroDivisionError):
+            await failing
+        await until(lambda: len(a.played) == 2 and len(b.played) == 2)
+        assert a.played[1][2] == 2
+
+
+async def test_r21_state_is_kept_from_round_to_round() -> None:
+    async with a_run() as run:
+        seen: list[bytes | None] = []
+
+        async def live(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                async with round:
+                    seen.append(await round.restore("checkpoint"))
+                    if round.rank == 0:
+                        await round.keep("checkpoint", b"step-%d" % round.number)
+                    await anyio.sleep_forever()
+
+        run.start(live("a"))
+        await until(lambda: len(seen) == 1)
+        run.start(live("b"))
+        await until(lambda: len(seen) == 3)
+        assert seen == [None, b"step-0", b"step-0"]
+
+
+async def test_r21_a_body_without_check_is_cancelled_when_a_newcomer_waits_or_left_alone_if_that_is_wished() -> None:
+    for on_waiting, interrupted in (("now", True), ("wait", False)):
+        async with a_run() as run:
+            ended: list[str] = []
+
+            async def live(run: VirtualRun = run, ended: list[str] = ended, on_waiting: str = on_waiting) -> None:
+                async for round in rounds_of(run.handler("a"), on_waiting=on_waiting):  # type: ignore[arg-type]
+                    async with round:
+                        await anyio.sleep(5)
+                        ended.append(f"slept through round {round.number}")
+                        await anyio.sleep_forever()
+
+            run.start(live())
+            await asyncio.sleep(3)
+            newcomer = begin(run, "b", step=1)
+            await asyncio.sleep(4)
+            assert bool(newcomer.played) is interrupted
+            assert (ended == ["slept through round 0"]) is not interrupted

@@ -1,0 +1,112 @@
+"""At which step all stop: the gate lets no step slip past an answer, and the step is the same for all."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from rdzv.core.stopping import StepGate, stop_of, unanswered
+
+
+@pytest.mark.parametrize(
+    ("answers", "stop"),
+    [
+        ({"a": 7, "b": 7}, 8),
+        ({"a": 7, "b": 9, "c": None}, 10),
+        ({"a": None, "b": None}, None),
+        ({}, None),
+        ({"a": 0}, 1),
+    ],
+)
+def test_all_stop_before_the_step_after_the_largest_that_any_has_begun(
+    answers: dict[str, int | None], stop: int | None
+) -> None:
+    assert stop_of(answers) == stop
+
+
+def test_only_live_members_are_waited_for() -> None:
+    assert unanswered(["a", "c"], {"a": 3, "b": 4}) == ["c"]
+
+
+def test_a_gate_that_nobody_has_closed_lets_every_step_pass() -> None:
+    gate = StepGate()
+    assert all(gate.passes(step) for step in range(5))
+    assert gate.begun == 4
+
+
+def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_before_it() -> None:
+    gate = StepGate()
+    assert gate.passes(6)
+    assert gate.ask() == 6
+    assert not gate.passes(7)
+    gate.decide(9)  # somebody else was further
+    assert not gate.leaves(7)
+    assert not gate.leaves(8)
+    assert gate.leaves(9)
+
+
+def test_with_no_step_begun_anywhere_all_leave_at_once() -> None:
+    gate = StepGate()
+    assert gate.ask() is None
+    gate.decide(None)
+    assert gate.leaves(0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_waits_is_called_back_once_the_decision_is_there(first: bool) -> None:
+    gate, called = StepGate(), list[str]()
+    if first:
+        gate.on_decision(lambda: called.append("told"))
+    gate.decide(3)
+    if not first:
+        gate.on_decision(lambda: called.append("told"))
+    assert called == ["told"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(seed: int) -> None:
+    """Each look and each note is a step of its own; the members do what `Round.check` does."""
+    rng = random.Random(seed)
+    gates = {name: StepGate() for name in "abc"}
+    next_step = dict.fromkeys(gates, 0)
+    done: dict[str, int] = {}
+    answers: dict[str, int | None] = {}
+    decided = False
+    while len(done) < len(gates):
+        name = rng.choice(sorted(gates))
+        gate, what = gates[name], rng.choice(["step", "step", "ask", "decide"])
+        if what == "step" and name not in done:
+            step = next_step[name]
+            if step > min(next_step.values()):
+                continue  # a collective: nobody is a whole step ahead of another
+            if gate.passes(step) or (gate.decided and not gate.leaves(step)):
+                next_step[name] += 1
+            elif gate.decided:
+                done[name] = step
+        elif what == "ask" and name not in answers and not decided:
+            answers[name] = gate.ask()
+        elif what == "decide" and len(answers) == len(gates):
+            decided = True
+            gate.decide(stop_of(answers))
+    assert len(set(done.values())) == 1
+
+
+def test_two_threads_never_let_a_step_slip_past_the_answer() -> None:
+    for _ in range(200):
+        gate, passed, ready = StepGate(), list[int](), threading.Barrier(2)
+
+        def walk(gate: StepGate = gate, passed: list[int] = passed, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            step = 0
+            while gate.passes(step):
+                passed.append(step)
+                step += 1
+
+        member = threading.Thread(target=walk)
+        member.start()
+        ready.wait()
+        answer = gate.ask()
+        member.join()
+        assert max(passed, default=-1) <= (-1 if answer is None else answer)

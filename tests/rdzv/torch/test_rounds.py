@@ -1,0 +1,51 @@
+"""In process: survivors of a loss go on with the state in their memory, newcomers get it, and nothing is restarted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from tests.support.processes import require, start_python
+
+if TYPE_CHECKING:
+    from tests.support.processes import Child
+
+require("torch")
+
+
+def parsed(program: Child) -> list[dict[str, Any]]:
+    lines = [line for line in program.stdout if line.startswith("{")]
+    return sorted((json.loads(line) for line in lines), key=lambda one: float(one["at"]))
+
+
+async def test_a_killed_node_costs_no_restart_and_a_newcomer_gets_the_state(url: str, run_id: str) -> None:
+    run = f"{url}/{run_id}?min_nodes=2&max_nodes=4&last_call_timeout=1&is_host=false"
+    async with start_python("-m", "tests.rdzv.torch.rounds_program", run, "a,b,c,+d", "120") as program:
+        pids = {}
+        for _ in range(4):
+            started = json.loads(await program.line('"started"', timeout=30))
+            pids[started["name"]] = started["pid"]
+        await program.line('"step": 20,', timeout=60)
+        os.kill(pids["b"], signal.SIGKILL)
+        await program.line('"number": 1,', timeout=20)
+        os.kill(pids["d"], signal.SIGUSR1)
+        await program.wait(timeout=90)
+        told = parsed(program)
+    assert not [one for one in told if one["what"] == "error"], told
+    assert {one["name"] for one in told if one["what"] == "done"} == {"a", "c", "d"}
+    # After the same step, all who have done it have the same model, whichever rounds they were in.
+    digests: dict[int, set[str]] = {}
+    for one in told:
+        if one["what"] == "step" and one["name"] != "b":
+            digests.setdefault(one["step"], set()).add(one["digest"])
+    assert sorted(digests) == list(range(1, 121))
+    assert all(len(found) == 1 for found in digests.values()), "states have come apart"
+    of_a = [one for one in told if one["what"] == "step" and one["name"] == "a"]
+    steps = [one["step"] for one in of_a]
+    assert steps == sorted(steps), "no step goes backwards"
+    assert len(steps) - len(set(steps)) <= 1, "at most the one in flight of the kill is done again"
+    assert of_a[-1]["loss"] < of_a[0]["loss"] / 2
+    sizes = [one["size"] for one in told if one["what"] == "round" and one["name"] == "a"]
+    assert sizes[:3] == [3, 2, 3]
