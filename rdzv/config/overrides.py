@@ -39,6 +39,7 @@ class Overrides(TypedDict, total=False):
     keep_alive_interval: Seconds
     keep_alive_max_attempt: Count
     disconnect_ttl: Seconds
+    gone_ttl: Seconds
     prefix: str | None
     etcd_prefix: str | None
     is_host: Flag

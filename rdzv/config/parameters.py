@@ -18,6 +18,7 @@ from rdzv.config.config_errors import shown
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.value_types import duration, whole_number
 from rdzv.errors import RendezvousSettingsError
+from store.messages import GONE_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,9 @@ busy hypervisor, one lost packet and its retransmission) would pass for a death.
 
 DISCONNECT_TTL: Final = 1.0
 """In seconds. Reconnecting takes milliseconds: a process disconnected for this long is taken to be gone."""
+
+GONE_TTL_MIN: Final = 0.01
+"""In seconds: a few round trips in one building, and a pause of the interpreter."""
 
 KEEP_ALIVE_INTERVAL: Final = 5.0
 KEEP_ALIVE_MAX_ATTEMPT: Final = 3
@@ -168,6 +172,12 @@ TABLE: Final = (
         "seconds for which a disconnected node counts as alive; at most ttl",
         default_text=f"{DISCONNECT_TTL:g}, or ttl if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
+    ),
+    Parameter(
+        "gone_ttl",
+        duration(GONE_TTL_MIN, because=", which a living process needs to come back"),
+        f"{GONE_TTL:g}",
+        "seconds for which a process counts as alive whose connections have all closed",
     ),
     Parameter(
         "prefix",

@@ -32,6 +32,7 @@ from urllib.parse import quote
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, TABLE, Parameter, Source
+from store.messages import GONE_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,6 +75,7 @@ class Settings:
     closed_ttl: float = 86400.0
     ttl: float = 10.0
     disconnect_ttl: float = DERIVED
+    gone_ttl: float = GONE_TTL
 
     # Where the store is kept, and who may use it.
     prefix: str = DERIVED

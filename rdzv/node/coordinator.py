@@ -93,7 +93,6 @@ log = logging.getLogger(__name__)
 LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
 ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
 TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is of no use
-ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most so long
@@ -115,6 +114,7 @@ class Candidacy:
         overruled: Called with the run's settings if they are others by now.
         node_id: Who takes the role.
         ttl: That of a member's lease.
+        gone_ttl: The same, of how long it outlives its process.
         rng: For the pause before taking the role.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
@@ -129,6 +129,7 @@ class Candidacy:
         overruled: Callable[[dict[str, Any]], None],
         node_id: str,
         ttl: float,
+        gone_ttl: float,
         rng: random.Random,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
@@ -141,6 +142,7 @@ class Candidacy:
         self._node_id = node_id
         self._follower = link.follower
         self._ttl = ttl
+        self._gone_ttl = gone_ttl
         self._rng = rng
         self._apart = apart
         self._wakeup = Wakeup()
@@ -187,7 +189,8 @@ class Candidacy:
         lease = await self._link.keeper.hold(
             # A store that was away for so long must not cost the role as well.
             ttl=min(max(LEADER_TTL, ROUND_TRIPS_PER_TERM * far), TERM_MOST) + self._store.fail_over,
-            disconnect_ttl=max(LEADER_DISCONNECT_TTL, ROUND_TRIPS_TO_RECONNECT * far),
+            disconnect_ttl=max(LEADER_DISCONNECT_TTL, self._link.reconnects_in),
+            gone_ttl=max(self._gone_ttl, self._link.reconnects_in),
             on_lapse=lambda _: lost.cancel(),
         )
         self._link.answered_in(self._store.time() - began)

@@ -358,7 +358,10 @@ class Part:
             gone = False
             try:
                 held = await link.keeper.hold(
-                    ttl=self._settings.ttl, disconnect_ttl=self._settings.disconnect_ttl, on_lapse=lapsed
+                    ttl=self._settings.ttl,
+                    disconnect_ttl=self._settings.disconnect_ttl,
+                    gone_ttl=max(self._settings.gone_ttl, link.reconnects_in),
+                    on_lapse=lapsed,
                 )
             except LimitExceeded as error:
                 raise RendezvousSettingsError(
@@ -421,6 +424,7 @@ class Part:
             overruled=overruled,
             node_id=self._node_id,
             ttl=settings.ttl,
+            gone_ttl=settings.gone_ttl,
             rng=self._rng,
             apart=self._loop.apart if callable(settings.rank_order) else None,
         )

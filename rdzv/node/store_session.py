@@ -33,6 +33,7 @@ __all__ = ["Link", "SharedLease", "is_away"]
 
 log = logging.getLogger(__name__)
 
+ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
 ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
@@ -125,6 +126,11 @@ class Link:
     def answered_in(self, seconds: float) -> None:
         """Note that the store has answered a request after so long."""
         self._answered_in.append(seconds)
+
+    @property
+    def reconnects_in(self) -> float:
+        """Seconds that coming back to the store takes a client that is well, on a network that works."""
+        return ROUND_TRIPS_TO_RECONNECT * self.round_trip
 
     @property
     def round_trip(self) -> float:

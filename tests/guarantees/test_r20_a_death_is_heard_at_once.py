@@ -259,6 +259,22 @@ async def test_r20_every_survivor_is_told_of_a_killed_node_soon_after_gone_ttl(n
             assert one.times[-1] - killed_at <= GONE_TTL + LATE + 0.2
 
 
+@virtual_time
+@pytest.mark.parametrize("killed", ["the coordinator", "another"])
+async def test_r20_the_parameter_gone_ttl_decides_of_both_leases_of_a_node(killed: str) -> None:
+    async with VirtualRun(min_nodes=4, last_call_timeout=0, gone_ttl=0.3) as run:
+        handlers = {name: run.handler(name) for name in "abcd"}
+        await run.meet(*handlers.values())
+        coordinator = (await handlers["a"].status()).coordinator
+        assert coordinator is not None
+        victim = coordinator if killed == "the coordinator" else next(name for name in handlers if name != coordinator)
+        heard = await listen(run, next(handlers[name] for name in handlers if name != victim))
+        killed_at = now()
+        run.crash(victim)
+        await heard.until(rdzv.NodesLost)
+        assert 0.3 <= heard.times[-1] - killed_at <= 0.3 + LATE + 0.2
+
+
 NODE = """
 import asyncio, sys
 import store

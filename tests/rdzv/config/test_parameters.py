@@ -43,6 +43,7 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("closed_ttl", 0, "seconds from 1 ", "closed_ttl=86400"),
     ("ttl", 0.4, "seconds from 0.5 ", "ttl=10"),
     ("disconnect_ttl", -0.1, "seconds from 0", "disconnect_ttl=1"),
+    ("gone_ttl", 0.001, "seconds from 0.01 ", "gone_ttl=0.1"),
     ("master_port", 0, "a port or a range of them, from 1 to 65535", "master_port=29500-29599"),
     ("master_port", "29599-29500", "a port or a range of them", "master_port=29500-29599"),
     ("torch_store", "TCP", "one of rdzv, tcp", "torch_store=tcp"),

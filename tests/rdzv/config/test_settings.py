@@ -59,6 +59,7 @@ def test_defaults_are_those_of_the_interface() -> None:
         "closed_ttl": 86400,
         "ttl": 10,
         "disconnect_ttl": 1,
+        "gone_ttl": 0.1,
         "prefix": "/rdzv",
         "is_host": None,
         "insecure": False,
