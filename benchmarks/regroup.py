@@ -4,7 +4,8 @@
     python -m benchmarks.regroup --nodes 64 --killed 20      twenty at once, the coordinator among them
 
 Before a killed process counts as dead the store waits for it to come back: for `gone_ttl`, or, if many seem to die at
-once, for `disconnect_ttl`. The tables show the whole time, that included. The victim is a plain member, or the node that coordinates. No peer stands beside
+once, for `disconnect_ttl`. The tables show the whole time, that included. The victim is a plain member, or the node
+that coordinates. No peer stands beside
 it: PyTorch's c10d rendezvous drops a dead node after 15 s by default, and tells nobody.
 """
 
