@@ -108,6 +108,54 @@ async def test_a_cancelled_scope_takes_the_arrival_back() -> None:
         assert run.keys("nodes/") == []
 
 
+@pytest.mark.parametrize("how", ["natively", "by anyio"])
+async def test_a_call_that_is_cancelled_twice_takes_the_arrival_back_all_the_same(how: str) -> None:
+    """The second cancel pierced the clean-up, and the others had a round with a node that nobody heeded."""
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        outer = anyio.CancelScope()
+
+        async def join() -> None:
+            with outer, anyio.CancelScope() as inner:
+                scopes.append(inner)
+                await a.next_rendezvous()
+
+        scopes = [outer]
+        joining = run.start(join())
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == ["a"]
+        for _ in range(2):
+            if how == "natively":
+                joining.cancel()
+            else:
+                scopes.pop().cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([joining])
+        await asyncio.sleep(0.1)
+        assert run.keys("nodes/") == []
+        assert_one_round(await run.meet(a, b))
+
+
+@pytest.mark.parametrize("how", ["natively", "by anyio"])
+async def test_leaving_that_is_given_up_goes_on_and_leaves_no_ghost(how: str) -> None:
+    """A record stayed, and its lease was kept: the run was blocked for good."""
+    async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        run.network.partition("a")
+        if how == "natively":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(a.leave(), 0.3)
+        else:
+            with anyio.move_on_after(0.3) as limit:
+                await a.leave()
+            assert limit.cancelled_caught
+        run.network.heal("a")
+        await asyncio.sleep(15)
+        assert run.keys("nodes/") == ["b"]
+        assert_one_round(await run.meet(b, run.handler("c")))
+
+
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_cancelling_in_the_middle_of_the_arrival_leaves_nothing_behind(moment: str) -> None:
     async with VirtualRun(min_nodes=2) as run:

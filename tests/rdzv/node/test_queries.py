@@ -1,0 +1,60 @@
+"""What callers hear of their round: no change is lost by a limit, a cancel, or a poll, however it came."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from rdzv.core.state import Change, Closed, NodesWaiting
+from tests.support.runs import VirtualRun
+
+if TYPE_CHECKING:
+    from rdzv.node.queries import Changes
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def cancelled(changes: Changes, how: str) -> None:
+    """Ask for a change that does not come, and give that up."""
+    if how == "anyio":
+        with anyio.move_on_after(1) as limit:
+            await anext(changes)
+        assert limit.cancelled_caught
+    elif how == "wait_for":
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(changes), 1)
+    elif how == "poll":
+        assert await changes.poll(1) is None
+    else:
+        asking = asyncio.create_task(anext(changes))
+        await asyncio.sleep(1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+
+
+@pytest.mark.parametrize("how", ["anyio", "wait_for", "poll", "cancel"])
+async def test_who_stops_asking_for_a_change_hears_of_it_when_asking_again(how: str) -> None:
+    """The stream was a generator, which a cancelled `anext` ended: nobody heard of anything any more."""
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        async with a.changes() as changes:
+            await cancelled(changes, how)
+            joining = await run.join(run.handler("b"))
+            assert await anext(changes) == NodesWaiting(count=1)
+            await cancelled(changes, how)
+            await a.set_closed("enough")
+            rest: list[Change] = [change async for change in changes]
+            assert rest[-1] == Closed(reason="enough", by="a")
+            assert await changes.poll(1) is None, "it has ended"
+        await asyncio.wait([joining])
+
+
+async def test_changes_are_entered_first() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        with pytest.raises(AssertionError, match="changes are entered first"):
+            await anext(run.handler("a").changes())
