@@ -46,6 +46,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.etcd.identity",
     "store.etcd.transactions",
     "rdzv.errors",
+    "rdzv.http.door",
     "rdzv.membership",
     "rdzv.shared_store.operations",
 )
@@ -114,7 +115,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.loop": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard", "rdzv._version"},
-    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version"},
+    "rdzv.http": EVERYTHING_PUBLIC,
+    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.http"},
     "rdzv.torch": EVERYTHING_PUBLIC,
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli"},
@@ -145,7 +147,13 @@ LONG_CLASSES = {
 
 CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
-EXTRA_ROOMS = ("store.etcd.rpc.extra", "store.etcd.rpc.etcd_pb2", "rdzv.torch.pytorch")
+EXTRA_ROOMS = (
+    "rdzv.http.app",
+    "rdzv.http.metrics",
+    "store.etcd.rpc.extra",
+    "store.etcd.rpc.etcd_pb2",
+    "rdzv.torch.pytorch",
+)
 """Rooms that need an extra to be imported at all; elsewhere extras are imported inside the function."""
 
 GENERATED_ROOMS = ("store.etcd.rpc.etcd_pb2",)

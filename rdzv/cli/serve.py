@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
@@ -23,6 +24,7 @@ import sys
 
 import store
 from rdzv.cli.command import DONE, Command
+from rdzv.config.endpoint import SCHEMES
 from store.net.address import DEFAULT_PORT, host_and_port
 
 __all__ = ["COMMANDS", "add_arguments", "serve"]
@@ -30,6 +32,7 @@ __all__ = ["COMMANDS", "add_arguments", "serve"]
 log = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
+CLOSED_TTL = 86400.0  # seconds for which a closing or a ban over HTTP outlives the run: the parameter's default
 AT_ONCE = 1  # the exit status of a server that was told twice
 
 
@@ -53,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from")
     add("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
     add("--port-file", metavar="FILE", help="write the port here once the store listens")
+    add(
+        "--http-port",
+        type=_port,
+        metavar="PORT",
+        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
+        "and no TLS on loopback only",
+    )
     limits = parser.add_argument_group("limits", "what the server refuses to go beyond")
     for limit in dataclasses.fields(store.Limits):
         limits.add_argument(
@@ -95,7 +105,9 @@ async def serve(options: argparse.Namespace) -> None:
         limits=_limits(options),
         data_dir=options.data_dir,
     )
-    async with serving as server:
+    async with serving as server, contextlib.AsyncExitStack() as stack:
+        if options.http_port is not None:
+            await _serve_http(options, server, host, token, tls, stack)
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
@@ -106,6 +118,36 @@ async def serve(options: argparse.Namespace) -> None:
         await stop.wait()
         notify("STOPPING=1")
         _say(f"leaving, {server.connections} connections are told")
+
+
+async def _serve_http(
+    options: argparse.Namespace,
+    server: store.Server,
+    host: str,
+    token: bytes | None,
+    tls: ssl.SSLContext | None,
+    stack: contextlib.AsyncExitStack,
+) -> None:
+    try:
+        from rdzv.http import app
+    except ImportError as error:
+        raise ImportError(f"--http-port needs {error.name}: pip install 'rdzv[http]'") from None
+    if token is not None and tls is None and not options.insecure:
+        host = "127.0.0.1"
+    loopback = host in (LOOPBACK, "127.0.0.1", "::1")
+    serving = app.serve(
+        server,
+        "127.0.0.1" if host == LOOPBACK else host,
+        options.http_port,
+        token=token,
+        tls=tls,
+        loopback=loopback,
+        prefix=SCHEMES["tcp"].prefix,
+        closed_ttl=CLOSED_TTL,
+    )
+    port = await stack.enter_async_context(serving)
+    named = "127.0.0.1" if loopback else host or socket.gethostname()
+    _say(f"HTTP at {'http' if tls is None else 'https'}://{host_and_port(named, port)}")
 
 
 def notify(state: str) -> None:

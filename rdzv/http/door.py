@@ -1,0 +1,101 @@
+"""Pure: who may ask what over HTTP.
+
+- Health is for everybody who can connect.
+- Where the store has a token, all else is only for who gives it: `Authorization: Bearer TOKEN`, or, for browsers, the
+  password of HTTP's basic authentication, with any user name.
+- What changes something takes the token as `Bearer`, always. A browser sends basic credentials along with requests that
+  another site makes it send, but no other site can make it send this header. The page asks for the token instead.
+- A name of somebody else's that points at this machine (DNS rebinding) would let a foreign page read ours. So where
+  only this machine can connect, the request must name this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["HEALTH", "Door", "Refusal"]
+
+HEALTH = frozenset({"/healthz", "/readyz"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request is not answered.
+
+    Attributes:
+        status: HTTP's number.
+        reason: For people.
+    """
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What is known of who may come.
+
+    Attributes:
+        token: The store's secret, if it has one.
+        loopback: Whether only this machine can connect.
+        secure: Whether TLS is spoken.
+    """
+
+    token: bytes | None
+    loopback: bool
+    secure: bool
+
+    def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
+        """Return why a request is refused; None if it is let in."""
+        host = headers.get("Host", "")
+        if self.loopback and not _names_this_machine(host):
+            return Refusal(status=421, reason=f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
+        if path in HEALTH:
+            return None
+        kind, _, secret = headers.get("Authorization", "").partition(" ")
+        if method not in ("GET", "HEAD"):
+            return self._refuse_change(kind.lower(), secret, host, headers)
+        if self.token is None:
+            return None
+        given = secret.encode() if kind.lower() == "bearer" else _password(secret) if kind.lower() == "basic" else b""
+        if hmac.compare_digest(given, self.token):
+            return None
+        return Refusal(status=401, reason="give the store's token, as Authorization: Bearer or as the password")
+
+    def _refuse_change(self, kind: str, secret: str, host: str, headers: Mapping[str, str]) -> Refusal | None:
+        if self.token is None:
+            return Refusal(
+                status=403, reason="without a token nothing is changed over HTTP; start the store with --token-file"
+            )
+        own = f"{'https' if self.secure else 'http'}://{host}"
+        if headers.get("Origin", own) != own or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return Refusal(status=403, reason="another site may not change anything here")
+        if headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+            return Refusal(status=415, reason="send a JSON object, as application/json")
+        if kind != "bearer" or not hmac.compare_digest(secret.encode(), self.token):
+            return Refusal(status=401, reason="give the store's token, as Authorization: Bearer")
+        return None
+
+
+def _password(secret: str) -> bytes:
+    try:
+        return base64.b64decode(secret, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

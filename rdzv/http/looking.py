@@ -1,0 +1,149 @@
+"""Shell: what a store's own process sees of the runs in it: the same answers as `rdzv status`, and the same acts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+from rdzv.core.history import describe
+from rdzv.core.keys import Keys
+from rdzv.core.report import report
+from rdzv.core.state import Ban, Closed
+from rdzv.node.admission import check_node_id, put_ban, take_run_lease
+from rdzv.node.follower import Follower
+from rdzv.node.status import read_history, read_status
+from store import Client
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from store.server.server import Server
+
+__all__ = ["NoSuchRun", "Runs", "client_of"]
+
+BY = "an operator, over HTTP"
+FRESH = 0.5  # seconds for which an answer serves everybody who asks; reading 1,000 nodes takes some milliseconds
+HISTORY_LINES = 40
+
+
+class NoSuchRun(Exception):
+    """The store holds nothing of the run."""
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
+    """Connect to a server from within its own process, past its port and the TLS that it demands there."""
+
+    async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        loop = asyncio.get_running_loop()
+        ours, theirs = _socket_pair()
+        await loop.connect_accepted_socket(server.protocol, theirs)
+        return await loop.create_connection(factory, sock=ours)
+
+    async with Client(dial, name="its own store", token=token) as client:
+        yield client
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection, since that is what a server's peers are made for."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as listening:
+        ours = socket.create_connection(listening.getsockname())
+        while True:
+            theirs, address = listening.accept()
+            if address == ours.getsockname():
+                break
+            theirs.close()  # somebody else has found the port
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
+class Runs:
+    """The runs under a prefix of a store.
+
+    Args:
+        client: Of the store.
+        prefix: What the keys of all runs start with.
+        closed_ttl: Seconds for which a closing or a ban outlives the run's last node.
+    """
+
+    def __init__(self, client: Client, *, prefix: str, closed_ttl: float) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._closed_ttl = closed_ttl
+        self._looking = asyncio.Lock()
+        self._seen: list[dict[str, Any]] = []
+        self._seen_at = -FRESH
+
+    async def ping(self) -> float:
+        """Measure how long the store takes to answer."""
+        return await self._client.ping(timeout=2.0)
+
+    async def summaries(self) -> list[dict[str, Any]]:
+        """Return how each run stands in numbers, by name; an answer that is fresh serves several who ask."""
+        async with self._looking:
+            if self._client.time() - self._seen_at >= FRESH:
+                self._seen = [_summary(await self._report(run_id)) for run_id in await self._run_ids()]
+                self._seen_at = self._client.time()
+            return self._seen
+
+    async def report(self, run_id: str) -> dict[str, Any]:
+        """Return how one run stands, as `rdzv status --json` says it, with the last lines of `rdzv history`.
+
+        Raises:
+            NoSuchRun: There is none.
+        """
+        if not await self._client.count(self._keys(run_id).root):
+            raise NoSuchRun(run_id)
+        history = describe(await read_history(self._client, self._keys(run_id)))
+        return {**await self._report(run_id), "history": history[-HISTORY_LINES:]}
+
+    async def close(self, run_id: str, reason: str) -> None:
+        """Close a run for all its nodes; the first reason given counts."""
+        keys = self._keys(run_id)
+        if not await self._client.count(keys.root):
+            raise NoSuchRun(run_id)
+        lease = await take_run_lease(self._client, keys, self._closed_ttl)
+        closed = Closed(reason=reason, by=BY).pack()
+        await self._client.compare_and_set(keys.closed, closed, expected_revision=0, lease=lease)
+
+    async def ban(self, run_id: str, node_id: str, reason: str) -> None:
+        """Keep a node out of the next rounds of a run."""
+        check_node_id(node_id)
+        keys = self._keys(run_id)
+        if not await self._client.count(keys.root):
+            raise NoSuchRun(run_id)
+        await put_ban(self._client, keys, node_id, Ban(reason=reason, by=BY), keep=self._closed_ttl)
+
+    def _keys(self, run_id: str) -> Keys:
+        return Keys(self._prefix, run_id)
+
+    async def _run_ids(self) -> list[str]:
+        root = f"{self._prefix}/"
+        groups = await self._client.groups()
+        if all(group.name.count("/", len(root)) == 1 for group in groups if group.name.startswith(root)):
+            return sorted(group.name[len(root) : -1] for group in groups if group.name.startswith(root))
+        # The prefix has other parts than the store keeps its account by.
+        entries = await self._client.list(root, keys_only=True)
+        return sorted({entry.key[len(root) :].partition("/")[0] for entry in entries})
+
+    async def _report(self, run_id: str) -> dict[str, Any]:
+        keys = self._keys(run_id)
+        follower = Follower(self._client, keys)
+        task = asyncio.create_task(follower.run(), name=f"look at run {run_id}")
+        try:
+            await follower.synced.wait()
+        finally:
+            await cancel_and_wait(task)
+        if follower.error is not None:
+            raise follower.error
+        return report(await read_status(self._client, keys, follower.head))
+
+
+def _summary(full: dict[str, Any]) -> dict[str, Any]:
+    counted = ("members", "waiting", "spares", "missing", "banned")
+    plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
+    return plain | {name: len(full[name]) for name in counted}

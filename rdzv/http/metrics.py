@@ -1,0 +1,81 @@
+"""Shell: the figures of a store and its runs, in the format of Prometheus. Needs the extra `http`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rdzv.core.state import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["Metrics"]
+
+COUNTERS = {
+    "requests": "Requests carried out since the store was started.",
+    "leases_lapsed": "Leases that have lapsed.",
+    "connections_refused": "Connections that were refused or hung up on.",
+    "bytes_in": "Bytes received.",
+    "bytes_out": "Bytes sent.",
+    "commits": "Commits to the disk.",
+}
+OF_RUNS = {
+    "members": "Live members of the last round.",
+    "waiting": "Nodes that wait for the next round.",
+    "spares": "Nodes for which there is no room.",
+    "missing": "Nodes that have gone from the last round and are not back.",
+    "banned": "Nodes that are banned.",
+    "world_size": "Members that the last round had when it completed.",
+}
+
+
+class Metrics:
+    """What `/metrics` says. A registry of its own: whoever embeds a store may have one for the process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._figures: Mapping[str, Any] = {}
+        self._runs: Sequence[Mapping[str, Any]] = ()
+        self.loop_lag = Histogram(
+            "rdzv_loop_lag_seconds",
+            "How much later than asked the event loop woke a sleeper.",
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
+            registry=self._registry,
+        )
+
+    def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return all metrics, given what the server and its runs show now."""
+        self._figures, self._runs = figures, runs
+        text: bytes = generate_latest(self._registry)
+        return text
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is; called by the registry."""
+        limits = GaugeMetricFamily("rdzv_store_limit", "What the store does not go beyond.", labels=["limit"])
+        for name, value in self._figures.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            if name in COUNTERS:
+                yield CounterMetricFamily(f"rdzv_store_{name}", COUNTERS[name], value=value)
+            elif name.endswith("_max"):
+                limits.add_metric([name], value)
+            else:
+                yield GaugeMetricFamily(f"rdzv_store_{name}", f"{name} of rdzv stats.", value=value)
+        yield limits
+        for name, text in OF_RUNS.items():
+            gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run"])
+            for run in self._runs:
+                gauge.add_metric([run["run_id"]], run[name])
+            yield gauge
+        completed = CounterMetricFamily("rdzv_run_rounds_completed", "Rounds that have completed.", labels=["run"])
+        phases = GaugeMetricFamily("rdzv_run_phase", "1 for the phase that a run is in.", labels=["run", "phase"])
+        for run in self._runs:
+            completed.add_metric([run["run_id"]], 0 if run["round"] is None else run["round"] + 1)
+            for phase in Phase:
+                phases.add_metric([run["run_id"], phase.value], float(run["phase"] == phase.value))
+        yield completed
+        yield phases

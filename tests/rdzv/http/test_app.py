@@ -1,0 +1,258 @@
+"""The HTTP server of a real `rdzv serve`: health, metrics, JSON, events, the page in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import ssl
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import jsonschema
+import pytest
+import trustme
+
+import rdzv
+import store
+from rdzv.http import app
+from tests.rdzv.core.test_report import SCHEMA
+from tests.support.processes import start, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+LIMIT = 30.0  # seconds
+HOSTILE = "<img src=x onerror=document.title='hacked'>"
+TOKEN = "correct horse battery staple"
+
+
+@contextlib.asynccontextmanager
+async def served(token: str | None = None) -> AsyncIterator[tuple[store.Server, str]]:
+    """A store with an HTTP server, and the URL of that."""
+    secret = token.encode() if token is not None else None
+    async with (
+        store.serve(token=token) as server,
+        app.serve(
+            server, "127.0.0.1", 0, token=secret, tls=None, loopback=True, prefix="/rdzv", closed_ttl=60.0
+        ) as port,
+    ):
+        yield server, f"http://127.0.0.1:{port}"
+
+
+@contextlib.asynccontextmanager
+async def node(server: store.Server, node_id: str, **settings: Any) -> AsyncIterator[Any]:
+    """A node of the run `job`, that need not meet anybody."""
+    url = f"{server.url}/job?min_nodes=1&max_nodes=4&last_call_timeout=0.1"
+    async with rdzv.connect(url, node_id=node_id, is_host=False, **settings) as handler:
+        yield handler
+
+
+async def read_events(stream: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    async for line in stream:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+async def test_health_metrics_and_runs_are_answered() -> None:
+    async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
+        for path in ("/healthz", "/readyz"):
+            async with session.get(path) as answer:
+                assert (answer.status, await answer.text()) == (200, "ok\n")
+        async with session.get("/api/runs") as answer:
+            assert await answer.json() == {"version": 1, "runs": []}
+        async with node(server, HOSTILE) as handler:
+            await handler.next_rendezvous()
+            await asyncio.sleep(app.LOOK_EVERY)  # until an answer that was kept is too old
+            async with session.get("/api/runs") as answer:
+                (run,) = (await answer.json())["runs"]
+                assert (run["run_id"], run["phase"], run["members"], run["missing"]) == ("job", "complete", 1, 0)
+            async with session.get("/api/runs/job") as answer:
+                told = await answer.json()
+                jsonschema.validate(told, SCHEMA)
+                assert told["members"][0]["node_id"] == HOSTILE
+            async with session.get("/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+                assert answer.content_type == "text/plain"
+            assert 'rdzv_run_members{run="job"} 1.0' in lines
+            assert 'rdzv_run_phase{phase="complete",run="job"} 1.0' in lines
+            assert any(line.startswith("rdzv_store_requests_total ") for line in lines)
+            assert any(line.startswith('rdzv_store_limit{limit="keys_max"} ') for line in lines)
+            assert any(line.startswith("rdzv_loop_lag_seconds_count ") for line in lines)
+        async with session.get("/api/runs/jbo") as answer:
+            assert (answer.status, await answer.text()) == (404, "the store has no run 'jbo'\n")
+
+
+async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
+    async with (
+        served() as (server, url),
+        aiohttp.ClientSession(url) as session,
+        asyncio.timeout(LIMIT),
+        node(server, "stays") as stays,
+        node(server, "goes") as goes,
+    ):
+        await asyncio.gather(stays.next_rendezvous(), goes.next_rendezvous())
+        async with session.get("/api/events") as answer:
+            assert answer.content_type == "text/event-stream"
+            events = read_events(answer.content)
+            assert (await anext(events))["run"]["members"]
+            await goes.aclose()
+            async for event in events:
+                if any(one["node_id"] == "goes" for one in event["run"]["missing"]):
+                    break
+
+
+async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with served(TOKEN) as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
+        async with session.get("/api/runs") as answer:
+            assert answer.status == 401
+            assert "Basic" in answer.headers["WWW-Authenticate"]
+        connecting = rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a", is_host=False, token=TOKEN)
+        async with connecting as handler:
+            await handler.next_rendezvous()
+            ban = {"node_id": "b", "reason": "slow disk"}
+            async with session.post("/api/runs/job/ban", json=ban, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+            async with session.post("/api/runs/job/ban", json={"node_id": 7}, headers=headers) as answer:
+                assert answer.status == 400
+            async with session.post("/api/runs/job/close", json=[], headers=headers) as answer:
+                assert answer.status == 400
+            async with session.post("/api/runs/job/close", json={}) as answer:
+                assert answer.status == 401
+            async with session.post("/api/runs/jbo/close", json={}, headers=headers) as answer:
+                assert answer.status == 404
+            assert not await handler.is_closed()
+            async with session.post("/api/runs/job/close", json={"reason": "enough"}, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+            async with handler.changes() as changes:
+                async for change in changes:
+                    if isinstance(change, rdzv.Closed):
+                        break
+            status = await handler.status()
+            assert status.closed == "enough"
+            assert status.bans["b"].reason == "slow disk"
+
+
+async def test_the_page_may_load_nothing_and_run_only_its_own_script() -> None:
+    async with served() as (_, url), aiohttp.ClientSession(url) as session, session.get("/") as answer:
+        page, policy = await answer.text(), answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "innerHTML" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+async def test_serve_has_it_beside_the_store_and_binds_it_as_that(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    arguments = ("serve", "--port", "0", "--http-port", "0", "--port-file", str(port_file))
+    async with start_python("-m", "rdzv", *arguments) as child:
+        line = await child.says("HTTP")
+        url = line.partition(" at ")[2].strip()
+        assert url.startswith("http://127.0.0.1:")
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
+            assert answer.status == 200
+        child.terminate()
+        assert await child.wait() == 0
+
+
+async def test_serve_with_tls_speaks_tls_there_too(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    pair = authority.issue_cert("127.0.0.1")
+    cert, key, token = tmp_path / "cert", tmp_path / "key", tmp_path / "token"
+    pair.cert_chain_pems[0].write_to_path(cert)
+    pair.private_key_pem.write_to_path(key)
+    token.write_text(TOKEN)
+    arguments = ("--port", "0", "--http-port", "0", "--cert", str(cert), "--key", str(key), "--token-file", str(token))
+    async with start_python("-m", "rdzv", "serve", *arguments) as child:
+        line = await child.says("HTTP")
+        port = int(line.rpartition(":")[2])
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"https://127.0.0.1:{port}/api/runs", ssl=context) as answer,
+        ):
+            assert answer.status == 200
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page:
+    """A page in a browser, over its debugging protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._asked = 0
+        self.problems: list[Any] = []
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Call a method; what the page complains of meanwhile is kept."""
+        self._asked += 1
+        await self._socket.send_json({"id": self._asked, "method": method, "params": params})
+        while True:
+            told = await self._socket.receive_json()
+            if told.get("method") in ("Log.entryAdded", "Runtime.exceptionThrown"):
+                self.problems.append(told["params"])
+            if told.get("id") == self._asked:
+                result: dict[str, Any] = told["result"]
+                return result
+
+    async def evaluate(self, expression: str) -> Any:
+        """Evaluate an expression there, and await it."""
+        told = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        return told["result"].get("value")
+
+
+@contextlib.asynccontextmanager
+async def browser(folder: Path) -> AsyncIterator[Page]:
+    assert CHROMIUM is not None
+    switches = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0")
+    async with start(CHROMIUM, *switches, f"--user-data-dir={folder}", "about:blank") as child:
+        line = await child.says("DevTools listening on ws://", timeout=LIMIT)
+        port = line.partition("ws://127.0.0.1:")[2].partition("/")[0]
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                (target,) = [one for one in await answer.json() if one["type"] == "page"]
+            async with session.ws_connect(target["webSocketDebuggerUrl"]) as socket:
+                yield Page(socket)
+        child.kill()
+
+
+UNTIL_MISSING = """new Promise((done) => {
+    const list = document.getElementById("missing");
+    const look = () => { if (list.textContent.includes("onerror")) done(list.textContent); };
+    new MutationObserver(look).observe(list, {childList: true, subtree: true});
+    look();
+})"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_hostile_name(tmp_path: Path) -> None:
+    """At the width of a telephone: nothing is wider than the window, and the name is text."""
+    async with (
+        asyncio.timeout(2 * LIMIT),
+        served() as (server, url),
+        node(server, "stays", ttl=5) as stays,
+        node(server, HOSTILE) as goes,
+        browser(tmp_path) as page,
+    ):
+        await asyncio.gather(stays.next_rendezvous(), goes.next_rendezvous())
+        await page.call("Runtime.enable")
+        await page.call("Log.enable")
+        await page.call("Page.enable")
+        await page.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=1, mobile=True)
+        await page.call("Page.navigate", url=url)
+        await page.evaluate("new Promise((done) => document.readyState == 'complete' ? done() : onload = done)")
+        await goes.aclose()
+        assert HOSTILE in await page.evaluate(UNTIL_MISSING)
+        assert await page.evaluate("document.title") == "job: complete"
+        assert await page.evaluate("document.images.length") == 0
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 375
+        assert page.problems == []

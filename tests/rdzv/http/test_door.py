@@ -1,0 +1,65 @@
+"""Who may ask what over HTTP: the token where there is one, this machine's name on loopback, and no other site."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from rdzv.http.door import Door
+
+TOKEN = "correct horse battery staple"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+BASIC = {"Authorization": "Basic " + base64.b64encode(f"me:{TOKEN}".encode()).decode()}
+LOCAL = {"Host": "127.0.0.1:29401"}
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+
+
+def status(door: Door, method: str, path: str, *headers: dict[str, str]) -> int | None:
+    """The number of the refusal; None if let in."""
+    merged: dict[str, str] = {}
+    for each in headers:
+        merged |= each
+    refusal = door.refuse(method, path, merged)
+    return None if refusal is None else refusal.status
+
+
+WITH_TOKEN = Door(token=TOKEN.encode(), loopback=False, secure=True)
+LOOPBACK = Door(token=None, loopback=True, secure=False)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_is_for_everybody(path: str) -> None:
+    assert status(WITH_TOKEN, "GET", path) is None
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/runs", "/api/events"])
+def test_all_else_wants_the_token_where_there_is_one(path: str) -> None:
+    assert status(WITH_TOKEN, "GET", path) == 401
+    assert status(WITH_TOKEN, "GET", path, {"Authorization": "Bearer wrong"}) == 401
+    assert status(WITH_TOKEN, "GET", path, {"Authorization": "Basic no base64"}) == 401
+    assert status(WITH_TOKEN, "GET", path, {"Authorization": "Digest"}) == 401
+    assert status(WITH_TOKEN, "GET", path, BEARER) is None
+    assert status(WITH_TOKEN, "GET", path, BASIC) is None
+
+
+def test_a_change_wants_the_token_as_no_other_site_can_send_it() -> None:
+    path = "/api/runs/job/close"
+    ours = {"Host": "head:29401"}
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BEARER) is None
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BEARER, {"Origin": "https://head:29401"}) is None
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BASIC) == 401
+    assert status(WITH_TOKEN, "POST", path, ours, JSON) == 401
+    assert status(WITH_TOKEN, "POST", path, ours, BEARER, {"Content-Type": "text/plain"}) == 415
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BEARER, {"Origin": "https://evil.example"}) == 403
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BEARER, {"Origin": "null"}) == 403
+    assert status(WITH_TOKEN, "POST", path, ours, JSON, BEARER, {"Sec-Fetch-Site": "cross-site"}) == 403
+    assert status(LOOPBACK, "POST", path, LOCAL, JSON, BEARER) == 403  # nobody has a token that could be right
+
+
+def test_on_loopback_a_foreign_name_for_this_machine_is_refused() -> None:
+    for host in ("localhost:29401", "127.0.0.1", "127.8.8.8:1", "[::1]:29401"):
+        assert status(LOOPBACK, "GET", "/api/runs", {"Host": host}) is None
+    for host in ("evil.example:29401", "10.0.0.1", "", "localhost.evil.example", "[::1", "a@b:x"):
+        assert status(LOOPBACK, "GET", "/api/runs", {"Host": host}) == 421
+        assert status(LOOPBACK, "GET", "/healthz", {"Host": host}) == 421
