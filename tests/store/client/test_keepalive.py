@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
-import threading
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-import store
 from store import interface
-from store.client import keepalive
-from store.client.keepalive import TaskKeeper, ThreadKeeper
-from store.errors import LeaseNotFound, LimitExceeded, UsedAfterFork
+from store.client.keepalive import TaskKeeper
+from store.errors import LeaseNotFound, LimitExceeded
 from store.keeping import RELEASE_WITHIN
 from store.messages import Granted, KeepAlive, Request, Revoke
-from store.net import threads
 from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def now() -> float:
@@ -203,108 +193,3 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
     moody.refusals = [LeaseNotFound("gone")]
     await lapses.told.wait()
     await keeper.aclose()
-
-
-# ------------------------------------------------------------------------------------------------ as a thread
-
-
-def keeper_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "rdzv keeper"]
-
-
-async def joined(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        await asyncio.to_thread(thread.join, 10.0)
-        assert not thread.is_alive()
-
-
-async def test_the_thread_keeps_leases_while_its_callers_loop_is_blocked_and_ends_with_its_last_keeper() -> None:
-    with store.sync.serve() as server, store.sync.connect(server.url) as other:
-        lapses = Lapses()
-        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
-        lease = await keeper.hold(ttl=0.4, disconnect_ttl=None, on_lapse=lapses)
-        other.put("mine", b"", lease=lease)
-        time.sleep(1.0)  # noqa: ASYNC251 - a training step, two and a half times the TTL
-        assert other.get("mine") is not None
-        second = ThreadKeeper(functools.partial(store.connect, server.url))
-        await second.hold(ttl=60.0, disconnect_ttl=1.0, on_lapse=lapses)
-        threads = keeper_threads()
-        assert len(threads) == 1
-        await keeper.aclose()
-        assert other.get("mine") is None
-        assert threads[0].is_alive()
-        await second.aclose()
-        await joined(threads)
-        assert lapses.reasons == []
-        assert server.figures()["leases"] == 0
-
-
-async def test_holders_that_come_at_once_share_one_connection() -> None:
-    with store.sync.serve() as server:
-        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
-        leases = await asyncio.gather(*[keeper.hold(ttl=60.0, disconnect_ttl=1.0, on_lapse=Lapses()) for _ in range(5)])
-        assert server.connections == 1
-        assert len({lease.id for lease in leases}) == 5
-        await leases[0].release()
-        assert server.figures()["leases"] == 4
-        threads = keeper_threads()
-        await keeper.aclose()
-        await keeper.aclose()  # again: nothing left to do
-        assert server.figures()["leases"] == 0
-        await joined(threads)
-
-
-async def test_the_holder_is_told_in_its_own_loop_that_its_lease_was_lost() -> None:
-    here = threading.get_ident()
-    told: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
-    with store.sync.serve() as server, store.sync.connect(server.url) as other:
-        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
-        lease = await keeper.hold(
-            ttl=0.3,
-            disconnect_ttl=None,
-            on_lapse=lambda reason: told.set_result((reason, threading.get_ident())),
-        )
-        other.call(Revoke(lease=lease.id))
-        assert await asyncio.wait_for(told, 10.0) == ("the store has let its lease lapse", here)
-        threads = keeper_threads()
-        await keeper.aclose()
-        await joined(threads)
-
-
-async def test_a_store_that_cannot_be_reached_is_an_error_of_holding() -> None:
-    keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1", timeout=0.2))
-    with pytest.raises(store.ConnectionLost, match="nobody listens there"):
-        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
-    threads = keeper_threads()
-    await keeper.aclose()
-    await joined(threads)
-
-
-async def test_a_thread_that_cannot_start_is_an_error_not_a_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(threads, "loop_factory", no_loop)
-    keeper = ThreadKeeper(functools.partial(store.connect, "tcp://127.0.0.1:1"))
-    with pytest.raises(RuntimeError, match=r"could not start: .*Too many open files"):
-        await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
-    await keeper.aclose()
-    monkeypatch.undo()
-    assert keepalive._thread is None
-
-
-async def test_a_keeper_inherited_over_fork_says_so_and_has_nothing_to_release() -> None:
-    with store.sync.serve() as server:
-        keeper = ThreadKeeper(functools.partial(store.connect, server.url))
-        lease = await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
-        threads = keeper_threads()
-        thread, keeper._pid = keeper._thread, os.getpid() + 1  # as it is in a child
-        with pytest.raises(UsedAfterFork):
-            await keeper.hold(ttl=60.0, disconnect_ttl=None, on_lapse=Lapses())
-        with pytest.raises(UsedAfterFork):
-            await lease.release()
-        await keeper.aclose()
-        assert server.figures()["leases"] == 1
-        keeper._thread, keeper._pid = thread, os.getpid()
-        await keeper.aclose()
-        await joined(threads)
