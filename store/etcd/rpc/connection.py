@@ -23,12 +23,12 @@ from store.errors import ProtocolError, StoreError, StoreUsageError, UsedAfterFo
 from store.etcd.codec import Failure, FailureKind, classify
 from store.etcd.rpc.extra import etcd_pb2 as pb
 from store.etcd.rpc.extra import grpc
-from store.etcd.rpc.watch_stream import WatchStream
+from store.etcd.rpc.watch_stream import Outgoing, WatchStream
 from store.net.dialing import describe
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -225,7 +225,7 @@ class Connection:
     def _open(
         self,
         method: str,
-        requests: AsyncIterator[Any],
+        requests: Outgoing,
         told: Callable[[Any], None],
         end: Callable[[Exception], None],
         kind: Any,
@@ -238,10 +238,12 @@ class Connection:
             f"/etcdserverpb.{method}", request_serializer=_bytes_of, response_deserializer=kind.FromString
         )
         call = streams(requests, metadata=_metadata(token))
-        task = asyncio.create_task(self._read(call, told, end), name=f"{method} of {self._name}")
+        task = asyncio.create_task(self._read(call, requests, told, end), name=f"{method} of {self._name}")
         self._streams[task] = end  # awaited in `close`
 
-    async def _read(self, call: Any, told: Callable[[Any], None], end: Callable[[Exception], None]) -> None:
+    async def _read(
+        self, call: Any, requests: Outgoing, told: Callable[[Any], None], end: Callable[[Exception], None]
+    ) -> None:
         """Read one stream to its end, and tell those who use it why it has ended."""
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         try:
@@ -257,6 +259,7 @@ class Connection:
             pass
         finally:
             call.cancel()
+            requests.close()
             end(problem)
 
     # ------------------------------------------------------------------------------------------ the end
@@ -300,9 +303,8 @@ class _Renewals:
         self._waiting: dict[int, deque[asyncio.Future[pb.LeaseKeepAliveResponse]]] = {}
         self._ended: Exception | None = None
 
-    async def requests(self) -> AsyncIterator[pb.LeaseKeepAliveRequest]:
-        while True:
-            yield await self._asked.get()
+    def requests(self) -> Outgoing:
+        return Outgoing(self._asked)
 
     async def ask(self, lease: int) -> pb.LeaseKeepAliveResponse:
         if self._ended is not None:

@@ -11,21 +11,45 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from store.errors import AuthenticationError
 from store.etcd.codec import Failure, FailureKind, classify
 from store.etcd.rpc.extra import etcd_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from store.etcd.codec import Fields
 
-__all__ = ["Subscription", "WatchStream"]
+__all__ = ["Outgoing", "Subscription", "WatchStream"]
 
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024
 """What is held for a reader that has fallen behind."""
+
+
+class Outgoing:
+    """What is sent over a stream, as gRPC iterates over it.
+
+    gRPC does not end the task in which it does so when the member ends the stream: it is to be closed then. And it is
+    no generator, which that task might leave unfinished.
+    """
+
+    def __init__(self, queue: asyncio.Queue[Any]) -> None:
+        self._queue = queue
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._queue.put_nowait(None)
+
+    def __aiter__(self) -> Outgoing:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._queue.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
 
 
 class WatchStream:
@@ -49,10 +73,9 @@ class WatchStream:
         """Whether anybody watches."""
         return bool(self._subscriptions)
 
-    async def requests(self) -> AsyncIterator[pb.WatchRequest]:
-        """Yield what is to be sent."""
-        while True:
-            yield await self._asked.get()
+    def requests(self) -> Outgoing:
+        """Return what is to be sent."""
+        return Outgoing(self._asked)
 
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
         """Open watches that are read together."""

@@ -333,6 +333,10 @@ async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_e
                 await stream.read()
             assert caught.value.trouble is FailureKind.UNDONE
             await stream.failed(caught.value)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        left = [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task.get_coro())]
+        assert left == [], "gRPC would leave it pending for ever"
         await members.stream([range_of("a")], deadline=soon())
         assert other.watched.qsize() == 1
 
