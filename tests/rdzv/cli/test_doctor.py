@@ -1,0 +1,101 @@
+"""`rdzv doctor`: each trouble is found, named and given a remedy; a sound store is good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import rdzv
+import store
+from rdzv.cli import doctor
+from tests.rdzv.cli.test_main import run
+from tests.support.processes import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit status, and the checks by name."""
+    status, output = await run("doctor", *arguments, "--json")
+    told = json.loads(output[0])
+    assert told["version"] == doctor.VERSION
+    assert told["good"] is (status == 0) is all(check["good"] for check in told["checks"])
+    for check in told["checks"]:
+        assert check["good"] or check["remedy"] or check["name"] == "run"
+    return status, {check["name"]: check for check in told["checks"]}
+
+
+async def test_a_sound_run_is_good_and_who_is_missing_from_it_is_not(tmp_path: Path) -> None:
+    expected = tmp_path / "nodes"
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        status, checks = await examined(server.url)
+        assert status == 0, checks
+        assert list(checks) == ["name", "port", "store", "time", "clock"]
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as node:
+            await node.next_rendezvous()
+            expected.write_text("a\n")
+            status, checks = await examined(url, "--expected", str(expected))
+            assert status == 0, checks
+            assert checks["expected"]["found"] == "all 1 are here"
+            assert "rank 0" in checks
+            assert rdzv.__version__ in checks["versions"]["found"]
+            expected.write_text("a\nb  # on the broken rack\n")
+            status, checks = await examined(url, "--expected", str(expected))
+            assert status == 1
+            assert checks["expected"]["found"] == "missing: b (never seen)"
+            status, output = await run("doctor", url)
+            assert status == 0
+            assert all(line.startswith(f"{socket.gethostname()}: good") for line in output)
+
+
+async def test_a_port_where_nobody_listens_and_one_that_is_no_store_are_told_apart() -> None:
+    status, checks = await examined(f"tcp://127.0.0.1:{free_port()}/job", "--timeout", "5")
+    assert (status, list(checks)) == (1, ["name", "port"])
+    assert "nobody listens there" in checks["port"]["found"]
+
+    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail.example ESMTP, and some more that no store would say\r\n")
+        writer.close()
+
+    other = await asyncio.start_server(greet, "127.0.0.1", 0)
+    async with other:
+        port = other.sockets[0].getsockname()[1]
+        status, checks = await examined(f"tcp://127.0.0.1:{port}/job", "--timeout", "5")
+    assert (status, list(checks)) == (1, ["name", "port", "store"])
+    assert not checks["store"]["good"]
+
+
+async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("not the store's, though long enough")
+    async with store.serve(token="the one that the store has") as server:
+        status, checks = await examined(f"{server.url}/job?token_file={token}")
+    assert status == 1
+    assert "token" in checks["store"]["remedy"]
+
+
+async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Debian, where a machine's own name is 127.0.1.1 in /etc/hosts."""
+
+    async def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        if host == "head":
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    checks: list[doctor.Check] = []
+    assert await doctor._resolve("head", 29400, checks, timeout=5.0) == ["127.0.1.1"]
+    assert await doctor._resolve("nowhere", 29400, checks, timeout=5.0) == []
+    trap, unknown = checks
+    assert not trap.good
+    assert "/etc/hosts" in trap.remedy
+    assert not unknown.good
+    assert "Name or service not known" in unknown.found
