@@ -19,17 +19,19 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
+from rdzv.core.state import BUCKET_SIZE, unpack_roster
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.admission import examine
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
-from rdzv.shared_store.operations import nobody
+from rdzv.shared_store.operations import Company, nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
 from store import when
 
@@ -351,7 +353,24 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         lease=round.lease,
         superseded=lambda: membership.over,
         lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
+        company=Company(
+            rank=membership.rank,
+            roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
+            read_roster=lambda value: {one.rank: one.node_id for one in unpack_roster(value)},
+            absence=lambda node_id: _absence(node, node_id),
+        ),
     )
+
+
+def _absence(node: Node, node_id: str) -> str:
+    """What is known here of a node that is gone, in words; empty if nothing is. From any thread."""
+    head = node.head
+    try:
+        now = asyncio.get_running_loop().time()
+    except RuntimeError:
+        now = time.monotonic()  # as event loops do
+    missing = head.progress.absent.missing if head.progress is not None else ()
+    return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")
 
 
 async def _end_of(*futures: concurrent.futures.Future[Any]) -> None:

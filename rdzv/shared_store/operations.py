@@ -12,6 +12,7 @@ the same moment as it does what is asked, and ends a parked wait with a push onc
 
     <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
+    <prefix>b/<key>/<rank>        a member that has come to a barrier and not gone on, so that the others can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction; the
 pop of the last item deletes both, on condition that the mark has not been written since that item was: so the mark is
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from rdzv.config.config_errors import shown
@@ -62,11 +64,12 @@ from store.messages import (
     TransactionResult,
     Wait,
 )
+from store.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Plan", "Plans", "Step", "nobody"]
+__all__ = ["Company", "Plan", "Plans", "Step", "nobody"]
 
 T = TypeVar("T")
 Plan: TypeAlias = Generator[Request[Any], Any, T]
@@ -87,6 +90,23 @@ NAMED_MAX: Final = 8
 
 
 _make_guarded = constructor(Guarded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Company:
+    """Who uses the store, and among whom: so that a barrier can name who has not come.
+
+    Attributes:
+        rank: Of this member.
+        roster_key: Where it stands what the member of a rank is called.
+        read_roster: Reads ranks and names from what is there.
+        absence: What is known here of a member that is gone: "lost 41 s ago"; else empty.
+    """
+
+    rank: int
+    roster_key: Callable[[int], str]
+    read_roster: Callable[[bytes], Mapping[int, str]]
+    absence: Callable[[str], str]
 
 
 def nobody() -> tuple[str, ...]:
@@ -112,6 +132,7 @@ class Plans:
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
         lost: Which members are known to have died since the round completed, if waits end because of that.
         unique: Makes names that nobody else makes.
+        company: Who this member is, and among whom, if it is to be named to those who wait for it.
     """
 
     def __init__(
@@ -123,7 +144,9 @@ class Plans:
         superseded: Callable[[], str | None],
         lost: Callable[[], tuple[str, ...]] = nobody,
         unique: Callable[[], str],
+        company: Company | None = None,
     ) -> None:
+        self._company = company
         self._prefix = prefix
         self._values = f"{prefix}k/"
         self._queues = f"{prefix}q/"
@@ -458,13 +481,14 @@ class Plans:
         size = _whole(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
-        added: Added = yield Add(self._value_key(members), 1, self._lease)
-        if added.value >= size:
+        came, mark = yield from self._come_to_barrier(key, members)
+        if came >= size:
             opened: TransactionResult = yield Transact(
                 when=(),
                 then=(
                     Put(self._value_key(last), b"1", lease=self._lease),
                     Add(self._value_key(members), -1, self._lease),
+                    *mark,
                 ),
                 otherwise=(),
             )
@@ -474,17 +498,56 @@ class Plans:
             yield Wait(keys=(self._value_key(last),))
         except _OutOfTime as late:
             found: Found = yield Get(self._value_key(members))
-            came = found.entry.value.decode() if found.entry is not None else "none"
+            there = found.entry.value.decode() if found.entry is not None else "none"
+            missing = yield from self._missing_at_barrier(key, size, there)
             raise SharedStoreTimeoutError(
-                f"the barrier {shown(key)} timed out after {late.seconds:g} s: {came} of {size} came",
+                f"the barrier {shown(key)} timed out after {late.seconds:g} s: {there} of {size} came{missing}",
                 keys=(last,),
                 timeout=late.seconds,
             ) from late
         try:
-            left: Added = yield Add(self._value_key(members), -1, self._lease)
-            yield from self._leave_barrier(members, last, left.value)
+            left: TransactionResult = yield Transact(
+                when=(), then=(Add(self._value_key(members), -1, self._lease), *mark), otherwise=()
+            )
+            yield from self._leave_barrier(members, last, int(cast("int", left.results[0])))
         except _OutOfTime:  # it was passed in time, and what is left goes with the round
             return
+
+    def _come_to_barrier(self, key: str, members: str) -> Plan[tuple[int, tuple[Delete, ...]]]:
+        """Count this caller, and say which rank it is; how many have come, and what to delete when it goes."""
+        add = Add(self._value_key(members), 1, self._lease)
+        if self._company is None:
+            added: Added = yield add
+            return added.value, ()
+        mark = f"{self._came_prefix(key)}{self._company.rank}"
+        result: TransactionResult = yield Transact(when=(), then=(add, Put(mark, b"", lease=self._lease)), otherwise=())
+        return int(cast("int", result.results[0])), (Delete(mark),)
+
+    def _missing_at_barrier(self, key: str, size: int, there: str) -> Plan[str]:
+        """Return who has not come, in words; empty if that is not known."""
+        company, prefix = self._company, self._came_prefix(key)
+        if company is None:
+            return ""
+        listing: Listing = yield List(prefix=prefix, keys_only=True)
+        came = {entry.key.removeprefix(prefix) for entry in listing.entries if entry is not None}
+        if str(len(came)) != there:
+            return ""  # several callers of one rank, say: who is missing cannot be told from their ranks
+        missing = [rank for rank in range(size) if str(rank) not in came]
+        names: dict[int, str] = {}
+        for roster in dict.fromkeys(map(company.roster_key, missing[:NAMED_MAX])):
+            found: Found = yield Get(roster)
+            if found.entry is not None:
+                names.update(company.read_roster(found.entry.value))
+        said = []
+        for rank in missing[:NAMED_MAX]:
+            name = names.get(rank, "")
+            parts = (f"rank {rank}", name and f"node {printable(name)}", name and company.absence(name))
+            said.append(", ".join(filter(None, parts)))
+        more = f"; and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
+        return f"; missing {'; '.join(said)}{more}" if said else ""
+
+    def _came_prefix(self, key: str) -> str:
+        return f"{self._prefix}b/{_escaped(_key(key))}/"
 
     def _leave_barrier(self, members: str, last: str, inside: int) -> Plan[None]:
         """Delete the two keys of a barrier if nobody is inside any more. They may be many: ten steps a second, say."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
-    from rdzv.shared_store.operations import Plan
+    from rdzv.shared_store.operations import Company, Plan
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
 
@@ -85,7 +85,9 @@ class _Twin:
         timeout: timedelta | float,
         superseded: Callable[[], str | None],
         lost: Callable[[], tuple[str, ...]],
+        company: Company | None = None,
     ) -> None:
+        self._company = company
         self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
         self._lost = lost
         self._plans = self._make_plans()
@@ -98,6 +100,7 @@ class _Twin:
             lease=self._lease,
             superseded=self._superseded,
             lost=self._lost,
+            company=self._company,
             unique=lambda: secrets.token_hex(16),
         )
 
@@ -225,6 +228,7 @@ class SharedStore(_Twin):
         timeout: How long a wait may take, in seconds.
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
         lost: Which members are known here to have died, if waits end because of that; see `end_waits`.
+        company: Who this member is, and among whom, if a barrier is to name it to those who wait for it.
     """
 
     def __init__(
@@ -237,6 +241,7 @@ class SharedStore(_Twin):
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
         lost: Callable[[], tuple[str, ...]] = nobody,
+        company: Company | None = None,
     ) -> None:
         self._client = client
         self._ending = ending = _Ending()
@@ -247,6 +252,7 @@ class SharedStore(_Twin):
             timeout=timeout,
             superseded=lambda: ending.reason or superseded(),
             lost=lost,
+            company=company,
         )
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
@@ -259,6 +265,7 @@ class SharedStore(_Twin):
             timeout=self._timeout,
             superseded=self._superseded,
             lost=self._lost,
+            company=self._company,
         )
 
     def end_waits(self) -> None:
@@ -403,9 +410,18 @@ class BlockingSharedStore(_Twin):
         timeout: timedelta | float = DEFAULT_TIMEOUT,
         superseded: Callable[[], str | None] = _never,
         lost: Callable[[], tuple[str, ...]] = nobody,
+        company: Company | None = None,
     ) -> None:
         self._client = client
-        super().__init__(prefix=prefix, fence=fence, lease=lease, timeout=timeout, superseded=superseded, lost=lost)
+        super().__init__(
+            prefix=prefix,
+            fence=fence,
+            lease=lease,
+            timeout=timeout,
+            superseded=superseded,
+            lost=lost,
+            company=company,
+        )
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own: what a forked child uses instead of this one."""

@@ -208,3 +208,36 @@ async def test_r22_names_come_from_a_file(tmp_path: Path) -> None:
     listed.write_text("rack/7\n")
     with pytest.raises(rdzv.RendezvousSettingsError, match="does not list names of nodes"):
         tcp_handler(parse("tcp://127.0.0.1/job", {"expected_file": listed}, {}))
+
+
+@virtual_time
+async def test_r22_a_barrier_that_runs_out_names_who_has_not_come() -> None:
+    async with VirtualRun(min_nodes=4, ttl=10, rank_order="name", waits_end_on_loss=False) as run:
+        nodes = [run.handler(name) for name in "abcd"]
+        # The first to come coordinates. Who takes over cannot know since when the one before is lost.
+        infos = [await task for task in [await run.join(node) for node in nodes]]
+        heard = await listen(run, nodes[0])
+        run.crash("c")
+        await heard.until(NodesLost)
+        others = run.start(infos[3].store.barrier("epoch", 4, timeout=60))
+        with pytest.raises(
+            SharedStoreTimeoutError, match="2 of 4 came; missing rank 1, node b; rank 2, node c, lost 41 s ago"
+        ):
+            await infos[0].store.barrier("epoch", 4, timeout=40.5)
+        await asyncio.gather(infos[1].store.barrier("later", 2), infos[3].store.barrier("later", 2))
+        kept = [key for key in run.engine._keys.entries if "/b/" in key]
+        assert len(kept) == 2, "those who gave up; who has gone on leaves no mark"
+        others.cancel()
+
+
+@virtual_time
+async def test_r22_a_barrier_that_a_loss_ends_names_who_was_lost() -> None:
+    async with VirtualRun(min_nodes=3, ttl=10, rank_order="name") as run:
+        infos = await run.meet(*(run.handler(name) for name in "abc"))
+        waiting = [run.start(info.store.barrier("epoch", 3)) for info in infos[:2]]
+        await asyncio.sleep(1)
+        run.crash("c")
+        for task in waiting:
+            with pytest.raises(rdzv.MembersLostError, match="'c'") as caught:
+                await task
+            assert "2 of 3 came; missing rank 2, node c" in str(caught.value.__cause__)
