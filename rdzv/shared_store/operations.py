@@ -25,9 +25,7 @@ A push wakes everyone who waits for it: meant for tens of poppers, not for thous
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from rdzv.config.config_errors import shown
@@ -38,6 +36,7 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
+from rdzv.shared_store.arguments import key_of, keys_of, many_of, value_of, whole_of
 from store import when
 from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
 from store.fast_init import constructor
@@ -64,12 +63,13 @@ from store.messages import (
     TransactionResult,
     Wait,
 )
-from store.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-__all__ = ["Company", "Plan", "Plans", "Step", "nobody"]
+    from rdzv.shared_store.company import Company
+
+__all__ = ["Plan", "Plans", "Step", "nobody"]
 
 T = TypeVar("T")
 Plan: TypeAlias = Generator[Request[Any], Any, T]
@@ -90,23 +90,6 @@ NAMED_MAX: Final = 8
 
 
 _make_guarded = constructor(Guarded)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Company:
-    """Who uses the store, and among whom: so that a barrier can name who has not come.
-
-    Attributes:
-        rank: Of this member.
-        roster_key: Where it stands what the member of a rank is called.
-        read_roster: Reads ranks and names from what is there.
-        absence: What is known here of a member that is gone: "lost 41 s ago"; else empty.
-    """
-
-    rank: int
-    roster_key: Callable[[int], str]
-    read_roster: Callable[[bytes], Mapping[int, str]]
-    absence: Callable[[str], str]
 
 
 def nobody() -> tuple[str, ...]:
@@ -272,7 +255,7 @@ class Plans:
 
     def set(self, key: str, value: str | bytes) -> Plan[None]:
         """Write a value."""
-        yield Put(self._value_key(key), _value(value), lease=self._lease)
+        yield Put(self._value_key(key), value_of(value), lease=self._lease)
 
     def get(self, key: str) -> Plan[bytes]:
         """Wait for a key and read it."""
@@ -288,7 +271,7 @@ class Plans:
 
     def multi_get(self, keys: Iterable[str]) -> Plan[list[bytes]]:
         """Wait for all keys and read them, at one revision."""
-        names = _keys(keys)
+        names = keys_of(keys)
         held = tuple(map(self._value_key, names))
         try:
             listing: Listing = yield Wait(keys=held)
@@ -307,7 +290,7 @@ class Plans:
 
     def wait(self, keys: Iterable[str]) -> Plan[None]:
         """Wait until all keys exist."""
-        names = _keys(keys)
+        names = keys_of(keys)
         held = tuple(map(self._value_key, names))
         try:
             yield Wait(keys=held)
@@ -318,14 +301,14 @@ class Plans:
 
     def check(self, keys: Iterable[str]) -> Plan[bool]:
         """Return whether all keys exist."""
-        conditions = tuple(when.exists(self._value_key(key)) for key in _keys(keys))
+        conditions = tuple(when.exists(self._value_key(key)) for key in keys_of(keys))
         result: TransactionResult = yield Transact(when=conditions, then=())
         return result.succeeded
 
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> Plan[None]:
         """Write several values at one revision; of a key that is named twice, the last one."""
-        names = _keys(keys)
-        contents = [_value(value) for value in _many(values, "values")]
+        names = keys_of(keys)
+        contents = [value_of(value) for value in many_of(values, "values")]
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
@@ -333,7 +316,7 @@ class Plans:
 
     def add(self, key: str, amount: int) -> Plan[int]:
         """Add to a number, a missing key counting from 0."""
-        number = _whole(amount, "amount")
+        number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
         added: Added = yield Add(self._value_key(key), number, self._lease)
@@ -341,11 +324,11 @@ class Plans:
 
     def append(self, key: str, value: str | bytes) -> Plan[None]:
         """Append to a value, a missing key counting as empty."""
-        yield Append(self._value_key(key), _value(value), self._lease)
+        yield Append(self._value_key(key), value_of(value), self._lease)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> Plan[bytes]:
         """Write a value if the key holds what is expected; an empty expectation also fits a key that is missing."""
-        held, wanted, new = self._value_key(key), _value(expected), _value(desired)
+        held, wanted, new = self._value_key(key), value_of(expected), value_of(desired)
         may_create = not wanted
         while True:
             # Whichever of the two fails for the other's reason is followed by the other. What is answered at last
@@ -407,7 +390,7 @@ class Plans:
     def queue_push(self, key: str, value: str | bytes) -> Plan[None]:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        item = Put(self._queue_prefix(key) + self._unique(), _value(value), lease=self._lease)
+        item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self._lease)
         writes = item, Put(mark, MARK, lease=self._lease)
         starts = True  # whether this is thought to be its first item; if that is wrong, nothing happens
         while True:
@@ -478,7 +461,7 @@ class Plans:
     def barrier(self, key: str, world_size: int) -> Plan[None]:
         """Wait until so many have called it with this key. Who is the last to leave deletes what it was kept in."""
         members, last = f"{key}/num_members", f"{key}/last_member"
-        size = _whole(world_size, "world_size")
+        size = whole_of(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: whoever calls barrier is one of them")
         came, mark = yield from self._come_to_barrier(key, members)
@@ -538,16 +521,10 @@ class Plans:
             found: Found = yield Get(roster)
             if found.entry is not None:
                 names.update(company.read_roster(found.entry.value))
-        said = []
-        for rank in missing[:NAMED_MAX]:
-            name = names.get(rank, "")
-            parts = (f"rank {rank}", name and f"node {printable(name)}", name and company.absence(name))
-            said.append(", ".join(filter(None, parts)))
-        more = f"; and {len(missing) - NAMED_MAX} more" if len(missing) > NAMED_MAX else ""
-        return f"; missing {'; '.join(said)}{more}" if said else ""
+        return company.describe_missing(missing, names)
 
     def _came_prefix(self, key: str) -> str:
-        return f"{self._prefix}b/{_escaped(_key(key))}/"
+        return f"{self._prefix}b/{_escaped(key_of(key))}/"
 
     def _leave_barrier(self, members: str, last: str, inside: int) -> Plan[None]:
         """Delete the two keys of a barrier if nobody is inside any more. They may be many: ten steps a second, say."""
@@ -557,11 +534,11 @@ class Plans:
             yield Transact(when=nobody_came, then=both, otherwise=())
 
     def _value_key(self, key: str) -> str:
-        return self._values + _key(key)
+        return self._values + key_of(key)
 
     def _queue_prefix(self, key: str) -> str:
         # Escaped, or the queue "a" would hold the items of the queue "a/b".
-        return f"{self._queues}{_escaped(_key(key))}/"
+        return f"{self._queues}{_escaped(key_of(key))}/"
 
 
 def _escaped(key: str) -> str:
@@ -609,47 +586,3 @@ def _lost_error(lost: tuple[str, ...], missing: SharedStoreTimeoutError) -> Memb
 
 def _no_queue(key: str) -> ValueError:
     return ValueError(f"{shown(key)} holds a value that was set, not a queue; give the queue a key of its own")
-
-
-# What a caller may pass. These are errors of the caller's, and so plain Python ones.
-
-
-def _key(key: object) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"a key is a str, not {shown(key)}")
-    _utf8(key, "a key")
-    return key
-
-
-def _keys(keys: object) -> tuple[str, ...]:
-    return tuple(map(_key, _many(keys, "keys")))
-
-
-def _many(items: object, name: str) -> tuple[Any, ...]:
-    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
-    return tuple(items)
-
-
-def _value(value: object) -> bytes:
-    if isinstance(value, str):
-        return _utf8(value, "a value")
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
-    raise TypeError(f"a value is str or bytes, not {shown(value)}")
-
-
-def _utf8(text: str, name: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"{name} is text that UTF-8 can hold, not {shown(text)}") from None
-
-
-def _whole(number: object, name: str) -> int:
-    try:
-        return operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} is a whole number, not {shown(number)}") from None

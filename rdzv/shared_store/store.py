@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from typing import Self
 
-    from rdzv.shared_store.operations import Company, Plan
+    from rdzv.shared_store.company import Company
+    from rdzv.shared_store.operations import Plan
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
 
