@@ -56,6 +56,7 @@ class Overrides(TypedDict, total=False):
     node_id: str | None
     address: str | None
     master_port: str | int | None
+    bootstrap_check: Flag
     payload: Any
     attributes: Mapping[str, str] | str | None
     rank_order: str | Callable[..., Any] | None

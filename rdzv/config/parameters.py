@@ -246,6 +246,13 @@ TABLE: Final = (
         "the port at which the members meet at rank 0, or the range it is taken from",
         default_text="any free one",
     ),
+    Parameter(
+        "bootstrap_check",
+        value_types.FLAG,
+        "true",
+        "whether a round is given up if not all its members reach rank 0 within 5 seconds",
+        default_text="true under torchrun and rdzv run",
+    ),
     Parameter("payload", value_types.PAYLOAD, "8xH100", "anything small that every member may read"),
     Parameter(
         "attributes",

@@ -95,6 +95,7 @@ class Settings:
     node_id: str | None = None
     address: str | None = None
     master_port: str | None = None
+    bootstrap_check: bool | None = None
     payload: Any = None
     attributes: Mapping[str, str] = DERIVED
     rank_order: str | Callable[..., Any] = "survivors"

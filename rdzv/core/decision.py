@@ -265,6 +265,10 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
         chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
+    # Whom not all reached as rank 0 is not rank 0 again, while there is another.
+    reached = next((record for record in ordered if not record.unreached), None)
+    if reached is not None and ordered[0].unreached:
+        ordered = (reached, *(record for record in ordered if record is not reached))
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"

@@ -90,6 +90,8 @@ class NodeRecord:
         sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
         store_at: The address at which it reaches the store; empty in the same case.
         lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
+        checks: It checks that rank 0 is reached before it takes a round.
+        unreached: It was rank 0 of a round that was given up, since not all reached it.
         left: It has left on its own account, and its record is about to go.
         release: Of which release of this package it is; empty if it does not say.
         progress: The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then
@@ -108,6 +110,8 @@ class NodeRecord:
     sends_from: str = ""
     store_at: str = ""
     lapsed_in: int = -1
+    checks: bool = False
+    unreached: bool = False
     left: bool = False
     release: str = ""
     progress: int | None = None
@@ -128,6 +132,10 @@ class NodeRecord:
             plain["path"] = [self.sends_from, self.store_at]
         if self.lapsed_in >= 0:
             plain["lapsed_in"] = self.lapsed_in
+        if self.checks:
+            plain["checks"] = True
+        if self.unreached:
+            plain["unreached"] = True
         if self.left:
             plain["left"] = True
         if self.release:
@@ -154,6 +162,8 @@ class NodeRecord:
                 sends_from=of(str, sends_from),
                 store_at=of(str, store_at),
                 lapsed_in=of(int, plain.get("lapsed_in", -1)),
+                checks=of(bool, plain.get("checks", False)),
+                unreached=of(bool, plain.get("unreached", False)),
                 left=of(bool, plain.get("left", False)),
                 release=of(str, plain.get("release", "")),
                 progress=maybe(int, plain.get("progress")),
@@ -246,6 +256,7 @@ class Round:
         newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
         in_steps: Whether any member goes from round to round by `rounds()`.
         since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
+        checked: Its members check that they reach rank 0 before they take it.
         revision: The revision of its commit.
     """
 
@@ -259,12 +270,14 @@ class Round:
     newest: tuple[int, int] | None = None
     in_steps: bool = False
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
+    checked: bool = False
     revision: int = 0
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
         return pack(
             {
+                **({"checked": True} if self.checked else {}),
                 "number": self.number,
                 "term": self.term,
                 "size": self.size,
@@ -294,6 +307,7 @@ class Round:
                 newest=_newest(plain.get("newest")),
                 in_steps=of(bool, plain.get("in_steps", False)),
                 since=_since(plain.get("since")),
+                checked=of(bool, plain.get("checked", False)),
                 revision=revision,
             )
 

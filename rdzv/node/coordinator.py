@@ -443,6 +443,7 @@ class _Term:
             newest=_newest(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
             since=self._since(members),
+            checked=len(members) > 1 and all(record.checks for record in decision.members),
         )
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))

@@ -40,6 +40,7 @@ from rdzv.membership import Membership
 from rdzv.node.admission import agree_on_settings, report_health
 from rdzv.node.agreement import Steps
 from rdzv.node.arrival import Arrival, State
+from rdzv.node.bootstrap_check import all_reach, reach
 from rdzv.node.coordinator import Candidacy
 from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
@@ -156,6 +157,8 @@ class Part:
         self.arrival: Arrival[HeldLease] = Arrival()
         self.membership: Membership | None = None
         self.known_round = -1
+        self._unreached = False  # as rank 0 of the last round, which was given up for it
+        self._given_up = ""
         self._lapsed_in = -1  # the round that this node was dropped from
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
@@ -179,7 +182,17 @@ class Part:
         self.refusal = None
         try:
             await self._check_health(link, clock, examine)
-            return await self._join_as(link, clock, me)
+            while True:
+                membership = await self._join_as(link, clock, me)
+                problem = await self._why_not_reached(membership)
+                if not problem:
+                    self._unreached, self._given_up = False, ""
+                    return membership
+                self._unreached = membership.rank == 0
+                self._given_up = f"; round {membership.round.number} was given up: {problem}"
+                log.warning("run %s%s", self._keys.run_id, self._given_up)
+                clock.set(suspended=False, now=anyio.current_time())
+                me = Me(arrival=0, node_id=self._node_id, known_round=self.known_round, was_member=True)
         except BaseException as error:
             refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
             if isinstance(error, StoreReplaced):
@@ -214,6 +227,27 @@ class Part:
                     raise self._timeout(link) from error
                 if await link.in_reach_again(within=clock.left(now)):
                     await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
+
+    async def _why_not_reached(self, membership: Membership) -> str:
+        """Why this round is to be given up, if its members check whether all of them reach rank 0, and not all do."""
+        round, rank = membership.round, membership.rank
+        if not round.checked:
+            return ""
+        self.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
+        self._port.release()
+        checking = asyncio.create_task(_check(round, rank), name=f"check the way to rank 0 of {self._keys.run_id}")
+        wakeup = Wakeup()
+        checking.add_done_callback(lambda _: wakeup.changed())
+        try:
+            with self.listeners.listening(wakeup):
+                while not checking.done():
+                    if membership.over is not None or membership.lost_ids:
+                        return ""  # its caller is told that, as of any round
+                    await wakeup.sleep_until(None)
+            problem = checking.result()
+        finally:
+            await cancel_and_wait(checking)
+        return problem and f"node {self._node_id} (rank {rank}): {problem}"
 
     async def _check_health(
         self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
@@ -339,6 +373,8 @@ class Part:
             store_at=store_at,
             lapsed_in=self._lapsed_in,
             progress=self.progress,
+            checks=bool(settings.bootstrap_check),
+            unreached=self._unreached,
         )
 
     async def _take_lease(self, link: Link) -> HeldLease:
@@ -542,7 +578,8 @@ class Part:
             problem += f"; {IF_HOSTED}"
         return RendezvousTimeoutError(
             f"run {self._keys.run_id}, node {self._node_id}: no round within "
-            f"join_timeout={self._settings.join_timeout:g} s at {self._settings.endpoint.url}: {self.reason}{problem}"
+            f"join_timeout={self._settings.join_timeout:g} s at {self._settings.endpoint.url}: "
+            f"{self.reason}{problem}{self._given_up}"
         )
 
     def _timeout(self, link: Link) -> RendezvousTimeoutError:
@@ -707,6 +744,22 @@ class Part:
         self.arrival.gone()
         self.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
         self.listeners.changed()
+
+
+async def _check(round: Round, rank: int) -> str:
+    """Whether all reach rank 0 of this round: in words what is wrong, or nothing."""
+    at = f"{round.host}:{round.port}"
+    if rank:
+        problem = await reach(round, rank)
+        return problem and f"rank 0 at {at}: {problem}"
+    try:
+        missing = list(await all_reach(round))
+    except OSError as error:
+        return f"nobody can listen at {at}: {error.strerror or error}"
+    if not missing:
+        return ""
+    named = ", ".join(map(str, missing[:NAMED_MOST]))
+    return f"rank{'s' if len(missing) > 1 else ''} {named} did not come to {at} within 5 s"
 
 
 async def _first_change(watch: Watch, key: str, changed: Wakeup) -> None:

@@ -30,6 +30,7 @@ __all__ = ["TorchRendezvousHandler"]
 
 log = logging.getLogger(__name__)
 
+_CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
 """What PyTorch's users expect: its own handler sorts by address, so that rank 0 is on the first host of the list."""
 
@@ -95,6 +96,7 @@ class _Choices:
         self.url = replace(parts, run_id=params.run_id).url
         self.overrides: dict[str, Any] = {
             **({} if "rank_order" in parts.parameters or "RDZV_RANK_ORDER" in os.environ else _BY_NAME),
+            **({} if "bootstrap_check" in parts.parameters or "RDZV_BOOTSTRAP_CHECK" in os.environ else _CHECKED),
             "min_nodes": params.min_nodes,
             "max_nodes": params.max_nodes,
             "address": params.local_addr,

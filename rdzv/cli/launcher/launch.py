@@ -146,7 +146,8 @@ class _Launcher:
                 f"nodes by that name; rename the attribute"
             )
         attributes = {**chosen.attributes, NPROC: mine}
-        return _handler_for(RendezvousParameters.from_url(self._job.url, {"attributes": attributes}))
+        mine_too = {"attributes": attributes, "bootstrap_check": chosen.bootstrap_check is not False}
+        return _handler_for(RendezvousParameters.from_url(self._job.url, mine_too))
 
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()

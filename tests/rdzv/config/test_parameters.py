@@ -46,6 +46,7 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("gone_ttl", 0.001, "seconds from 0.01 ", "gone_ttl=0.1"),
     ("master_port", 0, "a port or a range of them, from 1 to 65535", "master_port=29500-29599"),
     ("master_port", "29599-29500", "a port or a range of them", "master_port=29500-29599"),
+    ("bootstrap_check", "maybe", "true, false, yes, no, on, off", "bootstrap_check=true"),
     ("torch_store", "TCP", "one of rdzv, tcp", "torch_store=tcp"),
     ("early_last_call", "maybe", "true, false, yes, no, on, off", "early_last_call=true"),
     ("expected", "a,,b", 'each of 1 to 255 printable characters without "/"', "expected=gpu-001,gpu-002"),

@@ -1,0 +1,107 @@
+"""Shell: sees, before a round is handed out, whether all its members reach rank 0 where they are to meet.
+
+A round is agreed on over the store. That says nothing of the way between the members: a firewall, or a wrong address,
+lets all of them reach the store and none reach rank 0, and then the job hangs. So rank 0 listens at the very port that
+was promised, each other member connects and says which rank it is, and rank 0 answers all once all have come. Whoever
+does not hear that within a few seconds gives the round up.
+
+Nothing that comes is believed beyond "somebody who knows of this round has come"; a line too long, or wrong, is nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import anyio
+
+from store.net.dialing import describe
+from store.net.sockets import bound_sockets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rdzv.core.state import Round
+
+__all__ = ["all_reach", "reach"]
+
+WITHIN = 5.0  # seconds for all to come
+VERDICT_WITHIN = 2.0  # seconds more to hear of it
+TRY_AGAIN_AFTER = 0.1  # seconds; rank 0 may not listen yet
+LINE_BYTES_MOST = 128
+ALL_HAVE_COME = b"all have come\n"
+NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
+
+
+async def all_reach(round: Round) -> Iterable[int]:
+    """As rank 0: wait for the others at the port that was promised; the ranks that have not come.
+
+    Raises:
+        OSError: Nobody can listen there.
+    """
+    missing = set(range(1, round.size))
+    complete, told = asyncio.Event(), asyncio.Event()
+    untold = set(missing)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            revision, rank = map(int, (await reader.readuntil()).split())
+            if revision == round.revision:
+                missing.discard(rank)
+            if not missing:
+                complete.set()
+            await complete.wait()
+            writer.write(ALL_HAVE_COME)
+            await reader.read()  # it hangs up first, and the port is free at once
+            untold.discard(rank)
+            if not untold:
+                told.set()
+
+    servers = [
+        await asyncio.start_server(answer, sock=sock, limit=LINE_BYTES_MOST) for sock in bound_sockets("", round.port)
+    ]
+    try:
+        with contextlib.suppress(TimeoutError):
+            with anyio.fail_after(WITHIN):
+                await complete.wait()
+        if complete.is_set():
+            with anyio.move_on_after(TRY_AGAIN_AFTER):
+                await told.wait()
+    finally:
+        for server in servers:
+            server.close()
+        for writer in writers:
+            sock = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
+            writer.transport.abort()
+    return sorted(missing)
+
+
+async def reach(round: Round, rank: int) -> str:
+    """As any other rank: come to rank 0, and hear that all have; in words what is wrong, or nothing."""
+    problem, reached = "it does not answer", False
+    began = anyio.current_time()
+    with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
+        while not (reached and anyio.current_time() - began > WITHIN / 2):  # whoever hung up at once may not be rank 0
+            try:
+                reader, writer = await asyncio.open_connection(round.host, round.port)
+            except OSError as error:
+                problem = problem if reached else describe(error)
+            else:
+                reached, problem = True, "it was reached, and has not seen all the others come"
+                try:
+                    writer.write(f"{round.revision} {rank}\n".encode())
+                    if await reader.read(LINE_BYTES_MOST) == ALL_HAVE_COME:
+                        return ""
+                except OSError:
+                    pass
+                finally:
+                    writer.close()
+            await anyio.sleep(TRY_AGAIN_AFTER)
+    return problem
