@@ -56,6 +56,8 @@ async def all_reach(round: Round) -> Iterable[int]:
             if not missing:
                 complete.set()
             await complete.wait()
+            if missing:
+                return  # the time is over
             writer.write(ALL_HAVE_COME)
             await reader.read()  # it hangs up first, and the port is free at once
             untold.discard(rank)
@@ -80,6 +82,7 @@ async def all_reach(round: Round) -> Iterable[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
+        complete.set()  # whoever still waits for the others is let go
     return sorted(missing)
 
 
