@@ -80,6 +80,7 @@ STORE = NOUNS | {
 }
 BELOW_NODE = NOUNS | {
     *("rdzv.errors", "rdzv.core", "rdzv.config", "rdzv.shared_store", "rdzv.membership", "rdzv.interface"),
+    "rdzv.bootstrap_check",
 }
 EVERYTHING_PUBLIC = STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
 
@@ -111,6 +112,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.config": NOUNS | {"rdzv.errors"},
     "rdzv.shared_store": NOUNS | {"rdzv.errors", "rdzv.config"},
     "rdzv.membership": NOUNS | {"rdzv.core", "rdzv.shared_store"},
+    "rdzv.bootstrap_check": {"rdzv.core", "store.net"},
     "rdzv.interface": NOUNS | {"rdzv.errors", "rdzv.core", "rdzv.membership"},
     "rdzv.node": STORE - {"store.engine", "store.disk", "store.server", "store.etcd"} | BELOW_NODE | {"rdzv._version"},
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node"},

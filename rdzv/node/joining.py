@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv._version import __version__
+from rdzv.bootstrap_check import all_reach, reach
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import address_of
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
@@ -40,7 +41,6 @@ from rdzv.membership import Membership
 from rdzv.node.admission import agree_on_settings, report_health
 from rdzv.node.agreement import Steps
 from rdzv.node.arrival import Arrival, State
-from rdzv.node.bootstrap_check import all_reach, reach
 from rdzv.node.coordinator import Candidacy
 from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
