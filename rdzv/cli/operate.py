@@ -1,4 +1,4 @@
-"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, ping.
+"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, drain, ping.
 
 They need no `min_nodes`, and never host a store.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rdzv.backends.builtin import connect
-from rdzv.cli.command import DONE, Command, add_run, add_timeout, whole_number
+from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
 from rdzv.cli.runs import open_store
+from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
 from store.printable import printable
 
@@ -58,6 +59,28 @@ async def _unban(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_unban_arguments(parser)
+    parser.add_argument("--reason", default="", help="why; every member is told")
+    parser.add_argument(
+        "--in",
+        dest="within",
+        type=duration,
+        default=120.0,
+        metavar="SECONDS",
+        help="from now; then it leaves, wherever the others are (default: %(default)g)",
+    )
+
+
+async def _drain(options: argparse.Namespace) -> int:
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        if not isinstance(handler, Handler):
+            raise RendezvousStateError(f"the backend of run {options.url} does not offer drain")
+        await handler.drain_node(options.node, within=options.within, reason=options.reason)
+        print(f"node {options.node} is to leave run {handler.run_id} within {options.within:g} s")
+    return DONE
+
+
 def _add_ping_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
     parser.add_argument(
@@ -94,6 +117,13 @@ COMMANDS = (
         help="let a banned node come again",
         run=_unban,
         add_arguments=_add_unban_arguments,
+        takes_url=True,
+    ),
+    Command(
+        name="drain",
+        help="let a node leave at a step that all members agree on",
+        run=_drain,
+        add_arguments=_add_drain_arguments,
         takes_url=True,
     ),
     Command(

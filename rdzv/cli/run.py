@@ -19,6 +19,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="after failures here (default: 0)")
     add("--nproc", type=whole_number(1), default=1, metavar="N", help="processes here (default: 1)")
     add(
+        "--give-up-status",
+        type=whole_number(1),
+        default=93,
+        metavar="N",
+        help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
+    )
+    add(
         "--on-change",
         choices=[choice.value for choice in OnChange],
         default=OnChange.TERM.value,
@@ -72,6 +79,7 @@ async def _run(options: argparse.Namespace) -> int:
         command=options.words,
         nproc=options.nproc,
         max_restarts=options.max_restarts,
+        give_up_status=options.give_up_status,
         on_change=OnChange(options.on_change),
         grace=options.grace,
         prefix=options.prefix,

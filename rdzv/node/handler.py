@@ -287,7 +287,15 @@ class Handler(RendezvousHandler):
         Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
         `within` seconds the node leaves its round in any case, which then is a departure like any other.
         """
-        await self._call(self.node.drain(self.node_id, within=within, reason=reason), see_to_its_end=True)
+        await self.drain_node(self.node_id, within=within, reason=reason)
+
+    async def drain_node(self, node_id: str, *, within: float = 120.0, reason: str = "") -> None:
+        """Announce that some node is to leave; see `drain`.
+
+        Raises:
+            RendezvousStateError: No such node is in the run.
+        """
+        await self._call(self.node.drain(node_id, within=within, reason=reason), see_to_its_end=True)
 
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run from round to round.

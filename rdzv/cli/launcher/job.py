@@ -44,6 +44,7 @@ class Job:
         command: A program and its arguments.
         nproc: How many processes of it on this node.
         max_restarts: How often this node starts again after a failure of its own; PyTorch's default, too, is never.
+        give_up_status: The exit status by which a process says that the run is not to go on anywhere.
         on_change: What becomes of the processes when nodes wait to come in.
         grace: Seconds from SIGTERM to SIGKILL, and for which newcomers wait for a checkpoint.
         prefix: Whether each line of output gets the rank in front.
@@ -55,6 +56,7 @@ class Job:
     command: tuple[str, ...]
     nproc: int = 1
     max_restarts: int = 0
+    give_up_status: int = 93
     on_change: OnChange = OnChange.TERM
     grace: float = 10.0
     prefix: bool = True

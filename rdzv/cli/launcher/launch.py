@@ -160,6 +160,9 @@ class _Launcher:
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED:
                     return 0
+                if error.given_up and error.status:
+                    sys.stderr.write(f"rdzv run: {error}\n")
+                    return error.status
                 raise
             status = await self._follow(handler, info, await self._play(handler, info))
             if status is not None:
@@ -196,9 +199,12 @@ class _Launcher:
                 except RendezvousConnectionError as error:
                     log.warning("%s: %s, but the run cannot be closed: %s", where, SUCCEEDED, error)
                 return 0
-            case Closed(reason=reason, by=by):
+            case Closed(reason=reason, by=by, given_up=given_up, status=status):
                 if reason == SUCCEEDED:
                     return 0
+                if given_up and status:
+                    log.error("%s: given up by %s: %s; the command was stopped", where, by, reason)
+                    return status
                 raise RendezvousClosedError(
                     f"run {info.run_id} is closed{f' by {by}' if by else ''}{f': {reason}' if reason else ''}; "
                     f"the command was stopped",
@@ -206,6 +212,11 @@ class _Launcher:
                 )
             case Failed(rank=rank, status=status, counts=counts):
                 ended = _describe(status)
+                if status == self._job.give_up_status:
+                    verdict = f"rank {rank} {ended}, which says not to go on"
+                    log.error("%s: %s", where, verdict)
+                    await handler.set_closed(verdict, given_up=True, status=status)
+                    return status
                 if not counts:
                     log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
                 elif self._restarts < self._job.max_restarts:
@@ -219,6 +230,9 @@ class _Launcher:
                     )
                     return status if status >= 0 else 128 - status
             case Changed(why=why):
+                if handler.node.is_draining:
+                    log.warning("%s: %s; this node leaves, and does not come again", where, why)
+                    return 0
                 log.warning("%s: %s; meeting again", where, why)
             case _:
                 assert_never(end)

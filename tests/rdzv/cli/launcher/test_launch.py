@@ -556,3 +556,27 @@ async def test_a_command_that_cannot_be_forked_starts_as_ever_and_it_is_said_why
         assert await launcher.wait(timeout=20) == 0
         assert any("--preload decimal has no effect" in line and "sh is not" in line for line in launcher.output)
         assert "[0] ran" in launcher.stdout
+
+
+async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_status(server: str) -> None:
+    url = f"{server}/job?{TWO}"
+    give_up = ("sh", "-c", "exit 93")
+    async with node(url, "a", "--max-restarts", "5", command=give_up) as a, node(url, "b", "--max-restarts", "5") as b:
+        assert await a.wait(timeout=30) == 93
+        assert await b.wait(timeout=30) == 93
+        assert any("says not to go on" in line for line in b.output), b.written()
+
+
+async def test_a_node_that_is_to_leave_does_and_the_others_meet_again_without_it(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=0.5"
+    async with node(url, "a") as a, node(url, "b") as b:
+        await started(a)
+        await started(b)
+        async with start_python("-m", "rdzv", "drain", f"{server}/job", "b", "--reason", "maintenance") as drain:
+            assert await drain.wait(timeout=20) == 0, drain.written()
+        assert await b.wait(timeout=30) == 0
+        assert any("b to leave: maintenance" in line for line in b.output)
+        again = await started(a)
+        assert again["WORLD_SIZE"] == "1"
+        tell(again, SUCCEED)
+        assert await a.wait(timeout=20) == 0
