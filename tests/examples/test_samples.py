@@ -53,7 +53,7 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
         samples = [
             await started.enter_async_context(start_python("-W", "error", str(path), env=environment)) for _ in range(2)
         ]
-        if "set_closed" not in code:
+        if "store.connect(" not in code and "set_closed" not in code:  # who uses the store alone meets nobody
             async with rdzv.connect(f"{server.url}/job-7", is_host=False) as observer:
                 while (await observer.status()).world_size != 2:  # noqa: ASYNC110  nothing tells an observer
                     await anyio.sleep(0.05)
