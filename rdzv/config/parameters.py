@@ -167,7 +167,7 @@ TABLE: Final = (
     ),
     Parameter(
         "disconnect_ttl",
-        duration(),
+        duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back"),
         "1",
         "seconds for which a disconnected node counts as alive; at most ttl",
         default_text=f"{DISCONNECT_TTL:g}, or ttl if that is less",

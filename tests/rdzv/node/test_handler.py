@@ -66,6 +66,17 @@ async def test_the_held_port_is_free_once_the_round_has_come() -> None:
         server.close()
 
 
+@pytest.mark.parametrize("name", ["ttl", "closed_ttl"])
+async def test_a_duration_beyond_the_stores_limit_is_refused_by_its_name(name: str) -> None:
+    """The store's word alone said which limit it was, and not which setting had asked for more."""
+    longer: dict[str, Any] = {name: 30 * 86_400.0}
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a", **longer)
+        with pytest.raises(RendezvousSettingsError, match=f"^{name}=2.592e.06 s is not to be had: .*; lower {name}$"):
+            await a.next_rendezvous()
+        assert run.keys("nodes/") == []
+
+
 async def test_a_second_call_while_joining_is_refused_and_harms_nothing() -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, b = run.handler("a"), run.handler("b")

@@ -1,0 +1,88 @@
+"""Where nodes live: one thread per process, from its first user to its last, in which nobody holds up a node."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from rdzv.errors import RendezvousStateError
+from rdzv.node.loops import LoopAtHand, NodeLoop, NodeThread
+
+
+async def where() -> threading.Thread:
+    return threading.current_thread()
+
+
+def node_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rdzv node"]
+
+
+def test_all_users_share_one_thread_which_ends_with_the_last() -> None:
+    one, other = NodeThread(), NodeThread()
+    thread = one.start(where()).result(10)
+    assert other.start(where()).result(10) is thread
+    assert node_threads() == [thread]
+    one.leave()
+    assert other.start(where()).result(10) is thread
+    other.leave()
+    thread.join(10)
+    assert not node_threads()
+
+
+def test_a_loop_that_was_left_is_not_begun_again_and_leaving_twice_does_nothing() -> None:
+    one, other = NodeThread(), NodeThread()
+    thread = other.start(where()).result(10)
+    one.start(where()).result(10)
+    one.leave()
+    one.leave()
+    with pytest.raises(RendezvousStateError, match="the thread in which nodes live has ended: it was left"):
+        one.start(where())
+    assert thread.is_alive(), "the other one uses it"
+    other.leave()
+    thread.join(10)
+
+
+def test_cancelling_the_future_cancels_what_was_begun() -> None:
+    loop = NodeThread()
+    cancelled, begun = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    future = loop.start(work())
+    assert begun.wait(10)
+    future.cancel()
+    assert cancelled.wait(10)
+    loop.leave()
+
+
+def test_somebody_elses_code_holds_up_no_node() -> None:
+    loop = NodeThread()
+    going_on = threading.Event()
+
+    async def apart() -> bool:
+        return await loop.apart(lambda: going_on.wait(10))
+
+    slow = loop.start(apart())
+    thread = loop.start(where()).result(10)  # it answers while the other is under way
+    going_on.set()
+    assert slow.result(10)
+    loop.leave()
+    thread.join(10)
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> None:
+    loop: NodeLoop = LoopAtHand(asyncio.get_running_loop() if given else None)
+    assert await asyncio.wrap_future(loop.start(where())) is threading.current_thread()
+    assert await loop.apart(time.monotonic) > 0
+    loop.leave()  # it is somebody else's, and goes on
+    assert await asyncio.wrap_future(loop.start(where())) is threading.current_thread()
