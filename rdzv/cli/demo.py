@@ -50,7 +50,7 @@ STEP_WITHIN: Final = 120.0
 
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
 """With a `ttl` and a last call so long that a machine that is merely busy loses no node, and no round is short of one;
-a process that is killed is noticed by `disconnect_ttl`."""
+a process that is killed is noticed by `gone_ttl`."""
 
 LAST_WORDS: Final = 20  # lines of what a node wrote on standard error that are shown if it dies
 
@@ -270,7 +270,7 @@ async def _play(director: _Director) -> None:
     told = max(said["at"] for said in gone.values()) - killed_at
     director.narrate(f"the survivors were told {told * 1000:.0f} ms after the kill, and meet again")
     regrouped = await director.expect_round(1, survivors) - killed_at
-    director.narrate(f"from SIGKILL to the next round: {regrouped * 1000:.0f} ms, most of it disconnect_ttl (1 s)")
+    director.narrate(f"from SIGKILL to the next round: {regrouped * 1000:.0f} ms, most of it gone_ttl (100 ms)")
 
     director.narrate(f"{REPLACEMENT} starts, as a replacement")
     started_at = time.monotonic()
