@@ -106,8 +106,8 @@ class Checker:
                     self.world.say(f"{event.value.decode()} coordinates, term {self.term}")
                 elif key.startswith(keys.rounds):
                     self._values[key] = event.value
-                    if "/store/" in key:
-                        self._fenced_write(key, event.value)
+                elif key.startswith(keys.stores):
+                    self._fenced_write(key, event.value)
             elif event.kind == "delete":
                 if key.startswith(keys.nodes):
                     del self.records[key.removeprefix(keys.nodes)]

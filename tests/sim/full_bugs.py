@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from unittest.mock import patch
 
 from rdzv.core.view import View
 from rdzv.node import coordinator
+from rdzv.shared_store.operations import Plans
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact, TransactionResult
 from tests.sim.full_node import commits
@@ -17,6 +19,8 @@ from tests.sim.store_bugs import HastyServer
 from tests.sim.truth import HeardClient
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rdzv.core.state import NodeRecord
     from store.messages import Request
 
@@ -124,6 +128,16 @@ def _not_superseded(*_: object) -> None:
     """Do not end what is under way."""
 
 
+@contextmanager
+def _as_if_members_still() -> Iterator[None]:
+    """Let no node look at what it knows itself of its membership: the fence alone is left."""
+    with (
+        patch.object(SharedStore, "supersede", _not_superseded),
+        patch.object(Plans, "check_membership", _not_superseded),
+    ):
+        yield
+
+
 FULL_BUGS = {
     "a commit without the coordinator's condition": Seams(client=UnfencedCommits),
     "a commit without its members' conditions": Seams(client=CarelessCommits),
@@ -134,7 +148,7 @@ FULL_BUGS = {
     "a coordinator that forgets the last round": _planted(coordinator, "View", ForgetfulView),
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
-    "a zombie's write that is not fenced": _planted(SharedStore, "supersede", _not_superseded, client=UnfencedWrites),
+    "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
     "an acknowledgement before the commit": Seams(server=HastyServer),
 }
 """Each bug by name, as it is planted."""

@@ -50,7 +50,7 @@ SEEDS = {
     "a coordinator that forgets the last round": 0,
     "a live member that is taken for a waiting node": 0,
     "a loss that nobody is told of": 0,
-    "a zombie's write that is not fenced": 12,
+    "a zombie's write that is not fenced": 50,
     "an acknowledgement before the commit": 1,
 }
 """Histories from which on each is found soon; any change of the product tells them differently."""

@@ -40,8 +40,8 @@ def test_what_only_reads_is_no_mutation_and_what_renews_may_be_repeated() -> Non
     assert set(MUTATIONS) < requests
     harmless = {kind.__name__ for kind in requests - set(MUTATIONS)}
     assert harmless == set(
-        "Get GetMany List Count Wait Guarded KeepAlive TimeToLive Watch Cancel Ping Stats ListGroups Excessive Unknown".split()  # noqa: SIM905
-    )
+        ("Get GetMany List Count Wait Guarded KeepAlive TimeToLive Watch Cancel Ping Stats ListGroups").split()  # noqa: SIM905
+    ) | {"Excessive", "Unknown"}
 
 
 def test_every_request_knows_its_response() -> None:
