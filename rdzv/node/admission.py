@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Drain
     from store import Entry, Store
 
-__all__ = ["agree_on_settings", "check_node_id", "examine", "put_ban", "put_drain", "report_health", "take_run_lease"]
+__all__ = [
+    "agree_on_settings",
+    "check_node_id",
+    "examine",
+    "is_too_long",
+    "put_ban",
+    "put_drain",
+    "report_health",
+    "take_run_lease",
+]
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
@@ -67,6 +76,8 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
         try:
             lease = await store.grant(ttl)
         except LimitExceeded as error:
+            if not is_too_long(error):
+                raise
             raise RendezvousSettingsError(
                 f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl"
             ) from error
@@ -166,6 +177,11 @@ async def agree_on_settings(
 
 
 # ------------------------------------------------------------------------------------------------------------- bans
+
+
+def is_too_long(error: LimitExceeded) -> bool:
+    """Whether a lease was refused for its TTL, and not for want of room: the store's message names the limit."""
+    return "lease_ttl_max" in str(error)
 
 
 async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> None:

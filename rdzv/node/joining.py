@@ -38,7 +38,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
-from rdzv.node.admission import agree_on_settings, report_health
+from rdzv.node.admission import agree_on_settings, is_too_long, report_health
 from rdzv.node.agreement import Steps
 from rdzv.node.arrival import Arrival, State
 from rdzv.node.coordinator import Candidacy
@@ -400,6 +400,8 @@ class Part:
                     on_lapse=lapsed,
                 )
             except LimitExceeded as error:
+                if not is_too_long(error):
+                    raise  # no room, or a disk that is full: that is not what this node was told to ask for
                 raise RendezvousSettingsError(
                     f"ttl={self._settings.ttl:g} s is not to be had: {error}; lower ttl"
                 ) from error

@@ -22,6 +22,7 @@ from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
+    RendezvousStateError,
     RendezvousTimeoutError,
     RoundSupersededError,
     SharedStoreTimeoutError,
@@ -236,7 +237,8 @@ class Node:
                 await self._close()
 
     async def _close(self) -> None:
-        with contextlib.suppress(RendezvousConnectionError):
+        # The store may be out of reach; and the process may be ending, and have closed its handler a moment ago.
+        with contextlib.suppress(RendezvousConnectionError, RendezvousStateError):
             await self.handler.set_closed("enough")
 
     async def _listen(self) -> None:
