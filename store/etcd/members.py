@@ -451,12 +451,16 @@ class Members:
         return self._choice.problem
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """The error for a caller whose time is over."""
+        """The error for a caller whose time is over: which one depends on what came of its own attempts.
+
+        Where one of them has failed for a reason, it is `ConnectionLost`: whether this client has found a member again
+        since then is chance, and tells the caller nothing.
+        """
         maybe = doubt is not None and doubt.any
         reason = told or self._choice.problem
         problem = f": {reason}" if reason else ""
         message = f"{what} at {self.name} was not answered in time{problem}"
-        if self.connected:
+        if self.connected and not told:
             return StoreTimeoutError(message, maybe_applied=maybe)
         return ConnectionLost(message, maybe_applied=maybe)
 
