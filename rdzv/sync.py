@@ -26,6 +26,7 @@ from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
+from rdzv.loop.member import check_on_waiting
 from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.loop.rounds import OnWaiting
+    from rdzv.loop.member import OnWaiting
     from rdzv.node.loops import NodeLoop
     from rdzv.node.node import Node
     from store import BlockingStore
@@ -373,5 +374,10 @@ def rounds(
         RunGivenUpError: A body of another member has.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    with connect(url, **overrides) as handler:
-        yield from rounds_of(handler, on_waiting=on_waiting, progress=progress)
+    check_on_waiting(on_waiting)
+
+    def each() -> Iterator[Round]:
+        with connect(url, **overrides) as handler:
+            yield from rounds_of(handler, on_waiting=on_waiting, progress=progress)
+
+    return each()

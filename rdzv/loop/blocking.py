@@ -19,17 +19,27 @@ import threading
 from typing import TYPE_CHECKING, Protocol, Self
 
 from rdzv.errors import (
+    GiveUp,
     RendezvousClosedError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RoundChanged,
     RoundSupersededError,
-    RunGivenUpError,
 )
-from rdzv.loop.ending import BLAME, DONE, Ending, EndKind, EndWatcher
-from rdzv.loop.member import Consequence, MemberOfRound, Use, finished_of, judge
-from rdzv.loop.rounds import FINISHED, NEWS_OF_A_LOSS
+from rdzv.loop.ending import BLAME, DONE, Ending, EndKind
+from rdzv.loop.member import (
+    ASK_WITHIN,
+    FINISHED,
+    NEWS_OF_A_LOSS,
+    Consequence,
+    MemberOfRound,
+    OnWaiting,
+    SoFar,
+    check_on_waiting,
+    judge,
+    others_have_gone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +47,6 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.state import Participant
-    from rdzv.loop.rounds import OnWaiting
     from rdzv.membership import BlockingRendezvousInfo, Membership
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
@@ -68,33 +77,20 @@ def rounds_of(
     handler: BlockingHandler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
 ) -> Iterator[Round]:
     """The rounds of a run over a handler that is connected; see `rdzv.sync.rounds`."""
+    check_on_waiting(on_waiting)
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
-    was_open = not handler.is_closed()
-    last: Round | None = None
-    finished: int | None = None
-    while not node.is_draining:
-        if progress is not None and last is not None:
-            finished = progress()
-        node.part.progress = -1 if finished is None else finished
+    so_far = SoFar(node, was_open=not handler.is_closed(), progress=progress)
+    while so_far.goes_on():
         try:
             info = handler.next_rendezvous()
-        except RendezvousGracefulExitError:
+        except (RendezvousGracefulExitError, RendezvousClosedError) as error:
+            so_far.end(error)
             return
-        except RendezvousClosedError as error:
-            if error.given_up:
-                raise RunGivenUpError(str(error), reason=error.reason) from None
-            if was_open:
-                return
-            raise
-        membership = node.membership
-        assert membership is not None, "next_rendezvous has just made this node a member"
-        last_rank = None if last is None else last.rank
-        last = Round(handler, info, membership, last_rank=last_rank, on_waiting=on_waiting)
-        yield last
-        last.use.check()
-        finished = finished_of(membership.gate, finished)
+        round = Round(handler, node, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+        yield round
+        so_far.left(round)
 
 
 class Round(MemberOfRound):
@@ -108,28 +104,19 @@ class Round(MemberOfRound):
     def __init__(
         self,
         handler: BlockingHandler,
+        node: Node,
         info: BlockingRendezvousInfo,
         membership: Membership,
         *,
         last_rank: int | None,
         on_waiting: OnWaiting,
     ) -> None:
-        super().__init__(membership, run_id=handler.run_id, node_id=info.node_id, last_rank=last_rank)
+        super().__init__(node, membership, last_rank=last_rank, on_waiting=on_waiting)
         self.store: BlockingSharedStore = info.store
-        self.use = Use()
         self._handler = handler
         self._info = info
-        self._gate = membership.gate
         self._over = threading.Event()
         self._on_end: Callable[[Ending], None] | None = None
-        node = handler.node
-        assert node is not None
-        self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
-
-    @property
-    def ending(self) -> Ending | None:
-        """See the class."""
-        return self._watcher.ending
 
     def on_end(self, callback: Callable[[Ending], None]) -> None:
         """Call back once the round has ended, in the thread in which nodes live; here, if it has."""
@@ -150,7 +137,8 @@ class Round(MemberOfRound):
                 case Consequence.FINISHED:
                     self._finish()
                 case Consequence.GIVEN_UP:
-                    self._handler.set_closed(str(error), given_up=True)
+                    assert isinstance(error, GiveUp)
+                    self._handler.set_closed(error.reason, given_up=True, status=error.status)
                     return False
                 case Consequence.FIND_OUT:
                     if not self._others_have_gone():
@@ -162,8 +150,7 @@ class Round(MemberOfRound):
                     pass
         finally:
             self._watcher.stop()
-        ending = self._watcher.ending
-        log.info("%r is over: %s", self, ending.reason if ending is not None else error or "this member has finished")
+        log.info("%s", self._closing_word(error))
         return True
 
     def _ended(self, ending: Ending) -> None:
@@ -185,22 +172,22 @@ class Round(MemberOfRound):
         """
         if self._watcher.ending is not None:
             raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
-        if self._gate.passes(step):
+        if self.gate.passes(step):
             return
-        if not self._gate.decided:
+        if not self.gate.decided:
             self._until_decided()
-        if self._gate.leaves(step):
-            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self._gate.why))
+        if self.gate.leaves(step):
+            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         if self._watcher.ending is not None:
             raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
 
     def _until_decided(self) -> None:
         """Wait until the members have agreed, or the round has ended."""
-        self._gate.on_decision(self._over.set)
+        self.gate.on_decision(self._over.set)
         try:
             self._over.wait()
         finally:
-            self._gate.on_decision(None)
+            self.gate.on_decision(None)
             self._over.clear()
             if self._watcher.ending is not None:  # perhaps while that was cleared
                 self._over.set()
@@ -223,7 +210,7 @@ class Round(MemberOfRound):
 
     def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run."""
-        self._gate.begun = None
+        self.gate.begun = None
         with contextlib.suppress(RoundSupersededError):
             if self.store.add(DONE, 1) == self.world_size:
                 self._handler.set_closed(FINISHED)
@@ -233,9 +220,11 @@ class Round(MemberOfRound):
     def _others_have_gone(self) -> bool:
         """Find out whether an error of the body is somebody else's; see the async twin."""
         first = False
+        store = self.store.clone()
+        store.set_timeout(ASK_WITHIN)  # without an answer, one does without
         with contextlib.suppress(RendezvousError):
-            first = self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
+            first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
         self._over.wait(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
-        return self._watcher.ending is not None and self._watcher.ending.kind is not EndKind.AGREED
+        return others_have_gone(self._watcher.ending)

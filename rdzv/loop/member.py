@@ -1,23 +1,127 @@
 """What a round offers to a member's body, awaited or blocking: who it is, what has changed, and how the body ends.
 
-`judge` draws the consequence of a body's end, for both twins.
+Both twins of the loop share all that neither awaits nor blocks: `SoFar` is where a node stands between two rounds, and
+`judge` draws the consequence of a body's end.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from rdzv.errors import GiveUp, MembersLostError, RendezvousStateError, RoundChanged, RoundSupersededError
-from rdzv.loop.ending import EndKind
+from rdzv.config.config_errors import shown
+from rdzv.errors import (
+    GiveUp,
+    MembersLostError,
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RoundChanged,
+    RoundSupersededError,
+    RunGivenUpError,
+)
+from rdzv.loop.ending import EndKind, EndWatcher
 from rdzv.membership import Membership, Previous
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rdzv.core.stopping import StepGate
     from rdzv.loop.ending import Ending
+    from rdzv.node.node import Node
 
-__all__ = ["Consequence", "MemberOfRound", "finished_of", "judge"]
+__all__ = [
+    "ASK_WITHIN",
+    "FINISHED",
+    "NEWS_OF_A_LOSS",
+    "Consequence",
+    "MemberOfRound",
+    "OnWaiting",
+    "SoFar",
+    "check_on_waiting",
+    "finished_of",
+    "judge",
+    "others_have_gone",
+]
+
+OnWaiting = Literal["now", "wait"]
+"""What becomes of a body that never calls `check` when nodes wait to come in."""
+
+FINISHED: Final = "every member has come to the end of its body"
+"""Why a run is closed that has done what it was for."""
+
+NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl in which a member's death is known to the others
+ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
+
+
+def check_on_waiting(on_waiting: str) -> None:
+    """Refuse what no round can do.
+
+    Raises:
+        RendezvousSettingsError: It is neither `now` nor `wait`.
+    """
+    if on_waiting not in get_args(OnWaiting):
+        raise RendezvousSettingsError(f'on_waiting={shown(on_waiting)} must be "now" or "wait"')
+
+
+class SoFar:
+    """Where a node stands between the rounds of a run, for both twins of the loop.
+
+    Args:
+        node: Whose rounds they are.
+        was_open: The run was not closed when the loop began, so that a closing is the end of the loop, and no error.
+        progress: Tells the last step that this node has finished, if the steps given to `check` do not.
+    """
+
+    def __init__(self, node: Node, *, was_open: bool, progress: Callable[[], int] | None) -> None:
+        self._node = node
+        self._was_open = was_open
+        self._progress = progress
+        self._finished: int | None = None  # the last step, if it is known
+        self._last: MemberOfRound | None = None
+
+    def goes_on(self) -> bool:
+        """Whether to meet again: then the node says how far it has come, in its arrival."""
+        if self._node.is_draining:
+            return False
+        if self._progress is not None and self._last is not None:
+            self._finished = self._progress()
+        self._node.part.progress = -1 if self._finished is None else self._finished
+        return True
+
+    def end(self, error: RendezvousGracefulExitError | RendezvousClosedError) -> None:
+        """The run is closed: the loop ends, with this call's error if there is one.
+
+        Raises:
+            RunGivenUpError: A member has given the run up.
+            RendezvousClosedError: The run was closed before the loop began.
+        """
+        if not isinstance(error, RendezvousClosedError):
+            return
+        if error.given_up:
+            raise RunGivenUpError(str(error), reason=error.reason, given_up=True, status=error.status) from None
+        if not self._was_open:
+            raise error
+
+    @property
+    def membership(self) -> Membership:
+        """Of the round that this node has just become a member of."""
+        membership = self._node.membership
+        assert membership is not None, "next_rendezvous has just made this node a member"
+        return membership
+
+    @property
+    def last_rank(self) -> int | None:
+        """Which rank this node had in the round before; None if there was none."""
+        return None if self._last is None else self._last.rank
+
+    def left(self, round: MemberOfRound) -> None:
+        """The loop has come back from this round."""
+        round.use.check()
+        self._last = round
+        self._finished = finished_of(round.gate, self._finished)
 
 
 class MemberOfRound:
@@ -32,6 +136,8 @@ class MemberOfRound:
         bootstrap_address: Host and port on rank 0, the same for every member.
         previous: What has changed since the last round this node was in; None in its first.
         newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
+        gate: What this member passes at each step.
+        use: Whether the round was entered.
     """
 
     number: int
@@ -43,16 +149,34 @@ class MemberOfRound:
     previous: Previous | None
     newest: tuple[int, int] | None
 
-    def __init__(self, membership: Membership, *, run_id: str, node_id: str, last_rank: int | None) -> None:
+    def __init__(self, node: Node, membership: Membership, *, last_rank: int | None, on_waiting: OnWaiting) -> None:
         round = membership.round
         self.number = round.number
         self.rank = membership.rank
         self.world_size = round.size
-        self.node_id = node_id
-        self.run_id = run_id
+        self.node_id = node.node_id
+        self.run_id = node.run_id
         self.bootstrap_address = (round.host, round.port)
         self.previous = None if last_rank is None else Previous(last_rank, *round.since)
         self.newest = round.newest
+        self.gate = membership.gate
+        self.use = Use()
+        self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why the round has ended for this member; None while it goes on."""
+        return self._watcher.ending
+
+    def _ended(self, ending: Ending) -> None:
+        """Get the body out of the round; from the node's thread."""
+        raise NotImplementedError
+
+    def _closing_word(self, error: BaseException | None) -> str:
+        """What the log says of the end of the body."""
+        ending = self._watcher.ending
+        why = ending.reason if ending is not None else error or "this member has finished"
+        return f"{self!r} is over: {why}"
 
     def __repr__(self) -> str:
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"
@@ -83,11 +207,15 @@ def judge(error: BaseException | None, ending: Ending | None) -> Consequence:
         case RoundChanged() | MembersLostError() | RoundSupersededError():
             return Consequence.MEET_AGAIN
         case Exception():
-            # After a loss, whatever fails has failed for that; after an agreement nobody has gone away from anybody.
-            others_have_gone = ending is not None and ending.kind is not EndKind.AGREED
-            return Consequence.MEET_AGAIN if others_have_gone else Consequence.FIND_OUT
+            # After a loss, whatever fails has failed for that.
+            return Consequence.MEET_AGAIN if others_have_gone(ending) else Consequence.FIND_OUT
         case _:
             return Consequence.RAISE
+
+
+def others_have_gone(ending: Ending | None) -> bool:
+    """Whether the round has ended since somebody has gone; after an agreement, nobody has left anybody."""
+    return ending is not None and ending.kind is not EndKind.AGREED
 
 
 def finished_of(gate: StepGate, before: int | None) -> int | None:

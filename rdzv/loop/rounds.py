@@ -26,21 +26,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 
 from rdzv.backends.builtin import create_handler
 from rdzv.errors import (
+    GiveUp,
     RendezvousClosedError,
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousSettingsError,
     RoundSupersededError,
-    RunGivenUpError,
 )
-from rdzv.loop.ending import BLAME, DONE, Ending, EndKind, EndWatcher
-from rdzv.loop.member import Consequence, MemberOfRound, Use, finished_of, judge
+from rdzv.loop.ending import BLAME, DONE, Ending, EndKind
+from rdzv.loop.member import (
+    ASK_WITHIN,
+    FINISHED,
+    NEWS_OF_A_LOSS,
+    Consequence,
+    MemberOfRound,
+    OnWaiting,
+    SoFar,
+    check_on_waiting,
+    judge,
+    others_have_gone,
+)
 from rdzv.node.handler import Handler
 
 if TYPE_CHECKING:
@@ -52,17 +63,9 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership, RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["FINISHED", "NEWS_OF_A_LOSS", "OnWaiting", "Round", "rounds", "rounds_of"]
+__all__ = ["Round", "rounds", "rounds_of"]
 
 log = logging.getLogger(__name__)
-
-OnWaiting = Literal["now", "wait"]
-
-FINISHED = "every member has come to the end of its body"
-"""Why a run is closed that has done what it was for."""
-
-NEWS_OF_A_LOSS = 1.0  # seconds after disconnect_ttl in which a member's death is known to the others
-ASK_WITHIN = 2.0  # seconds for a word with the shared store, before one does without
 
 
 def rounds(
@@ -86,8 +89,7 @@ def rounds(
         RunGivenUpError: A body of another member has.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    if on_waiting not in ("now", "wait"):
-        raise RendezvousSettingsError(f'on_waiting={on_waiting!r:.80} must be "now" or "wait"')
+    check_on_waiting(on_waiting)
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
         raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
@@ -98,32 +100,18 @@ async def rounds_of(
     handler: Handler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
 ) -> AsyncGenerator[Round, None]:
     """The same over a handler, which this enters, and leaves for good."""
+    check_on_waiting(on_waiting)
     async with handler:
-        node = handler.node
-        was_open = not await handler.is_closed()
-        last: Round | None = None
-        finished: int | None = None
-        while not node.is_draining:
-            if progress is not None and last is not None:
-                finished = progress()
-            node.part.progress = -1 if finished is None else finished
+        so_far = SoFar(handler.node, was_open=not await handler.is_closed(), progress=progress)
+        while so_far.goes_on():
             try:
                 info = await handler.next_rendezvous()
-            except RendezvousGracefulExitError:
+            except (RendezvousGracefulExitError, RendezvousClosedError) as error:
+                so_far.end(error)
                 return
-            except RendezvousClosedError as error:
-                if error.given_up:
-                    raise RunGivenUpError(str(error), reason=error.reason) from None
-                if was_open:
-                    return
-                raise
-            membership = node.membership
-            assert membership is not None, "next_rendezvous has just made this node a member"
-            last_rank = None if last is None else last.rank
-            last = Round(handler, info, membership, last_rank=last_rank, on_waiting=on_waiting)
-            yield last
-            last.use.check()
-            finished = finished_of(membership.gate, finished)
+            round = Round(handler, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+            yield round
+            so_far.left(round)
 
 
 class Round(MemberOfRound):
@@ -143,19 +131,11 @@ class Round(MemberOfRound):
         last_rank: int | None,
         on_waiting: OnWaiting,
     ) -> None:
-        super().__init__(membership, run_id=info.run_id, node_id=info.node_id, last_rank=last_rank)
+        super().__init__(handler.node, membership, last_rank=last_rank, on_waiting=on_waiting)
         self.store: SharedStore = info.store
-        self.use = Use()
         self._handler = handler
         self._info = info
-        self._gate = membership.gate
         self._scope = anyio.CancelScope()
-        self._watcher = EndWatcher(handler.node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
-
-    @property
-    def ending(self) -> Ending | None:
-        """See the class."""
-        return self._watcher.ending
 
     async def __aenter__(self) -> Self:
         self.use.enter()
@@ -174,7 +154,8 @@ class Round(MemberOfRound):
                 case Consequence.FINISHED:
                     await self._finish()
                 case Consequence.GIVEN_UP:
-                    await self._handler.set_closed(str(error), given_up=True)
+                    assert isinstance(error, GiveUp)
+                    await self._handler.set_closed(error.reason, given_up=True, status=error.status)
                     return False
                 case Consequence.FIND_OUT:
                     if not await self._others_have_gone():
@@ -186,8 +167,7 @@ class Round(MemberOfRound):
                     pass
         finally:
             self._watcher.stop()
-        ending = self._watcher.ending
-        log.info("%r is over: %s", self, ending.reason if ending is not None else error or "this member has finished")
+        log.info("%s", self._closing_word(error))
         return True
 
     def _ended(self, _: Ending) -> None:
@@ -205,12 +185,12 @@ class Round(MemberOfRound):
         Args:
             step: The one that is about to begin; each time a larger one.
         """
-        if self._gate.passes(step):
+        if self.gate.passes(step):
             return
-        if not self._gate.decided:
+        if not self.gate.decided:
             await self._until_decided()
-        if self._gate.leaves(step):
-            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self._gate.why))
+        if self.gate.leaves(step):
+            self._watcher.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
             self._scope.cancel()
             await anyio.sleep_forever()  # the line before has cancelled it
 
@@ -221,11 +201,11 @@ class Round(MemberOfRound):
         def tell() -> None:
             self._loop.call_soon_threadsafe(decided.set)
 
-        self._gate.on_decision(tell)
+        self.gate.on_decision(tell)
         try:
             await decided.wait()
         finally:
-            self._gate.on_decision(None)
+            self.gate.on_decision(None)
 
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run, from round to round: the path of a checkpoint, a seed.
@@ -251,7 +231,7 @@ class Round(MemberOfRound):
 
     async def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run. A change ends the wait, and all goes on."""
-        self._gate.begun = None  # this member begins no step any more, and holds up nobody who stops
+        self.gate.begun = None  # this member begins no step any more, and holds up nobody who stops
         with anyio.CancelScope() as scope:
             self._scope = scope
             if self._watcher.ending is not None:
@@ -270,12 +250,9 @@ class Round(MemberOfRound):
             first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
-        self._scope = anyio.CancelScope(deadline=anyio.current_time() + self._news_within)
+        news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
+        self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)
         with self._scope:
             if self._watcher.ending is None:
                 await anyio.sleep_forever()
-        return self._watcher.ending is not None and self._watcher.ending.kind is not EndKind.AGREED
-
-    @property
-    def _news_within(self) -> float:
-        return self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
+        return others_have_gone(self._watcher.ending)

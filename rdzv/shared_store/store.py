@@ -21,7 +21,7 @@ import math
 import secrets
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -44,6 +44,7 @@ __all__ = ["BlockingSharedStore", "ClientAtFirstUse", "SharedStore"]
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Response)
+C = TypeVar("C")
 
 DEFAULT_TIMEOUT: Final = 300.0
 """In seconds, as in PyTorch."""
@@ -74,22 +75,60 @@ def _seconds(timeout: object) -> float:
     return seconds
 
 
-class _Twin:
-    """What both twins have."""
+class Caller(Protocol):
+    """What a shared store needs of a client."""
+
+    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
+        """Make one request, and give its response."""
+        raise NotImplementedError
+
+    def time(self) -> float:
+        """Seconds on the clock by which it waits."""
+        raise NotImplementedError
+
+
+class _Ending:
+    """What ends the calls under way, shared by all clones of a store."""
+
+    __slots__ = ("reason", "scopes", "waits")
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.scopes: set[anyio.CancelScope] = set()
+        self.waits: set[anyio.CancelScope] = set()  # of the requests among them that wait for something
+
+
+class _Twin(Generic[C]):
+    """What both twins have.
+
+    Args:
+        client: Whose keys these are.
+        prefix: What all its keys begin with; it ends in "/".
+        fence: What holds for as long as this node is a member of the round.
+        lease: What everything written goes with, if with anything.
+        timeout: How long a wait may take, in seconds.
+        superseded: Why this node is known here to be no member any more; None as long as it may be one.
+        lost: Which members are known here to have died, if waits end because of that; see `SharedStore.end_waits`.
+        company: Who this member is, and among whom, if a barrier is to name it to those who wait for it.
+    """
 
     def __init__(
         self,
+        client: C,
         *,
         prefix: str,
         fence: tuple[Condition, ...],
-        lease: int | None,
-        timeout: timedelta | float,
-        superseded: Callable[[], str | None],
-        lost: Callable[[], tuple[str, ...]],
+        lease: int | None = None,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        superseded: Callable[[], str | None] = _never,
+        lost: Callable[[], tuple[str, ...]] = nobody,
         company: Company | None = None,
     ) -> None:
+        self._client = client
+        self._ending = ending = _Ending()
         self._company = company
-        self._prefix, self._fence, self._lease, self._superseded = prefix, fence, lease, superseded
+        self._prefix, self._fence, self._lease = prefix, fence, lease
+        self._superseded = lambda: ending.reason or superseded()
         self._lost = lost
         self._plans = self._make_plans()
         self._timeout = _seconds(timeout)
@@ -144,18 +183,6 @@ class _Twin:
         return self._timeout if timeout is None else _seconds(timeout)
 
 
-class Caller(Protocol):
-    """What a shared store needs of a client."""
-
-    async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and give its response."""
-        raise NotImplementedError
-
-    def time(self) -> float:
-        """Seconds on the clock by which it waits."""
-        raise NotImplementedError
-
-
 class ClientAtFirstUse:
     """A client of the store that is made when it is first asked for something, and again if it is of no more use.
 
@@ -207,54 +234,8 @@ class ClientAtFirstUse:
             await opened.aclose()
 
 
-class _Ending:
-    """What ends the calls under way, shared by all clones of a store."""
-
-    __slots__ = ("reason", "scopes", "waits")
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.scopes: set[anyio.CancelScope] = set()
-        self.waits: set[anyio.CancelScope] = set()  # of the requests among them that wait for something
-
-
-class SharedStore(_Twin):
-    """One round's store, awaited.
-
-    Args:
-        client: Whose keys these are.
-        prefix: What all its keys begin with; it ends in "/".
-        fence: What holds for as long as this node is a member of the round.
-        lease: What everything written goes with, if with anything.
-        timeout: How long a wait may take, in seconds.
-        superseded: Why this node is known here to be no member any more; None as long as it may be one.
-        lost: Which members are known here to have died, if waits end because of that; see `end_waits`.
-        company: Who this member is, and among whom, if a barrier is to name it to those who wait for it.
-    """
-
-    def __init__(
-        self,
-        client: Caller,
-        *,
-        prefix: str,
-        fence: tuple[Condition, ...],
-        lease: int | None = None,
-        timeout: timedelta | float = DEFAULT_TIMEOUT,
-        superseded: Callable[[], str | None] = _never,
-        lost: Callable[[], tuple[str, ...]] = nobody,
-        company: Company | None = None,
-    ) -> None:
-        self._client = client
-        self._ending = ending = _Ending()
-        super().__init__(
-            prefix=prefix,
-            fence=fence,
-            lease=lease,
-            timeout=timeout,
-            superseded=lambda: ending.reason or superseded(),
-            lost=lost,
-            company=company,
-        )
+class SharedStore(_Twin[Caller]):
+    """One round's store, awaited; its arguments are those of its base."""
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
         """Return the blocking twin, for the same keys under the same fence, on a client of its own."""
@@ -394,35 +375,12 @@ class SharedStore(_Twin):
         await self._run(self._plans.barrier(key, world_size), timeout)
 
 
-class BlockingSharedStore(_Twin):
+class BlockingSharedStore(_Twin["BlockingStore"]):
     """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
 
     A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
     call ends with `RoundSupersededError`. What waits is ended by `client.end_waits`, if `lost` names somebody.
     """
-
-    def __init__(
-        self,
-        client: BlockingStore,
-        *,
-        prefix: str,
-        fence: tuple[Condition, ...],
-        lease: int | None = None,
-        timeout: timedelta | float = DEFAULT_TIMEOUT,
-        superseded: Callable[[], str | None] = _never,
-        lost: Callable[[], tuple[str, ...]] = nobody,
-        company: Company | None = None,
-    ) -> None:
-        self._client = client
-        super().__init__(
-            prefix=prefix,
-            fence=fence,
-            lease=lease,
-            timeout=timeout,
-            superseded=superseded,
-            lost=lost,
-            company=company,
-        )
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own: what a forked child uses instead of this one."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import rdzv.sync
 from rdzv.errors import RendezvousError
 from rdzv.loop.blocking import rounds_of
-from rdzv.loop.ending import EndKind
+from rdzv.loop.member import check_on_waiting, others_have_gone
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import Participant
     from rdzv.loop.blocking import Round
     from rdzv.loop.ending import Ending
-    from rdzv.loop.rounds import OnWaiting
+    from rdzv.loop.member import OnWaiting
     from rdzv.membership import Previous
     from rdzv.shared_store.store import BlockingSharedStore
 
@@ -73,11 +73,16 @@ def rounds(
         RunGivenUpError: A body of another member has.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
-    with rdzv.sync.connect(url, **overrides) as handler:
-        for round in rounds_of(handler, on_waiting=on_waiting, progress=progress):
-            in_torch = TorchRound(round, backend=backend, timeout=timeout)
-            if in_torch.begin():
-                yield in_torch
+    check_on_waiting(on_waiting)
+
+    def each() -> Iterator[TorchRound]:
+        with rdzv.sync.connect(url, **overrides) as handler:
+            for round in rounds_of(handler, on_waiting=on_waiting, progress=progress):
+                in_torch = TorchRound(round, backend=backend, timeout=timeout)
+                if in_torch.begin():
+                    yield in_torch
+
+    return each()
 
 
 class TorchRound:
@@ -112,7 +117,7 @@ class TorchRound:
 
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone; from the node's thread. Who leaves by agreement is in none."""
-        if ending.kind is not EndKind.AGREED:
+        if others_have_gone(ending):
             self.group.abort()
 
     def __enter__(self) -> Self:

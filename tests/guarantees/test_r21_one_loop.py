@@ -218,7 +218,7 @@ async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_
         assert [played[2] for played in quick.played] == [2, 1]
 
 
-async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason() -> None:
+async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status() -> None:
     async with a_run() as run:
         reasons: dict[str, str] = {}
 
@@ -232,16 +232,16 @@ async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason() -> None:
                             await asyncio.sleep(STEP)
                             step += 1
                             if gives_up and step == 4:
-                                raise GiveUp("loss is NaN since step 3")  # noqa: TRY301
+                                raise GiveUp("loss is NaN since step 3", status=93)  # noqa: TRY301
             except (GiveUp, RunGivenUpError) as error:
-                reasons[name] = f"{type(error).__name__}: {error.reason}"
+                reasons[name] = f"{type(error).__name__} {error.status}: {error.reason}"
 
         tasks = [run.start(live(name, gives_up=name == "b")) for name in "abc"]
         await asyncio.gather(*tasks)
         assert reasons == {
-            "a": "RunGivenUpError: loss is NaN since step 3",
-            "b": "GiveUp: loss is NaN since step 3",
-            "c": "RunGivenUpError: loss is NaN since step 3",
+            "a": "RunGivenUpError 93: loss is NaN since step 3",
+            "b": "GiveUp 93: loss is NaN since step 3",
+            "c": "RunGivenUpError 93: loss is NaN since step 3",
         }
 
 

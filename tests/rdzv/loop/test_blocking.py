@@ -1,0 +1,76 @@
+"""The loop over the rounds for those who block: real sockets and threads, judged by outcome."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv.sync
+import store.sync
+from rdzv.errors import GiveUp, RendezvousClosedError, RunGivenUpError
+from rdzv.loop.member import FINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WITHIN = 60  # seconds, on a busy machine
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with store.sync.serve() as server:
+        yield server.url
+
+
+def side_by_side(*calls: Callable[[], object]) -> list[object]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(WITHIN) for future in [pool.submit(call) for call in calls]]
+
+
+def verdict_on(url: str, name: str, *, gives_up: bool) -> GiveUp | RunGivenUpError:
+    """What the loop of one member raises, if a member gives up at its third step."""
+    try:
+        for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name):
+            with round:
+                step = 0
+                while True:
+                    round.check(step)
+                    step += 1
+                    if gives_up and step == 3:
+                        raise GiveUp("loss is NaN", status=93)  # noqa: TRY301
+    except (GiveUp, RunGivenUpError) as error:
+        return error
+    raise AssertionError("the loop has ended without a word")
+
+
+def test_giving_up_reaches_every_member_with_its_reason_and_its_status(url: str) -> None:
+    theirs, own = side_by_side(
+        lambda: verdict_on(url, "a", gives_up=False), lambda: verdict_on(url, "b", gives_up=True)
+    )
+    assert isinstance(own, GiveUp)
+    assert isinstance(theirs, RunGivenUpError)
+    assert (theirs.reason, theirs.status, theirs.given_up) == ("loss is NaN", 93, True)
+    with rdzv.sync.connect(f"{url}/job", min_nodes=1, is_host=False) as late:
+        with pytest.raises(RendezvousClosedError) as closed:
+            late.next_rendezvous()
+        assert (closed.value.given_up, closed.value.status) == (True, 93)
+
+
+def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url: str) -> None:
+    def train(name: str) -> int:
+        bodies = 0
+        for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name):
+            with round:
+                round.check(0)
+                bodies += 1
+        return bodies
+
+    assert side_by_side(lambda: train("a"), lambda: train("b")) == [1, 1]
+    with rdzv.sync.connect(f"{url}/job", min_nodes=1, is_host=False) as late:
+        with pytest.raises(RendezvousClosedError) as closed:
+            late.next_rendezvous()
+        assert closed.value.reason == FINISHED
+    with pytest.raises(RendezvousClosedError):  # it was closed before this loop began
+        next(rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False))

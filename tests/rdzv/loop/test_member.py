@@ -1,0 +1,98 @@
+"""What both twins of the loop say in one place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+import rdzv
+import rdzv.sync
+from rdzv.errors import (
+    GiveUp,
+    MembersLostError,
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousSettingsError,
+    RoundChanged,
+    RunGivenUpError,
+)
+from rdzv.loop.ending import Ending, EndKind
+from rdzv.loop.member import Consequence, SoFar, judge, others_have_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.node.node import Node
+
+NOWHERE = "tcp://127.0.0.1:1/job?min_nodes=1"
+
+
+@pytest.mark.parametrize("rounds", [rdzv.rounds, rdzv.sync.rounds])
+def test_both_twins_refuse_an_on_waiting_that_there_is_not_when_they_are_called(rounds: Callable[..., object]) -> None:
+    with pytest.raises(RendezvousSettingsError, match='on_waiting=\'later\' must be "now" or "wait"'):
+        rounds(NOWHERE, on_waiting="later")
+
+
+class Quiet:
+    """As much of a node as asks nothing of a store."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+        self.part = self
+        self.progress = 5
+
+
+def so_far(*, was_open: bool = True, node: Quiet | None = None) -> SoFar:
+    return SoFar(cast("Node", node or Quiet()), was_open=was_open, progress=None)
+
+
+def test_a_node_that_drains_meets_nobody_again_and_one_that_knows_of_no_steps_says_so() -> None:
+    node = Quiet()
+    assert so_far(node=node).goes_on()
+    assert node.progress == -1
+    node.is_draining = True
+    assert not so_far(node=node).goes_on()
+
+
+def test_a_closing_ends_the_loop_and_is_an_error_where_it_came_before_the_loop() -> None:
+    so_far().end(RendezvousGracefulExitError("not needed"))
+    so_far().end(RendezvousClosedError("done"))
+    with pytest.raises(RendezvousClosedError, match="done"):
+        so_far(was_open=False).end(RendezvousClosedError("done"))
+
+
+@pytest.mark.parametrize("was_open", [True, False])
+def test_a_verdict_not_to_go_on_is_raised_with_its_reason_and_its_status(was_open: bool) -> None:
+    closed = RendezvousClosedError("closed by b: loss is NaN", reason="loss is NaN", given_up=True, status=93)
+    with pytest.raises(RunGivenUpError, match="closed by b") as raised:
+        so_far(was_open=was_open).end(closed)
+    assert (raised.value.reason, raised.value.given_up, raised.value.status) == ("loss is NaN", True, 93)
+
+
+LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
+AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to come in")
+
+
+def test_after_an_agreement_nobody_has_gone() -> None:
+    assert [others_have_gone(ending) for ending in (None, AGREED, LOST)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "consequence"),
+    [
+        (None, None, Consequence.FINISHED),
+        (None, LOST, Consequence.MEET_AGAIN),
+        (GiveUp("no"), LOST, Consequence.GIVEN_UP),
+        (RoundChanged("over"), AGREED, Consequence.MEET_AGAIN),
+        (MembersLostError("b"), None, Consequence.MEET_AGAIN),
+        (OSError("peer has hung up"), LOST, Consequence.MEET_AGAIN),
+        (OSError("peer has hung up"), AGREED, Consequence.FIND_OUT),
+        (OSError("peer has hung up"), None, Consequence.FIND_OUT),
+        (KeyboardInterrupt(), LOST, Consequence.RAISE),
+    ],
+)
+def test_what_follows_from_the_end_of_a_body(
+    error: BaseException | None, ending: Ending | None, consequence: Consequence
+) -> None:
+    assert judge(error, ending) is consequence
