@@ -78,8 +78,8 @@ class Limits:
         past="`LimitExceeded`; a client's `delete_prefix` deletes more in several steps",
     )
     lease_keys_max: int = _limit(
-        16_384,
-        "Keys on one lease: they go at one revision, when it lapses or is revoked.",
+        1_048_576,
+        "Keys on one lease. When it lapses or is revoked, `writes_max` of them go at one revision, more in several.",
         past="`LimitExceeded` for new keys on that lease",
     )
     watches_max: int = _limit(4_096, "Open watches and parked waits of one connection.", past="`LimitExceeded`")

@@ -40,7 +40,7 @@ CREATE TABLE replies (
 """
 
 # A revision's events are in rows of about this size, since SQLite takes no row above 1 GB, and a revision may be
-# larger: the end of a lease takes all of its keys with it. A row's place is the revision, then the part.
+# larger. A row's place is the revision, then the part.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
@@ -114,7 +114,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
     many("DELETE FROM entries WHERE key = ?", deleted)
     many("INSERT INTO history VALUES (?, ?, ?)", history)
-    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
+    many("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
     many("DELETE FROM leases WHERE id = ?", ended)
     many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
     many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])

@@ -191,7 +191,7 @@ class Admission:
             joining[lease] = joining.get(lease, 0) + 1
         if others >= self._limits.lease_keys_max:
             raise LimitExceeded(
-                f"lease {lease} has {others} keys, which go at once when it ends; lease_keys_max is "
+                f"lease {lease} has {others} keys, all that it may have; lease_keys_max is "
                 f"{self._limits.lease_keys_max}: put {shown(key)} on another lease"
             )
 

@@ -6,6 +6,7 @@ and gives its events, which the engine announces.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from store.engine.admission import sum_of
@@ -124,7 +125,7 @@ class Changes:
         return True
 
     def _detach(self, key: str, lease_id: int | None) -> None:
-        lease = None if lease_id is None else self._leases.get(lease_id)
+        lease = None if lease_id is None else self._leases.with_keys(lease_id)
         if lease is not None:
             lease.keys.pop(key, None)
             if lease.anonymous and not lease.keys:
@@ -151,12 +152,18 @@ class Changes:
             )
         return lease
 
-    def end_lease(self, lease: LeaseRecord) -> None:
-        """End a lease, and delete all of its keys."""
-        for key in sorted(lease.keys):
+    def end_lease(self, lease: LeaseRecord, *, most: int) -> int:
+        """End a lease, and delete `most` of its keys; how many went. The lease is due until the last has gone."""
+        going = sorted(islice(lease.keys, most))
+        for key in going:
             self.erase(key)
-        if self._leases.get(lease.id) is not None:  # an anonymous lease has already ended with its key
+        if lease.keys and not lease.ending:
+            self._leases.begin_to_end(lease)
+            if self.facts is not None:
+                self.facts.granted.append(SavedLease(id=lease.id, ttl=0.0))
+        elif not lease.keys and self._leases.with_keys(lease.id) is not None:  # else it was an anonymous one
             self._forget_lease(lease)
+        return len(going)
 
     def _forget_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)

@@ -22,13 +22,13 @@ __all__ = ["Facts", "KeptReply", "Saved", "SavedLease", "SavedSession"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:
-    """A lease, with what it was granted for; which keys are on it, the entries say."""
+    """A lease, with what it was granted for; which keys are on it, the entries say. Without a ttl it is ending."""
 
     id: int
     ttl: float
-    disconnect_ttl: float | None
+    disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    anonymous: bool
+    anonymous: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

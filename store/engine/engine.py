@@ -139,7 +139,7 @@ class Engine:
         engine._leases.restore(saved.leases, last=saved.last_lease)
         for entry in saved.entries:
             engine._keys.put(entry, None)
-            lease = engine._leases.get(entry.lease) if entry.lease is not None else None
+            lease = engine._leases.with_keys(entry.lease) if entry.lease is not None else None
             if lease is not None:
                 lease.keys[entry.key] = None
         engine._history.restore(saved.history, compacted=saved.compacted)
@@ -301,9 +301,10 @@ class Engine:
             if room <= 0:
                 self._leases.due_again(lease)
                 continue
-            self._lapsed += 1
-            room -= len(lease.keys)
-            self._changes.end_lease(lease)
+            self._lapsed += not lease.ending
+            room -= self._changes.end_lease(lease, most=room)
+            if lease.keys:
+                self._leases.due_again(lease)
             self._announce()
         self._expire_sessions(now)
         return self._take_deliveries()

@@ -44,6 +44,7 @@ class LeaseRecord:
     gone_at: float = math.inf  # when it ends for the death of the process that keeps it
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
+    ending: bool = False  # its time is over; keys of it are left, which go in the ticks to come
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
 
     @property
@@ -80,7 +81,8 @@ class Leases:
         """
         self._last_id = last
         for one in saved:
-            self._add(one.id, one.ttl, one.disconnect_ttl, one.gone_ttl, anonymous=one.anonymous)
+            lease = self._add(one.id, one.ttl, one.disconnect_ttl, one.gone_ttl, anonymous=one.anonymous)
+            lease.ending = not one.ttl
 
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
@@ -90,6 +92,11 @@ class Leases:
 
     def get(self, lease: int) -> LeaseRecord | None:
         """The lease of this id, or None if it has lapsed, was revoked, or never was."""
+        found = self._leases.get(lease)
+        return None if found is None or found.ending else found
+
+    def with_keys(self, lease: int) -> LeaseRecord | None:
+        """The lease of this id, also if it is ending and only its keys are left."""
         return self._leases.get(lease)
 
     def grant(
@@ -114,12 +121,22 @@ class Leases:
         lease.gone_at = math.inf
         self._keep(lease, peer)
 
+    def begin_to_end(self, lease: LeaseRecord) -> None:
+        """A lease has lapsed or was revoked, and has more keys than go at once: it is due until the last has gone."""
+        lease.ending = True
+        lease.lapses_at = self._served
+        heapq.heappush(self._due, (lease.lapses_at, lease.id))
+        self._let_go(lease)
+
     def end(self, lease: LeaseRecord) -> None:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
+        self._let_go(lease)
+        self._tidy()
+
+    def _let_go(self, lease: LeaseRecord) -> None:
         self._keep(lease, None)
         self._processes.lets_go(lease.id)
-        self._tidy()
 
     def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
         """The connection of `peer` was made by this process, which is alive; it takes the place of `previous`."""

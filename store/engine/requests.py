@@ -300,7 +300,7 @@ class Requests:
 
     def _revoke(self, request: Revoke) -> Done:
         lease = self._admission.lease(request.lease)
-        self._changes.end_lease(lease)
+        self._changes.end_lease(lease, most=self._limits.writes_max)
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:

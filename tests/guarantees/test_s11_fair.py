@@ -31,6 +31,7 @@ from store.messages import (
     GetMany,
     Grant,
     Guarded,
+    KeepAlive,
     List,
     Listing,
     ListingPart,
@@ -212,9 +213,8 @@ def test_s11_counting_looks_at_no_key() -> None:
     assert desk.ask(Count(prefix="k/0000")).count == 100
 
 
-def test_s11_all_keys_of_a_lease_go_at_one_revision_however_many_it_may_have() -> None:
-    """A lease of 100,000 keys took 11.5 s to lapse, in which nobody was served: so many it can no longer have."""
-    desk = Desk(lease_keys_max=35, writes_max=10)
+def test_s11_all_keys_of_a_lease_go_at_one_revision_if_one_transaction_could_delete_them() -> None:
+    desk = Desk(lease_keys_max=35, writes_max=40)
     lease = desk.ask(Grant(ttl=1.0), peer=2).lease
     for number in range(35):
         desk.ask(Put(f"k/{number:02}", b"", lease=lease), peer=2)
@@ -229,6 +229,38 @@ def test_s11_all_keys_of_a_lease_go_at_one_revision_however_many_it_may_have() -
     desk.ask(Revoke(lease=lease), peer=2)
     assert desk.engine.revision == revision + 1
     assert [len(events) for events in desk.told[1, 1]] == [34]
+
+
+@pytest.mark.parametrize("ending", ["lapses", "is revoked"])
+def test_s11_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> None:
+    """A lease of 100,000 keys took 11.5 s to lapse, in which nobody was served."""
+    desk = Desk(writes_max=10)
+    lease = desk.ask(Grant(ttl=1.0), peer=2).lease
+    for number in range(35):
+        desk.ask(Put(f"k/{number:02}", b"", lease=lease), peer=2)
+    desk.ask(Watch(prefix="k/"), request_id=1)
+    if ending == "lapses":
+        desk.now += 0.3
+        desk.look()
+        while not desk.told[1, 1]:
+            desk.now += 0.1
+            desk.look()
+    else:
+        desk.ask(Revoke(lease=lease), peer=2)
+    assert [len(events) for events in desk.told[1, 1]] == [10]
+    for request in (KeepAlive(lease=lease), Put("k/new", b"", lease=lease), Put("k/34", b"", lease=lease)):
+        assert f"lease {lease} has lapsed or was revoked" in desk.fails(request, peer=2).message
+    desk.ask(Put("k/33", b"another's by now"), peer=2)
+    ticks = 0
+    while desk.engine.next_tick_in() == 0.0:
+        desk.look()
+        ticks += 1
+    assert ticks == 3, "it is due at once until the last key has gone"
+    kinds = [[event.kind for event in events] for events in desk.told[1, 1]]
+    assert kinds == [["delete"] * 10, ["put"], ["delete"] * 10, ["delete"] * 10, ["delete"] * 4]
+    assert desk.keys() == ["k/33"]
+    figures = desk.engine.figures()
+    assert (figures["leases"], figures["leases_lapsed"]) == (0, int(ending == "lapses"))
 
 
 def test_s11_prefixes_longer_than_a_key_cost_it_nothing() -> None:
@@ -251,6 +283,9 @@ def test_s11_prefixes_longer_than_a_key_cost_it_nothing() -> None:
 
 STEP_SECONDS = 0.05
 """CPU time of the longest step of any request: what the promise allows, and more than twice what is measured."""
+
+REFERENCE_SECONDS = 0.006
+"""What `reference` takes on an idle machine that is fast enough for the promise."""
 
 WRITES, CONDITIONS = range(Limits().writes_max), range(Limits().operations_max)
 
@@ -318,27 +353,41 @@ def longest_step(engine: Engine, frame: bytes) -> float:
         applied = engine.go_on(applied.work)
 
 
+def reference() -> float:
+    """CPU time of a piece of work that is always the same: objects made, put into a dict, and sorted.
+
+    A busy machine makes CPU time longer, too: caches are shared, and a virtual processor may be taken away.
+    """
+    began = time.process_time()
+    entries = {f"k/{number}": Put(f"k/{number}", b"v") for number in range(6000)}
+    assert len(sorted(entries)) == 6000
+    return time.process_time() - began
+
+
 @pytest.mark.parametrize("kind", AT_THE_LIMIT)
 def test_s11_no_step_of_a_request_at_its_limit_takes_long(kind: str) -> None:
     """Decoding 16,384 conditions took 80 ms in one piece, and 16,384 reads in a transaction 60 ms.
 
-    The best of three is judged: a collection of Python's garbage may fall into any of them.
+    The best of five is judged, and by what the machine gives at that moment: a collection of Python's garbage may fall
+    into any of them, or the work of others.
     """
     longest: list[float] = []
-    for _ in range(3):
+    for _ in range(5):
         desk = filled(20 * K)
         desk.connect(1)
         if kind == "revoke":
             lease = desk.ask(Grant(ttl=60.0), peer=9).lease
             assert lease == 1
-            for first in range(0, Limits().lease_keys_max, 1024):
+            for first in range(0, 20 * K, 1024):
                 puts = tuple(Put(f"l/{number}", b"", lease=lease) for number in range(first, first + 1024))
                 desk.ask(Transact(when=(), then=puts), peer=9)
         frame = wire.encode_request(1, 0, AT_THE_LIMIT[kind])
-        longest.append(longest_step(desk.engine, frame))
+        before = reference()
+        took = longest_step(desk.engine, frame)
+        longest.append(took * REFERENCE_SECONDS / max(before, reference(), REFERENCE_SECONDS))
         if longest[-1] < STEP_SECONDS:
             return
-    pytest.fail(f"the longest steps took {longest} s")
+    pytest.fail(f"the longest steps took {longest} s of a machine that is idle")
 
 
 def test_s11_a_large_request_is_decoded_in_steps_and_means_the_same() -> None:

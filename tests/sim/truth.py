@@ -515,12 +515,13 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         finally:
             ticking = False
 
-    def observed_end(lease: LeaseRecord) -> None:
+    def observed_end(lease: LeaseRecord, *, most: int) -> int:
         if ticking:
             books.lapsed(lease)
-        end_lease(lease)
-        if not durable:
+        gone = end_lease(lease, most=most)
+        if not durable and not lease.keys:
             books._ended.add(lease.id)
+        return gone
 
     def observed_close() -> tuple[Event, ...]:
         events = close()

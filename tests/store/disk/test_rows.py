@@ -136,3 +136,13 @@ def test_what_is_refused_is_kept_as_the_answer_to_who_asked() -> None:
     assert (answer.session_id, answer.acknowledged, answer.request_id) == (b"s" * 16, 3, 4)
     assert isinstance(answer.response, Failed)
     assert "too big" in answer.response.message
+
+
+def test_the_last_word_on_a_lease_is_kept() -> None:
+    """One that is ending is written again without its time, in the same group or in another."""
+    granted, ending = SavedLease(id=4, ttl=10.0), SavedLease(id=4, ttl=0.0)
+    for groups in ([[granted, ending]], [[granted], [ending]]):
+        database = empty()
+        for number, group in enumerate(groups, 1):
+            rows.write(database, [Facts(granted=group)], number=number)
+        assert database.execute("SELECT id, ttl FROM leases").fetchall() == [(4, 0.0)]

@@ -1340,3 +1340,23 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
 
 def test_an_engine_has_limits_without_being_given_any() -> None:
     assert Engine(store_id="x").limits.keys_max > 0
+
+
+def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
+    """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
+    limits = Limits(writes_max=10)
+    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    lease = desk.ask(Grant(ttl=60.0)).lease
+    for number in range(25):
+        desk.ask(Put(f"k/{number:02}", b"", lease=lease))
+    desk.ask(Revoke(lease=lease))
+    ledger.write(desk.engine.take_facts())
+    again = Desk(Engine.restore(ledger.saved(), limits=limits, now=desk.now))
+    assert len(again.keys()) == 15
+    again.fails(KeepAlive(lease=lease))
+    assert again.engine.next_tick_in() == 0.0
+    again.look()
+    again.look()
+    assert again.keys() == []
+    ledger.write(again.engine.take_facts())
+    assert ledger.leases == {}, "and nothing of it is left"
