@@ -123,6 +123,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.http"},
     "rdzv.torch": EVERYTHING_PUBLIC,
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
+    "rdzv.testing": EVERYTHING_PUBLIC,
     "rdzv.__main__": {"rdzv.cli"},
 }
 """The layers: what each folder, and each room outside the folders, may import, type-checking imports included.

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from store.client.keepalive import HeldLease
     from store.interface import Watch
 
-__all__ = ["Part"]
+__all__ = ["HeldPort", "Part"]
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +143,7 @@ class Part:
         listeners: Listeners,
         loop: NodeLoop,
         rng: random.Random,
+        port: HeldPort | None = None,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -151,7 +152,7 @@ class Part:
         self._loop = loop
         self._rng = rng
         self._agreed = pack_settings(settings.shared()) if settings.can_join else b""
-        self._port = HeldPort(settings.master_port)
+        self._port = port or HeldPort(settings.master_port)
         self._withdrawing = asyncio.Lock()
         self.listeners = listeners
         self.arrival: Arrival[HeldLease] = Arrival()

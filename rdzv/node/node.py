@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
     from rdzv.membership import Membership
+    from rdzv.node.joining import HeldPort
     from rdzv.node.loops import NodeLoop
     from store import Store
 
@@ -77,6 +78,7 @@ class Node:
         loop: Where it lives.
         open_store: Makes the store client; entered at the first connect, and again if the store was replaced.
         rng: For jitter, and for the node's name if none is given.
+        port: What it promises for rank 0, if not one of this machine's.
 
     Attributes:
         listeners: Who is woken when anything changes that the node knows; from any thread.
@@ -93,6 +95,7 @@ class Node:
         loop: NodeLoop,
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         rng: random.Random | None = None,
+        port: HeldPort | None = None,
     ) -> None:
         rng = rng or random.Random()
         self.settings = settings
@@ -100,7 +103,9 @@ class Node:
         self.node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners = Listeners()
-        self.part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng)
+        self.part = Part(
+            settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
+        )
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None

@@ -14,13 +14,14 @@ import pytest
 
 import rdzv
 import store
+from rdzv.testing.machines import process_id_of
+from rdzv.testing.network import MemoryNetwork
 from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
 from store.messages import Grant, Granted, Put
-from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
-from tests.support.stores import connect_in_memory, introduce, process_named, serve_in_memory
+from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,7 +90,7 @@ async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_c
         member(network, "b", lapses),
         member(network, "c", lapses),
     ):
-        shared = await introduce(network, source="c", process=process_named("c"))  # it has others, too
+        shared = await introduce(network, source="c", process=process_id_of("c"))  # it has others, too
         assert isinstance(await shared.answer(*shared.ask(Put("other", b""))), object)
         killed_at = now()
         kill(network, "c")
@@ -107,7 +108,7 @@ async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
         connect_in_memory(network, source="watcher") as watcher,
         watcher.watch("members/") as watch,
     ):
-        both = process_named("a")
+        both = process_id_of("a")
         keeping, other = [await introduce(network, source="a", process=both) for _ in range(2)]
         grant = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
         granted = await keeping.answer(*keeping.ask(grant))
@@ -191,7 +192,7 @@ async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
         connect_in_memory(network, source="watcher") as watcher,
         watcher.watch("members/") as watch,
     ):
-        peer = await introduce(network, source="a", process=process_named("a"))
+        peer = await introduce(network, source="a", process=process_id_of("a"))
         granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)))
         assert isinstance(granted, Granted)
         await peer.answer(*peer.ask(Put("members/a", b"", lease=granted.lease)))
@@ -209,7 +210,7 @@ async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by
         connect_in_memory(network, source="watcher") as watcher,
         watcher.watch("members/") as watch,
     ):
-        for name, process, gone_ttl in (("a", process_named("a"), None), ("b", b"", GONE_TTL)):
+        for name, process, gone_ttl in (("a", process_id_of("a"), None), ("b", b"", GONE_TTL)):
             peer = await introduce(network, source=name, process=process)
             granted = await peer.answer(*peer.ask(Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=gone_ttl)))
             assert isinstance(granted, Granted)
@@ -236,7 +237,7 @@ async def test_r20_a_restart_of_the_store_is_nobodys_death() -> None:
 def test_r20_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
     """As `disconnect_ttl` is: nobody keeps the lease yet, so nobody's death ends it."""
     engine = Engine(store_id="s", durable=True)
-    engine.connect(1, session_id=b"s" * 16, process=process_named("a"), now=0.0)
+    engine.connect(1, session_id=b"s" * 16, process=process_id_of("a"), now=0.0)
     request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
     engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
     facts = engine.take_facts()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.client.client import Client
 from store.client.keepalive import TaskKeeper
-from tests.support.memory_network import MemoryNetwork
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 

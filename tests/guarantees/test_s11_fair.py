@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store import when
 from store.engine.applied import Delivery
 from store.engine.engine import Engine
@@ -46,7 +47,6 @@ from store.protocol import wire
 from store.server.server import Server
 from store.server.turns import PASS, TURN
 from tests.support.by_hand import Desk
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import Peer, introduce
 
 if TYPE_CHECKING:

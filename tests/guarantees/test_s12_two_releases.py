@@ -20,13 +20,13 @@ import msgpack
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store import sync
 from store.errors import ProtocolError
 from store.messages import FailureKind
 from store.protocol import wire
 from store.protocol.wire import Events, Reply
 from tests.support.by_hand import Town
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import introduce, serve_in_memory
 
 if TYPE_CHECKING:

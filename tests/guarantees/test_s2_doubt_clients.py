@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from rdzv.testing.network import MemoryNetwork
 from store.client.client import Client
 from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, StoreReplaced
 from store.messages import Put
 from store.protocol import wire
 from store.protocol.wire import Greeting, Sorry
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.client import watch as watch_room
 from store.errors import WatchCompacted
 from store.limits import Limits
 from store.net.address import Address
-from tests.support.memory_network import MemoryNetwork
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
 from tests.support.stores import connect_in_memory, serve_in_memory

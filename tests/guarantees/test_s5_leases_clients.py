@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Grant, Granted, KeepAlive, TimeToLive
 from store.net.address import Address
 from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
-from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import start_python
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 

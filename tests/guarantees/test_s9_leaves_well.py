@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.client.client import Client
 from store.errors import ConnectionLost, LimitExceeded
 from store.net.address import Address
 from store.net.dialing import dial
 from store.server.journal import Journal
 from store.server.server import LEAVE_WITHIN, Server
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:

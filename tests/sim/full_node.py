@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +26,7 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.node.handler import Handler
-from rdzv.node.joining import HeldPort
-from rdzv.node.loops import LoopAtHand
-from rdzv.node.node import Node as RealNode
+from rdzv.testing.machines import NODE_THREAD, handler_of
 from store.errors import LimitExceeded
 from store.messages import Put, Transact
 
@@ -39,21 +35,13 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import Change
     from rdzv.membership import Membership, RendezvousInfo
+    from rdzv.node.handler import Handler
     from store.messages import Request
     from tests.sim.full_story import FullStory
-    from tests.sim.machines import Process
+    from tests.sim.machines import HeardProcess
     from tests.sim.truth import HeardClient
 
 __all__ = ["Fuse", "Node", "commits"]
-
-THREAD = " node thread"
-
-
-class _Port(HeldPort):
-    """A port that is not taken from this machine."""
-
-    def hold(self) -> int:
-        return 40_000
 
 
 @dataclass(slots=True)
@@ -87,7 +75,7 @@ class Node:
         fuse: What may befall it.
     """
 
-    def __init__(self, story: FullStory, process: Process, **settings: Any) -> None:
+    def __init__(self, story: FullStory, process: HeardProcess, **settings: Any) -> None:
         self.story, self.process = story, process
         self.name = process.name
         self.rng = process.rng
@@ -97,8 +85,6 @@ class Node:
         self.fuse: Fuse | None = None
         self.stays = False  # whatever it hears
         self.went_on_at = 0.0  # when it last stood still, in true time
-        self.thread = story.cosmos.timeline.host(process.source + THREAD, rate=process.host.rate)
-        process.threads.append(process.source + THREAD)
         self.client: HeardClient | None = None
         self.shared_client: HeardClient | None = None
         self.handler = self._new_handler(settings)
@@ -109,7 +95,7 @@ class Node:
         parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
-            self.client = self.process.client(thread=THREAD, connect_timeout=parsed.join_timeout)
+            self.client = self.process.client(thread=NODE_THREAD, connect_timeout=parsed.join_timeout)
             self.client.hook = self._before_and_after
             return self.client
 
@@ -118,11 +104,9 @@ class Node:
             self.shared_client.hook = self._before_and_after
             return self.shared_client
 
-        self.node = RealNode(
-            parsed, loop=LoopAtHand(self.thread), open_store=open_store, rng=random.Random(self.rng.random())
-        )
-        self.node.part._port = _Port()
-        return Handler(self.node, open_store=open_shared_store)
+        handler = handler_of(self.process, parsed, open_store=open_store, open_shared_store=open_shared_store)
+        self.node = handler.node
+        return handler
 
     # ------------------------------------------------------------------------------------------ what befalls it
 
@@ -144,13 +128,10 @@ class Node:
     def die(self, *, silently: bool) -> None:
         """The process is killed."""
         self.process.die(silently=silently)
-        self.thread.die()
 
     def pause(self, *, thread: bool) -> None:
         """Stand still; without the node's thread, it is a training step that blocks the main loop."""
-        self.process.host.pause()
-        if thread:
-            self.thread.pause()
+        self.process.pause(threads=thread)
 
     def quit(self) -> None:
         """It is told to end, and leaves as it should."""
@@ -164,8 +145,7 @@ class Node:
 
     def resume(self) -> None:
         """Go on."""
-        self.process.host.resume()
-        self.thread.resume()
+        self.process.resume()
         self.went_on_at = self.story.cosmos.now
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:

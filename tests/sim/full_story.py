@@ -22,11 +22,11 @@ from rdzv.core.keys import Keys
 from rdzv.core.ranks import order_named
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
+from rdzv.testing.network import Way
 from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import Fuse, Node, commits
 from tests.sim.machines import Cosmos, Seams, quiet_logs
-from tests.support.memory_network import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -412,12 +412,12 @@ class FullStory:
 
     def _look_at(self, node: Node) -> None:
         handler, membership, lease = node.handler, node.node.membership, node.node.part.arrival.lease
-        if membership is None or membership.over is not None or node.thread.paused:
+        if membership is None or membership.over is not None or node.process.node_thread.paused:
             return
         if lease is not None and node.client is not None:
             sent_at = node.client.keep_alives.get(lease.id)
             if sent_at is not None:
-                silence = node.thread.time() - sent_at
+                silence = node.process.node_thread.time() - sent_at
                 self.truth.require(
                     silence <= TTL + OWN_CLOCK_GRAIN,
                     f"{node.name} believes to be in round {membership.round.number}, though it has renewed nothing for "

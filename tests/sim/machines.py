@@ -1,7 +1,6 @@
-"""The machines of a simulation: one that a store runs on, and those of its clients, and the network between them.
+"""The machines of `rdzv.testing`, observed: what every client is told, and what the store has really done.
 
-All of it is the real server, engine, journal, wire and client, in processes on virtual time (`tests/support/hosts.py`),
-over a network in memory and a disk that keeps only what was committed.
+A bug can be planted in each of them (`Seams`).
 """
 
 from __future__ import annotations
@@ -12,24 +11,22 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from store.engine.engine import Engine
+from rdzv.testing.disk import Disk, SimulatedJournal
+from rdzv.testing.machines import STORE, Process, StoreMachine, World, process_id_of
 from store.limits import Limits
 from store.server.server import Server
 from tests.sim.truth import Books, HeardClient, Truth, observe
-from tests.support.disk import Disk, SimulatedJournal
-from tests.support.hosts import Timeline
-from tests.support.memory_network import MemoryNetwork
-from tests.support.stores import process_named
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
+    from rdzv.testing.disk import Disk
+    from rdzv.testing.timeline import Host
     from store.engine.changeset import Facts
+    from store.engine.engine import Engine
     from store.messages import Event
-    from tests.support.hosts import Host
 
-__all__ = ["Cosmos", "Process", "Seams", "StoreMachine", "quiet_logs"]
+__all__ = ["Cosmos", "HeardProcess", "ObservedStore", "Seams", "quiet_logs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ def quiet_logs() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class Cosmos:
+class Cosmos(World):
     """One seed's world: a timeline, a network, a store, and the truth about it."""
 
     def __init__(
@@ -71,33 +68,25 @@ class Cosmos:
         on_revision: Callable[[tuple[Event, ...]], None] | None = None,
     ) -> None:
         self.rng = random.Random(f"cosmos {seed}")
-        self.timeline = Timeline(seed)
-        self.network_host = self.timeline.host("the network")
         self.latency_most = self.rng.choice((0.001, 0.005, 0.02, 0.05))
-        self.network = MemoryNetwork(
-            latency=(0.0002, self.latency_most),
-            rng=random.Random(f"network {seed}"),
-            shred=self.rng.random() < 0.2,
-            loop=self.network_host,
-        )
+        super().__init__(seed, latency=(0.0002, self.latency_most), shred=self.rng.random() < 0.2)
         self.truth = Truth(self.timeline, replay=replay, trace=trace, on_revision=on_revision)
         self.seams = seams or Seams()
-        self.store = StoreMachine(self, durable=durable, limits=limits or Limits())
+        self.store = ObservedStore(self, durable=durable, limits=limits or Limits())
         self._processes = 0
 
-    @property
-    def now(self) -> float:
-        """True time."""
-        return self.timeline.now
+    def say(self, what: str) -> None:
+        """One line of the trace."""
+        self.truth.say(what)
 
     def draw_rate(self) -> float:
         """How fast some machine's clock runs."""
         return self.rng.choice((1.0, 1.0, 0.99, 1.01, 0.97, 1.03))
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> HeardProcess:
         """A process on a machine of its own; one of the same name is another one."""
         self._processes += 1
-        return Process(self, name, f"{name}.{self._processes}")
+        return HeardProcess(self, name, f"{name}.{self._processes}")
 
     def end(self) -> None:
         """Nobody survives."""
@@ -105,125 +94,61 @@ class Cosmos:
         self.store.close()
 
 
-class Process:
-    """A client's process.
-
-    Attributes:
-        host: Its loop.
-        name: The name of its machine.
-        source: The name of its connections, which no other process has.
-    """
+class HeardProcess(Process):
+    """A client's process, of whose clients the truth hears."""
 
     def __init__(self, cosmos: Cosmos, name: str, source: str) -> None:
+        rng = random.Random(f"{source} {cosmos.rng.random()}")
+        super().__init__(cosmos, name, source, rng=rng, rate=cosmos.draw_rate())
         self.cosmos = cosmos
-        self.name, self.source = name, source
-        self.threads: list[str] = []  # the names of connections that other threads of it have
-        self.rng = random.Random(f"{source} {cosmos.rng.random()}")
-        self.host: Host = cosmos.timeline.host(source, rate=cosmos.draw_rate())
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not been killed."""
-        return not self.host.dead
 
     def client(self, *, thread: str = "", **options: Any) -> HeardClient:
         """A client of the store, to be entered in this process; that of another thread has connections of its own."""
-        cosmos, source = self.cosmos, self.source + thread
-
-        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
-            return await cosmos.network.dial("store", factory, source=source)
-
-        return cosmos.seams.client(
-            dial,
-            name="store",
+        return self.cosmos.seams.client(
+            self.dial(thread=thread),
+            name=STORE,
             rng=random.Random(self.rng.random()),
-            process=process_named(self.source),
-            truth=cosmos.truth,
-            who=source,
+            process=process_id_of(self.source),
+            truth=self.cosmos.truth,
+            who=self.source + thread,
             **options,
         )
 
-    def die(self, *, silently: bool = False) -> None:
-        """The process is killed; or, silently, its machine loses its power."""
-        if self.alive:
-            self.cosmos.truth.say(f"{self.source} is killed{', and its machine with it' if silently else ''}")
-            self.host.die()
-            for source in (self.source, *self.threads):
-                self.cosmos.network.died(source, silently=silently)
 
-
-class StoreMachine:
-    """The machine that the store runs on; its disk outlives its processes.
-
-    Attributes:
-        server: The one that runs now; None while none does.
-        disk: What outlives it; None for a store that is memory only.
-        starts: How many processes there have been.
-    """
+class ObservedStore(StoreMachine):
+    """The machine that the store runs on, and what is true of its store."""
 
     def __init__(self, cosmos: Cosmos, *, durable: bool, limits: Limits) -> None:
         self._cosmos = cosmos
-        self._limits = limits
-        self._rate = cosmos.draw_rate()
-        self._rng = random.Random(cosmos.rng.random())
-        self._listener: Any = None
-        self._work_rng = random.Random(self._rng.random())
+        rate = cosmos.draw_rate()
+        rng = random.Random(cosmos.rng.random())
+        self._work_rng = random.Random(rng.random())
         self._worked = 0.0
-        self.dark = False  # the machine has no power
-        self.leaving = False
-        self.host: Host | None = None
-        self.server: Server | None = None
-        self.starts = 0
-        self.disk: Disk | None = None
-        self.store_id = "store 1"
-        cosmos.truth.server_rate = self._rate
-        if durable:
-            self.disk = Disk(self._rng, store_id=self.store_id, on_commit=self._committed)
-
-    def _committed(self, group: list[Facts]) -> None:
-        self.books.committed(group)
+        cosmos.truth.server_rate = rate
+        super().__init__(cosmos, rng=rng, durable=durable, limits=limits, rate=rate)
 
     @property
     def books(self) -> Books:
         """What it has really done."""
         return self._cosmos.truth.books_of(self.store_id)
 
-    @property
-    def up(self) -> bool:
-        """Whether there is a process, even if it stands still."""
-        return self.host is not None
+    def committed(self, group: list[Facts]) -> None:
+        """The truth is what is on the disk."""
+        self.books.committed(group)
 
-    def start(self) -> None:
-        """Start a process on what is on the disk."""
-        assert self.host is None, "one at a time"
-        cosmos = self._cosmos
-        self.starts += 1
-        if self.dark:
-            self.dark = False
-            cosmos.network.heal("store")
-        self.store_id = f"store {self.starts if self.disk is None else 1}"
-        cosmos.truth.say("the store starts")
-        self.host = host = cosmos.timeline.host(f"store.{self.starts}", rate=self._rate)
-        host.call_soon(self._serve, host)
+    def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
+        """One with the bug that was planted, if any."""
+        return disk.open(host, kind=self._cosmos.seams.journal, now=lambda: self._cosmos.timeline.now)
 
-    def _serve(self, host: Host) -> None:
-        """What `store.serve` does, for a network and a disk that are not real."""
-        cosmos, seams = self._cosmos, self._cosmos.seams
-        journal: SimulatedJournal | None = None
-        if self.disk is None:
-            engine = Engine(store_id=self.store_id, limits=self._limits)
-        else:
-            journal = self.disk.open(host, kind=seams.journal, now=lambda: cosmos.timeline.now)
-            engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())
+    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
+        """One with the bug that was planted, if any, whose engine is observed."""
         self._observe(engine)
-        self.server = server = _observed(seams.server, self._observe)(
-            engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch
-        )
-        server.on_failure(lambda: cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}"))
-        self._listener = cosmos.network.listen("store", server.protocol, loop=host)
-        server.start_journal()
-        for timer in (host.start(server.keep_time()), host.start(server.drop_the_silent())):
-            timer.add_done_callback(server.timer_ended)
+        kind = _observed(self._cosmos.seams.server, self._observe)
+        return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
+
+    def failed(self, server: Server) -> None:
+        """It must not."""
+        self._cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}")
 
     def _stopwatch(self) -> float:
         """What requests take is drawn, since the clock stands still meanwhile: some take more than several turns."""
@@ -232,48 +157,6 @@ class StoreMachine:
 
     def _observe(self, engine: Engine) -> None:
         observe(engine, self.books, durable=self.disk is not None)
-
-    def die(self, *, silently: bool = False) -> None:
-        """The process is killed; or, silently, its machine loses its power."""
-        if self.host is None:
-            return
-        cosmos = self._cosmos
-        cosmos.truth.say(f"the store is killed{', and its machine with it' if silently else ''}")
-        self.host.die()
-        self.host = self.server = None
-        self.leaving = False
-        cosmos.network.died("store", silently=silently)
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if silently:
-            self.dark = True
-            cosmos.network.partition("store")
-        if self.disk is not None:
-            self.disk.lose_power()
-
-    def leave(self) -> None:
-        """It is told to end (SIGTERM), and does so in its own time."""
-        if self.host is not None and self.server is not None and self._listener is not None:
-            self._cosmos.truth.say("the store is told to leave")
-            self._listener.close()
-            self._listener = None
-            self.leaving = True
-            self.host.start(self._leave(self.server, self.host))
-
-    async def _leave(self, server: Server, host: Host) -> None:
-        await server.leave()
-        if self.host is host:
-            self._cosmos.network_host.call_soon(self._end, host)
-
-    def _end(self, host: Host) -> None:
-        if self.host is host:
-            self.die()
-
-    def close(self) -> None:
-        """The end of the simulation."""
-        if self.disk is not None:
-            self.disk.close()
 
 
 def _observed(kind: type[Server], observe_engine: Callable[[Engine], None]) -> type[Server]:

@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
 from store.server.server import Server
 from store.server.unwritten import Unwritten
 from tests.sim.machines import Seams
-from tests.support.disk import SimulatedJournal
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts

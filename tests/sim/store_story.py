@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rdzv.testing.network import Way
 from store import when
 from store.errors import (
     ConnectionLost,
@@ -44,13 +45,12 @@ from tests.support.linearizability import (
     check,
 )
 from tests.support.linearizability import Put as Write
-from tests.support.memory_network import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from store.messages import Event, Request
-    from tests.sim.machines import Process
+    from tests.sim.machines import HeardProcess
     from tests.sim.truth import HeardClient, HeardWatch
 
 __all__ = ["StoreOutcome", "tell_store_story"]
@@ -125,7 +125,7 @@ class _Story:
         self.pending: dict[int, Operation] = {}
         self.asked = 0
         self.once: Counter[bytes] = Counter()
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, HeardProcess] = {}
         self.watches: dict[HeardWatch, None] = {}
         self.answered: set[str] = set()
         self.deleted_at: dict[str, float] = {}
@@ -191,7 +191,7 @@ class _Story:
 
     # ------------------------------------------------------------------------------------------ what goes wrong
 
-    def _somebody(self) -> Process:
+    def _somebody(self) -> HeardProcess:
         return self.rng.choice(list(self.processes.values()))
 
     def _break_connections(self) -> None:
@@ -269,7 +269,7 @@ class _Story:
         self.truth.say("the disk fails once")
         self.cosmos.store.disk.fail_next = 1
 
-    async def _imperil(self, process: Process, request: Request[Any], at: str) -> None:
+    async def _imperil(self, process: HeardProcess, request: Request[Any], at: str) -> None:
         """Now and then something breaks just while a change is under way, or its answer."""
         if at == "before" and not self.calm and mutates(request) and process.rng.random() < PERIL:
             self.faults += 1
@@ -277,11 +277,11 @@ class _Story:
             strike = process.rng.choice((self._break_link, self._break_link, self._break_link, self._kill_in_flight))
             self.director.call_later(soon, lambda: None if self.calm else strike(process))
 
-    def _break_link(self, process: Process) -> None:
+    def _break_link(self, process: HeardProcess) -> None:
         self.truth.say(f"the connection of {process.source} breaks with something on its way")
         self.cosmos.network.reset(process.source)
 
-    def _kill_in_flight(self, _: Process) -> None:
+    def _kill_in_flight(self, _: HeardProcess) -> None:
         if self.cosmos.store.up and self.durable:
             self.truth.say("the store is killed with something on its way")
             self.cosmos.store.die()
@@ -312,7 +312,7 @@ class _Story:
         probe = cosmos.process("probe")
         probe.host.start(self._probe(probe))
 
-    async def _probe(self, process: Process) -> None:
+    async def _probe(self, process: HeardProcess) -> None:
         """On a store where little happens, a lease that is let go goes within 100 ms after its time, and no sooner."""
         await asyncio.sleep(ANSWERED_WITHIN)
         async with process.client() as client:
@@ -361,7 +361,7 @@ class _Story:
         self.truth.say(f"{process.source} starts")
         process.host.start(self._live(process))
 
-    async def _live(self, process: Process) -> None:
+    async def _live(self, process: HeardProcess) -> None:
         try:
             while True:
                 try:
@@ -374,7 +374,7 @@ class _Story:
         except StoreError as error:
             self.truth.fail(f"{process.source} has ended with {error!r}")
 
-    async def _use(self, process: Process, client: HeardClient) -> None:
+    async def _use(self, process: HeardProcess, client: HeardClient) -> None:
         """Until the store is another one."""
         host = process.host
         work = [
@@ -397,7 +397,7 @@ class _Story:
             if client.failure is None:
                 self.truth.fail(f"{client.who} was told {error!r}")
 
-    async def _answer(self, process: Process, client: HeardClient) -> None:
+    async def _answer(self, process: HeardProcess, client: HeardClient) -> None:
         """Once it is quiet, be answered."""
         while not self.calm:
             await asyncio.sleep(1.0)
@@ -412,7 +412,7 @@ class _Story:
         """A key that belongs to one store and one chapter."""
         return f"{client.store_id}/{int(self.cosmos.now / CHAPTER)}/{name}"
 
-    async def _work(self, process: Process, client: HeardClient) -> None:
+    async def _work(self, process: HeardProcess, client: HeardClient) -> None:
         """Ask for this and that, in bursts."""
         rng = process.rng
         while client.failure is None:
@@ -438,7 +438,7 @@ class _Story:
         ]
         return rng.choice(kinds)
 
-    async def _operate(self, process: Process, client: HeardClient, wanted: RegisterInput) -> None:
+    async def _operate(self, process: HeardProcess, client: HeardClient, wanted: RegisterInput) -> None:
         self.asked += 1
         number, call = self.asked, self.cosmos.now
         unanswered = self.pending[number] = Operation(client=process.source, call=call, input=wanted)
@@ -455,7 +455,7 @@ class _Story:
             self.history.append(Operation(client=process.source, call=call, returned=now, input=wanted, output=output))
         del self.pending[number]
 
-    async def _write_once(self, process: Process, client: HeardClient) -> None:
+    async def _write_once(self, process: HeardProcess, client: HeardClient) -> None:
         """A write that nobody makes again, so that the store must not, either."""
         self.asked += 1
         try:
@@ -463,7 +463,7 @@ class _Story:
         except (*NO_ANSWER, LimitExceeded):
             pass
 
-    async def _pay(self, process: Process, client: HeardClient) -> None:
+    async def _pay(self, process: HeardProcess, client: HeardClient) -> None:
         """Move money between accounts; there is always as much of it."""
         rng, keys = process.rng, [f"bank/{client.store_id}/{name}" for name in "xyz"]
         while client.failure is None:
@@ -489,7 +489,7 @@ class _Story:
             except (*NO_ANSWER, LimitExceeded):
                 pass
 
-    async def _watch(self, process: Process, client: HeardClient) -> None:
+    async def _watch(self, process: HeardProcess, client: HeardClient) -> None:
         """Watch this and that; `HeardWatch` looks at what comes."""
         rng = process.rng
         while client.failure is None:
@@ -517,7 +517,7 @@ class _Story:
         except TimeoutError:
             pass
 
-    async def _hold(self, process: Process, client: HeardClient) -> None:
+    async def _hold(self, process: HeardProcess, client: HeardClient) -> None:
         """Hold leases, one after the other, and end them in every way there is."""
         rng = process.rng
         dead: list[Any] = []

@@ -56,10 +56,10 @@ from tests.sim.checker import Violation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from rdzv.testing.timeline import Timeline
     from store.engine.changeset import Facts
     from store.engine.engine import Engine
     from store.engine.leases import LeaseRecord
-    from tests.support.hosts import Timeline
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 

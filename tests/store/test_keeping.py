@@ -9,8 +9,8 @@ import pytest
 
 import store
 import store.sync
+from rdzv.testing.network import MemoryNetwork
 from store.errors import LeaseNotFound
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time

@@ -26,13 +26,13 @@ from rdzv.config.settings import parse
 from rdzv.node.handler import Handler, RendezvousInfo
 from rdzv.node.loops import LoopAtHand
 from rdzv.node.node import Node
+from rdzv.testing.machines import process_id_of
+from rdzv.testing.network import MemoryNetwork
 from store.client.client import Client
 from store.engine.engine import Engine
 from store.messages import KeepAlive, Ping, Request, Response
 from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
-from tests.support.memory_network import MemoryNetwork
-from tests.support.stores import process_named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -182,7 +182,7 @@ class VirtualRun:
                 name="store",
                 connect_timeout=settings.join_timeout,
                 rng=random.Random(self._rng.random()),
-                process=process_named(source),
+                process=process_id_of(source),
             )
 
         def open_store() -> Client:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import random
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 
+from rdzv.testing.machines import process_id_of
 from store.client.client import Client
 from store.engine.engine import Engine
 from store.protocol.connection import ClientConnection
@@ -24,9 +24,9 @@ from store.server.server import Server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from rdzv.testing.network import MemoryNetwork
     from store.limits import Limits
     from store.messages import Request, Response
-    from tests.support.memory_network import MemoryNetwork
 
 Said = Welcome | Reply | Events | Lagged | Bye
 
@@ -68,13 +68,8 @@ def connect_in_memory(
         return await network.dial(name, factory, source=source)
 
     return Client(
-        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_named(source)
+        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_id_of(source)
     )
-
-
-def process_named(name: str) -> bytes:
-    """The identity of the process that somebody plays, which is another one than that of the test."""
-    return hashlib.md5(name.encode(), usedforsecurity=False).digest()
 
 
 class Peer(asyncio.Protocol):

@@ -6,7 +6,7 @@ no timer will bring fails with `DeadlockError`, naming the tasks and the lines t
 
 Mark a test (or a module, with `pytestmark`) with `pytest.mark.virtual_time` to run it on this loop; the hook
 in `tests/conftest.py` does the rest. Everything in such a test must live in the loop: sockets, threads and
-processes look idle to it, so time would jump past them. Hence `memory_network.py`.
+processes look idle to it, so time would jump past them. Hence `rdzv.testing.network`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.client import client as client_room
 from store.client.client import HEARTBEAT, Client
 from store.client.patience import BACKOFF_MOST
@@ -23,7 +24,6 @@ from store.errors import (
     UsedAfterFork,
 )
 from store.limits import Limits
-from tests.support.memory_network import MemoryNetwork
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from rdzv.testing.network import MemoryNetwork
 from store import interface
 from store.client.keepalive import TaskKeeper
 from store.errors import LeaseNotFound, LimitExceeded
 from store.keeping import RELEASE_WITHIN
 from store.messages import Granted, KeepAlive, Request, Revoke
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time

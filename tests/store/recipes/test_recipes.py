@@ -14,10 +14,10 @@ import pytest
 
 import store
 import store.sync
+from rdzv.testing.network import MemoryNetwork
 from store.errors import ConditionFailed, LeaseNotFound, StoreTimeoutError, StoreUsageError
 from store.recipes import awaited, blocking
 from tests.support.etcd import serve_etcd
-from tests.support.memory_network import MemoryNetwork
 from tests.support.proxy import Proxy
 from tests.support.stores import connect_in_memory, serve_in_memory
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Applied, Engine
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
 from store.messages import Delete, Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch, Written
 from store.protocol.wire import Bye, Events, Lagged, encode_bye
 from store.server.server import LEAVE_WITHIN, PIECE_BYTES, Server
-from tests.support.memory_network import MemoryNetwork
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:

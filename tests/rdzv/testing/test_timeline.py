@@ -7,8 +7,8 @@ import asyncio
 import anyio
 import pytest
 
-from tests.support.hosts import Timeline
-from tests.support.memory_network import MemoryNetwork
+from rdzv.testing.network import MemoryNetwork
+from rdzv.testing.timeline import Timeline
 
 
 async def note_each_second(noted: list[float], clock: Timeline) -> None:

@@ -1,288 +1,43 @@
-"""A network in memory, for protocols under test on virtual time, with the faults a real one has.
+"""One connection of the network in memory: two transports, and between them a pipe for each direction.
 
-    network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(seed))
-    listener = network.listen("store", ServerProtocol)
-    transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
-    network.partition("node-3")
-
-A *link* is one connection: two transports, and between them one `_Pipe` for each direction, which delivers what
-was written in order, each piece a latency after it was sent. As in TCP, the boundaries between writes mean
-nothing (`shred=True` cuts them anew at random), a peer that closes is noticed only once the bytes before are
-read, and writing to one that is gone is answered by a reset.
-
-Every fault takes a link, or a name: that of one link ("node-3>store#1"), of a dialer ("node-3", all its links
-and those it will yet make), or of a listener ("store"); or `EVERYTHING`.
-
-The two ends of a link may live in different loops, as processes of `hosts.py` do: each protocol is called in its own.
-What travels, and what the systems at both ends do, is timed by the network's own loop, so that a process which stands
-still is connected to and sent to, and one that dies has its connections ended for it (`died`).
+A pipe delivers what was written in order, each piece a latency after it was sent. As in TCP, the boundaries between
+writes mean nothing, a peer that closes is noticed only once the bytes before are read, and writing to one that is gone
+is answered by a reset. See `network` for what may befall a link.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import errno
-import itertools
-import random
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "names_of"]
 
 EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's own default, for transports over sockets
 SOCKET_BUFFER_BYTES = 64 * 1024  # what both kernels together hold; of the order of Linux's smallest defaults
-GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.net.sockets` sets it, gives up a silent machine
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
-P = TypeVar("P", bound=AnyProtocol)
 
 
-class Way(enum.Enum):
-    """Which of what is sent on a link is held."""
-
-    BOTH = "both"
-    UPWARD = "what the dialer sends"
-    DOWNWARD = "what the listener sends"
-
-
-class MemoryNetwork:
-    """Listeners, the links between them and their dialers, and the faults on those.
-
-    Args:
-        latency: Seconds from one end to the other, or the bounds between which each write draws its own.
-        rng: Decides latencies and, with `shred`, where the stream is cut.
-        shred: Deliver the stream in randomly sized pieces, down to single bytes.
-        socket_buffer_bytes: What may be under way before it counts against the writer's buffer.
-        loop: Where the network itself lives, if not in the loop that uses it.
-    """
-
-    def __init__(
-        self,
-        *,
-        latency: float | tuple[float, float] = 0.0,
-        rng: random.Random | None = None,
-        shred: bool = False,
-        socket_buffer_bytes: int = SOCKET_BUFFER_BYTES,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self._loop = loop
-        self._latency = latency
-        self._rng = rng or random.Random(0)
-        self._shred = shred
-        self.socket_buffer_bytes = socket_buffer_bytes
-        self._listeners: dict[str, Listener] = {}
-        self._links: dict[str, Link] = {}
-        self._numbers = itertools.count(1)
-        self._refused: set[str] = set()
-        self._partitioned: dict[str, Way] = {}
-        self._dead: set[str] = set()
-        self._waiting: dict[asyncio.Future[None], None] = {}  # dials that nobody answers
+class Medium(Protocol):
+    """What a link is in: it says how long a piece takes, and how large it is."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where the network itself lives."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return self._loop
+        """Where it lives itself."""
 
-    def listen(
-        self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
-    ) -> Listener:
-        """Answer dials to `name`, each with a protocol of its own, until the listener is closed.
-
-        Args:
-            name: What is dialed.
-            protocol_factory: Makes the protocol of one connection.
-            loop: Where these protocols live, if not where the dialer's do.
-        """
-        if name in self._listeners:
-            raise OSError(f"{name} is already listened on")
-        self._listeners[name] = listener = Listener(self, name, protocol_factory, loop)
-        return listener
-
-    async def dial(
-        self, name: str, protocol_factory: Callable[[], P], *, source: str = "client"
-    ) -> tuple[MemoryTransport, P]:
-        """Connect to a listener, as `loop.create_connection` does; takes one latency there and one back.
-
-        While the way is partitioned this waits, as a SYN that nobody answers does.
-
-        Raises:
-            ConnectionRefusedError: Nobody listens there, or `refuse` was called.
-            ConnectionResetError: The link was reset before it was made.
-        """
-        if source in self._dead:
-            raise ConnectionRefusedError(f"{source} is dead")
-        dialer = (source, next(self._numbers))
-        names = _names(dialer, name)
-        await self._travel(names)
-        listener = self._listeners.get(name)
-        if listener is None or names & self._refused:
-            await self._travel(names)
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{name} refuses {source}")
-
-        here = asyncio.get_running_loop()
-        protocol = protocol_factory()
-        link = Link(
-            self,
-            dialer=dialer,
-            target=name,
-            client_protocol=protocol,
-            server_protocol=listener.protocol_factory(),
-            client_loop=here,
-            server_loop=listener.loop or here,
-        )
-        self._links[link.name] = link
-        self._hold(link)
-        try:
-            if listener.loop is None or listener.loop is here:
-                link.server.connect()
-            else:
-                listener.loop.call_soon(link.server.connect)  # the system accepts it also while the process does not
-            await self._travel(names)
-        except BaseException:
-            link.reset()
-            raise
-        if link.client.is_lost:
-            raise ConnectionResetError(f"{link.name} was reset before it was made")
-        link.client.connect()
-        return link.client, protocol
-
-    def links(self, which: str | Link = EVERYTHING) -> list[Link]:
-        """The links with this name, dialer or listener that are not over, oldest first."""
-        # Looked at lazily: a link ends when both its protocols have been told, which nobody reports.
-        self._links = {name: link for name, link in self._links.items() if not link.is_over}
-        return [link for link in self._links.values() if _name(which) in link.names]
-
-    def cut(self, which: str | Link = EVERYTHING) -> None:
-        """End links at once, at both ends, without an error; what was under way is lost."""
-        for link in self.links(which):
-            link.cut()
-
-    def reset(self, which: str | Link = EVERYTHING) -> None:
-        """End links at once, with `ConnectionResetError` at both ends; what was under way is lost."""
-        for link in self.links(which):
-            link.reset()
-
-    def died(self, name: str, *, silently: bool = False) -> None:
-        """The process at this end is gone: what it dialed, or what answered under this name.
-
-        Its system ends its connections for it, after what it had sent; and answers what still comes with a reset. With
-        `silently` the machine itself is gone, with all that was on its way: the other end hears nothing, until it
-        writes and the machine is back (`partition` it while it is not), or until TCP gives up. A dialer of this name
-        can dial no more.
-        """
-        if name not in self._listeners:
-            self._dead.add(name)
-        for link in self.links(name):
-            end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
-            end.die(silently=silently)
-            if silently:
-                self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
-
-    def partition(self, which: str | Link = EVERYTHING, *, way: Way | None = None) -> None:
-        """Hold all that is sent, or what is sent one way, and all dials; nobody is told.
-
-        Never healed, it is a black hole.
-        """
-        self._partitioned[_name(which)] = Way.BOTH if way is None else way
-        self._hold_what_is_partitioned()
-
-    def heal(self, which: str | Link = EVERYTHING) -> None:
-        """End a partition (of `EVERYTHING`: each of them); what was held is delivered now, in order."""
-        if which == EVERYTHING:
-            self._partitioned.clear()
-        else:
-            self._partitioned.pop(_name(which), None)
-        self._hold_what_is_partitioned()
-        waiting, self._waiting = self._waiting, {}
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
-        """Hold for ever what is sent on the links that there are, as a firewall does that was restarted.
-
-        New dials pass. It is also how an old connection looks for seconds after a cut, until TCP sends again.
-        """
-        for link in self.links(which):
-            link.forgotten = True
-            self._hold(link)
-
-    def refuse(self, name: str) -> None:
-        """Refuse dials to this listener, or from this source, from now on; links that exist stay."""
-        self._refused.add(name)
-
-    def accept(self, name: str) -> None:
-        """End a `refuse`."""
-        self._refused.discard(name)
+    @property
+    def socket_buffer_bytes(self) -> int:
+        """What may be under way before it counts against the writer's buffer."""
 
     def draw_latency(self) -> float:
         """Seconds that the next piece takes."""
-        return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
     def draw_piece(self, length: int) -> int:
         """How many of the bytes that are ready arrive at once."""
-        return self._rng.randint(1, length) if self._shred else length
-
-    def forget_listener(self, listener: Listener) -> None:
-        """Called by a listener that closes."""
-        if self._listeners.get(listener.name) is listener:
-            del self._listeners[listener.name]
-
-    def _hold_what_is_partitioned(self) -> None:
-        for link in self._links.values():
-            self._hold(link)
-
-    def _hold(self, link: Link) -> None:
-        if link.forgotten:
-            link.hold(upward=True, downward=True)
-            return
-        ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
-        link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
-
-    def _is_partitioned(self, names: set[str]) -> bool:
-        return not names.isdisjoint(self._partitioned)
-
-    async def _travel(self, names: set[str]) -> None:
-        await asyncio.sleep(self.draw_latency())
-        while self._is_partitioned(names):
-            healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting[healed] = None
-            try:
-                await healed
-            finally:
-                self._waiting.pop(healed, None)
-
-
-class Listener:
-    """A name that answers dials; an async context manager, as `asyncio.Server` is."""
-
-    def __init__(
-        self,
-        network: MemoryNetwork,
-        name: str,
-        protocol_factory: Callable[[], AnyProtocol],
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self._network = network
-        self.name = name
-        self.protocol_factory = protocol_factory
-        self.loop = loop
-
-    def close(self) -> None:
-        """Refuse dials from now on. Links that exist stay; `network.reset(listener.name)` ends those."""
-        self._network.forget_listener(self)
-
-    async def __aenter__(self) -> Listener:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
 
 class Link:
@@ -290,7 +45,7 @@ class Link:
 
     def __init__(
         self,
-        network: MemoryNetwork,
+        network: Medium,
         *,
         dialer: tuple[str, int],
         target: str,
@@ -301,10 +56,10 @@ class Link:
     ) -> None:
         self.name = _link_name(dialer, target)
         self.forgotten = False  # by what is between the two ends, for good
-        self.names = _names(dialer, target)
+        self.names = names_of(dialer, target)
         self.target = target
-        self._upward = _Pipe(network)
-        self._downward = _Pipe(network)
+        self._upward = Pipe(network)
+        self._downward = Pipe(network)
         listener = (target, 0)
         self.client = MemoryTransport(
             client_protocol, self._upward, self._downward, loop=client_loop, sockname=dialer, peername=listener
@@ -341,8 +96,8 @@ class MemoryTransport(asyncio.Transport):
     def __init__(
         self,
         protocol: AnyProtocol,
-        outgoing: _Pipe,
-        incoming: _Pipe,
+        outgoing: Pipe,
+        incoming: Pipe,
         *,
         loop: asyncio.AbstractEventLoop,
         sockname: tuple[str, int],
@@ -382,7 +137,7 @@ class MemoryTransport(asyncio.Transport):
         """End what this side sends; it may still receive."""
         if not self._end_sent:
             self._end_sent = True
-            self._outgoing.send(_Signal.END)
+            self._outgoing.send(Signal.END)
 
     def close(self) -> None:
         """Receive nothing more; let go once all that was written has left."""
@@ -398,7 +153,7 @@ class MemoryTransport(asyncio.Transport):
         if self.is_lost:
             return
         self._outgoing.clear()
-        self._outgoing.send(_Signal.RESET)
+        self._outgoing.send(Signal.RESET)
         self.lose(None)
 
     def is_closing(self) -> bool:
@@ -470,7 +225,7 @@ class MemoryTransport(asyncio.Transport):
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
-            self._outgoing.send(_Signal.END)
+            self._outgoing.send(Signal.END)
         self._closing = self._end_sent = self.is_lost = True
         self.loop = self._outgoing.network_loop  # what still comes, the system answers
         self._incoming.receiver_died()
@@ -484,7 +239,7 @@ class MemoryTransport(asyncio.Transport):
         """Pass bytes on; returns how many the protocol took."""
         if self._closing:
             if self.is_lost:
-                self._outgoing.send(_Signal.RESET)
+                self._outgoing.send(Signal.RESET)
             return len(data)
         try:
             if isinstance(self._protocol, asyncio.BufferedProtocol):
@@ -495,9 +250,9 @@ class MemoryTransport(asyncio.Transport):
             self._fail(error)
         return len(data)
 
-    def receive_signal(self, signal: _Signal) -> None:
+    def receive_signal(self, signal: Signal) -> None:
         """The peer ended its stream, or reset the link."""
-        if signal is _Signal.RESET:
+        if signal is Signal.RESET:
             self._outgoing.clear()
             self.lose(ConnectionResetError("Connection reset by peer"))
         elif not self._closing:
@@ -545,27 +300,27 @@ class MemoryTransport(asyncio.Transport):
             }
         )
         self._outgoing.clear()
-        self._outgoing.send(_Signal.RESET)
+        self._outgoing.send(Signal.RESET)
         self.lose(error)
 
 
-class _Signal(enum.Enum):
+class Signal(enum.Enum):
     """What travels in a pipe besides bytes."""
 
     END = "the sender sends no more"
     RESET = "the sender is gone"
 
 
-class _Pipe:
+class Pipe:
     """One direction of a link: what was sent and has not been taken, oldest first."""
 
     sender: MemoryTransport
     receiver: MemoryTransport
 
-    def __init__(self, network: MemoryNetwork) -> None:
+    def __init__(self, network: Medium) -> None:
         self._network = network
         self.network_loop = network.loop
-        self._under_way: deque[tuple[float, memoryview | _Signal]] = deque()
+        self._under_way: deque[tuple[float, memoryview | Signal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0
         self._held = False
@@ -575,7 +330,7 @@ class _Pipe:
     def bytes_beyond_socket_buffers(self) -> int:
         return max(0, self._bytes_under_way - self._network.socket_buffer_bytes)
 
-    def send(self, item: memoryview | _Signal) -> None:
+    def send(self, item: memoryview | Signal) -> None:
         # Latencies are drawn, but nothing overtakes what was sent before it.
         self._last_due = max(self._last_due, self.network_loop.time() + self._network.draw_latency())
         self._under_way.append((self._last_due, item))
@@ -623,7 +378,7 @@ class _Pipe:
         # One piece at a time, and the rest asked for anew: whoever is called may pause, close, or cut the link.
         entry = self._under_way[0]
         due, item = entry
-        if isinstance(item, _Signal):
+        if isinstance(item, Signal):
             self._under_way.popleft()
             self.receiver.receive_signal(item)
         else:
@@ -657,10 +412,6 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
     return f"{source}>{target}#{number}"
 
 
-def _names(dialer: tuple[str, int], target: str) -> set[str]:
+def names_of(dialer: tuple[str, int], target: str) -> set[str]:
     """Everything that a fault may call this link by."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}
-
-
-def _name(which: str | Link) -> str:
-    return which if isinstance(which, str) else which.name

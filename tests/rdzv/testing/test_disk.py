@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rdzv.testing.disk import Disk, SimulatedJournal
+from rdzv.testing.timeline import Timeline
 from store.engine.changeset import Facts, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
 from tests.store.server.test_journal import tried
-from tests.support.disk import Disk, SimulatedJournal
-from tests.support.hosts import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,20 +13,23 @@ in turns; when nobody has, time jumps to the next timer. A turn is what a real l
 sockets. Time stands still meanwhile: every machine here is infinitely fast, and only waiting takes time.
 
 A host is an `asyncio.AbstractEventLoop`, so that real code runs on it unchanged: tasks, futures, timeouts, anyio. It
-has no sockets and no threads; see `memory_network.py` for the one, and `Host.in_thread` for the other.
+has no sockets and no threads; see `network` for the one, and `Host.in_thread` for the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import random
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
+import anyio
+
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from contextvars import Context
 
 __all__ = ["Host", "Timeline"]
@@ -55,7 +58,7 @@ class Timeline:
         self.rng = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
-        self._timers: list[tuple[float, int, Host, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Host, _TimedCall]] = []
         self._numbers = 0
         self.runnable: list[Host] = []
         self.corpses: list[Host] = []
@@ -72,6 +75,10 @@ class Timeline:
         Raises:
             BaseException: What has gone wrong in a host, whatever it is: nobody else would hear of it.
         """
+        with _nothing_running():
+            self._run(until)
+
+    def _run(self, until: float) -> None:
         spins = 0
         while True:
             while self.runnable or self.corpses:
@@ -99,10 +106,11 @@ class Timeline:
         """End all processes that are left, whatever they do, and let go of everything."""
         for host in list(self.hosts):
             host.die()
-        self._bury()
+        with _nothing_running():
+            self._bury()
         self._timers.clear()
 
-    def set_timer(self, when: float, host: Host, handle: asyncio.TimerHandle) -> None:
+    def set_timer(self, when: float, host: Host, handle: _TimedCall) -> None:
         """Called by hosts."""
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
@@ -129,6 +137,45 @@ class Timeline:
         host.turn()
 
 
+class _Call(asyncio.Handle):
+    """A callback that a host is to call."""
+
+    def run(self) -> None:
+        """Call it, in its context; what it raises goes to the loop's exception handler."""
+        self._run()  # what every loop calls
+
+
+class _TimedCall(asyncio.TimerHandle):
+    """A callback that a host is to call at some time."""
+
+    def run(self) -> None:
+        """As of `_Call`."""
+        self._run()
+
+
+class _Task(asyncio.Task[Any]):
+    """A task of a host's."""
+
+    def say_nothing_when_destroyed(self) -> None:
+        """Its process has died, and it with it."""
+        self._log_destroy_pending = False  # asyncio's own switch
+
+
+@contextlib.contextmanager
+def _nothing_running() -> Iterator[None]:
+    """Let hosts run inside a loop that is running already, that of the test: it stands still meanwhile."""
+    outer = asyncio._get_running_loop()
+    swap = getattr(asyncio.tasks, "_swap_current_task", None)  # Python 3.12; before, each loop has a current task
+    task = swap(outer, None) if outer is not None and swap is not None else None
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
+        if task is not None and swap is not None:
+            swap(outer, task)
+
+
 class Host(asyncio.AbstractEventLoop):
     """One process.
 
@@ -142,9 +189,9 @@ class Host(asyncio.AbstractEventLoop):
         self.name = name
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin alike; what they show later is theirs
-        self._ready: deque[asyncio.Handle] = deque()
-        self._late: list[asyncio.Handle] = []  # timers that went off while it stood still
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, once it is dead
+        self._ready: deque[_Call | _TimedCall] = deque()
+        self._late: list[_Call | _TimedCall] = []  # timers that went off while it stood still
+        self._grave: list[tuple[float, int, _TimedCall]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
         self.paused = False
@@ -188,7 +235,8 @@ class Host(asyncio.AbstractEventLoop):
         for step in range(BURIAL_STEPS_MAX):
             tasks = asyncio.all_tasks(self) if step % 1000 == 0 or not (self._ready or self._grave) else set()
             for task in tasks:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own switch
+                if isinstance(task, _Task):
+                    task.say_nothing_when_destroyed()
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
@@ -202,7 +250,7 @@ class Host(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
 
-    def due(self, handle: asyncio.Handle) -> None:
+    def due(self, handle: _TimedCall) -> None:
         """One of its timers has gone off."""
         if self.paused:
             self._late.append(handle)
@@ -230,7 +278,7 @@ class Host(asyncio.AbstractEventLoop):
                     break
                 handle = ready.popleft()
                 if not handle.cancelled():
-                    handle._run()
+                    handle.run()
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
@@ -253,7 +301,7 @@ class Host(asyncio.AbstractEventLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         """Call back in one of the next turns."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Call(callback, args, self, context)
         self._ready.append(handle)
         self._enqueue()
         return handle
@@ -274,7 +322,7 @@ class Host(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Call back when this process's clock shows this."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = _TimedCall(when, callback, args, self, context)
         if self._grave is not None:
             heapq.heappush(self._grave, (when, len(self._grave), handle))
         elif when != float("inf"):
@@ -288,11 +336,11 @@ class Host(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
-        return asyncio.Task(coro, loop=self, **options)
+        return _Task(coro, loop=self, **options)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what a thread would do, a moment later."""
-        await asyncio.sleep(0.0005)
+        await anyio.sleep(0.0005)
         return work()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.memory_network import MemoryNetwork, MemoryTransport, Way
+from rdzv.testing.links import MemoryTransport
+from rdzv.testing.network import MemoryNetwork, Way
 
 pytestmark = pytest.mark.virtual_time
 

@@ -1,0 +1,319 @@
+"""Shell: the machines of a simulation: the one that a store runs on, and those of its clients, and their network.
+
+All of it is the real server, engine, journal, wire and client, in processes on virtual time (`timeline`), over a
+network in memory (`network`), and a disk that keeps only what was committed (`disk`).
+
+What looks on (an oracle, the story of a test) derives from these, and overrides what a store's process is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import TYPE_CHECKING, Any
+
+from rdzv.node.handler import Handler
+from rdzv.node.joining import HeldPort
+from rdzv.node.loops import LoopAtHand
+from rdzv.node.node import Node
+from rdzv.testing.disk import Disk, SimulatedJournal
+from rdzv.testing.network import MemoryNetwork
+from rdzv.testing.timeline import Timeline
+from store.client.client import Client
+from store.engine.engine import Engine
+from store.limits import Limits
+from store.server.server import Server
+
+if TYPE_CHECKING:
+    import asyncio
+    import contextlib
+    from collections.abc import Callable
+
+    from rdzv.config.settings import Settings
+    from rdzv.testing.network import Listener
+    from rdzv.testing.timeline import Host
+    from store import Store
+    from store.engine.changeset import Facts
+
+__all__ = [
+    "NODE_THREAD",
+    "STORE",
+    "Process",
+    "StoreMachine",
+    "World",
+    "client_of",
+    "handler_of",
+    "process_id_of",
+]
+
+STORE = "store"
+"""Under which name the store is dialed."""
+
+NODE_THREAD = " node thread"
+"""What its connections are called after those of its process."""
+
+
+class World:
+    """A timeline, and the network of what lives in it.
+
+    Args:
+        seed: Of the order of turns, and of all latencies.
+        latency: Seconds from one end of a connection to the other, between these bounds.
+        shred: Deliver the streams in pieces of random size.
+    """
+
+    def __init__(self, seed: int, *, latency: tuple[float, float], shred: bool = False) -> None:
+        self.timeline = Timeline(seed)
+        self.network_host = self.timeline.host("the network")
+        self.network = MemoryNetwork(
+            latency=latency, rng=random.Random(f"network {seed}"), shred=shred, loop=self.network_host
+        )
+
+    @property
+    def now(self) -> float:
+        """True time."""
+        return self.timeline.now
+
+    def say(self, what: str) -> None:
+        """One line of the story, for whoever listens."""
+
+
+class Process:
+    """A client's process.
+
+    Attributes:
+        host: Its loop.
+        name: The name of its machine.
+        source: The name of its connections, which no other process has.
+        threads: Its other loops, by the names of their connections.
+    """
+
+    def __init__(self, world: World, name: str, source: str, *, rng: random.Random, rate: float = 1.0) -> None:
+        self.world = world
+        self.name, self.source = name, source
+        self.rng = rng
+        self.host: Host = world.timeline.host(source, rate=rate)
+        self.threads: dict[str, Host] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not been killed."""
+        return not self.host.dead
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all of its connections."""
+        return self.source, *self.threads
+
+    @property
+    def node_thread(self) -> Host:
+        """The loop that nodes live in; it starts with the first of them."""
+        name = self.source + NODE_THREAD
+        if name not in self.threads:
+            self.threads[name] = self.world.timeline.host(name, rate=self.host.rate)
+        return self.threads[name]
+
+    def dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
+        """How this process connects to the store."""
+        source = self.source + thread
+
+        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+            return await self.world.network.dial(STORE, factory, source=source)
+
+        return dial
+
+    def die(self, *, silently: bool = False) -> None:
+        """The process is killed; or, silently, its machine loses its power."""
+        if self.alive:
+            self.world.say(f"{self.source} is killed{', and its machine with it' if silently else ''}")
+            self.host.die()
+            for source in self.sources:
+                self.world.network.died(source, silently=silently)
+            for thread in self.threads.values():
+                thread.die()
+
+    def pause(self, *, threads: bool) -> None:
+        """Stand still; without its threads, it is a training step that blocks the main loop."""
+        self.host.pause()
+        if threads:
+            for thread in self.threads.values():
+                thread.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self.host.resume()
+        for thread in self.threads.values():
+            thread.resume()
+
+
+class _NoPort(HeldPort):
+    """A port that is not taken from this machine."""
+
+    def hold(self) -> int:
+        """Always the same: nobody listens there."""
+        return 40_000
+
+
+def handler_of(
+    process: Process,
+    settings: Settings,
+    *,
+    open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
+    open_shared_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
+    kind: type[Handler] = Handler,
+) -> Handler:
+    """The real handler of a node that lives in this process's node thread, not yet connected."""
+    rng = random.Random(process.rng.random())
+    loop = LoopAtHand(process.node_thread)
+    node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=_NoPort())
+    return kind(node, open_store=open_shared_store)
+
+
+def client_of(process: Process, *, thread: str = "", **options: Any) -> Client:
+    """A client of the store, to be entered in this process; that of another thread has connections of its own."""
+    rng = random.Random(process.rng.random())
+    identity = process_id_of(process.source)
+    return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
+
+
+def process_id_of(name: str) -> bytes:
+    """The identity by which a server knows which connections are of one process."""
+    return hashlib.sha256(name.encode()).digest()[:16]
+
+
+class StoreMachine:
+    """The machine that the store runs on; its disk outlives its processes.
+
+    Args:
+        world: Where it stands.
+        rng: Decides what its disk takes, and its requests.
+        durable: Whether it has a disk.
+        limits: The store's.
+        rate: How fast its clock runs.
+
+    Attributes:
+        server: The one that runs now; None while none does.
+        disk: What outlives it; None for a store that is memory only.
+        starts: How many processes there have been.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        rng: random.Random,
+        durable: bool = True,
+        limits: Limits | None = None,
+        rate: float = 1.0,
+    ) -> None:
+        self._world = world
+        self._limits = limits or Limits()
+        self._rate = rate
+        self._rng = rng
+        self._listener: Listener | None = None
+        self.dark = False  # the machine has no power
+        self.leaving = False
+        self.host: Host | None = None
+        self.server: Server | None = None
+        self.starts = 0
+        self.disk: Disk | None = None
+        self.store_id = "store 1"
+        if durable:
+            self.disk = Disk(self._rng, store_id=self.store_id, on_commit=self.committed)
+
+    # ------------------------------------------------------------------------------------------ to be overridden
+
+    def committed(self, group: list[Facts]) -> None:
+        """These facts are on the disk now."""
+
+    def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
+        """The journal of a new process."""
+        return disk.open(host, kind=SimulatedJournal, now=lambda: self._world.now)
+
+    def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
+        """The server of a new process."""
+        return Server(
+            engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
+        )
+
+    def failed(self, server: Server) -> None:
+        """The server has stopped serving by itself."""
+
+    # ------------------------------------------------------------------------------------------ its processes
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a process, even if it stands still."""
+        return self.host is not None
+
+    def start(self) -> None:
+        """Start a process on what is on the disk."""
+        assert self.host is None, "one at a time"
+        world = self._world
+        self.starts += 1
+        if self.dark:
+            self.dark = False
+            world.network.heal(STORE)
+        self.store_id = f"store {self.starts if self.disk is None else 1}"
+        world.say("the store starts")
+        self.host = host = world.timeline.host(f"store.{self.starts}", rate=self._rate)
+        host.call_soon(self._serve, host)
+
+    def _serve(self, host: Host) -> None:
+        """What `store.serve` does, for a network and a disk that are not real."""
+        journal: SimulatedJournal | None = None
+        if self.disk is None:
+            engine = Engine(store_id=self.store_id, limits=self._limits)
+        else:
+            journal = self.new_journal(self.disk, host)
+            engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())
+        self.server = server = self.new_server(engine, journal, host)
+        server.on_failure(lambda: self.failed(server))
+        self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
+        server.start_journal()
+        for timer in (host.start(server.keep_time()), host.start(server.drop_the_silent())):
+            timer.add_done_callback(server.timer_ended)
+
+    def die(self, *, silently: bool = False) -> None:
+        """The process is killed; or, silently, its machine loses its power."""
+        if self.host is None:
+            return
+        world = self._world
+        world.say(f"the store is killed{', and its machine with it' if silently else ''}")
+        self.host.die()
+        self.host = self.server = None
+        self.leaving = False
+        world.network.died(STORE, silently=silently)
+        self._close_listener()
+        if silently:
+            self.dark = True
+            world.network.partition(STORE)
+        if self.disk is not None:
+            self.disk.lose_power()
+
+    def leave(self) -> None:
+        """It is told to end (SIGTERM), and does so in its own time."""
+        if self.host is not None and self.server is not None and self._listener is not None:
+            self._world.say("the store is told to leave")
+            self._close_listener()
+            self.leaving = True
+            self.host.start(self._leave(self.server, self.host))
+
+    async def _leave(self, server: Server, host: Host) -> None:
+        await server.leave()
+        if self.host is host:
+            self._world.network_host.call_soon(self._end, host)
+
+    def _end(self, host: Host) -> None:
+        if self.host is host:
+            self.die()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """The end of the simulation."""
+        if self.disk is not None:
+            self.disk.close()

@@ -1,0 +1,284 @@
+"""A network in memory, for protocols under test on virtual time, with the faults a real one has.
+
+    network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(seed))
+    listener = network.listen("store", ServerProtocol)
+    transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
+    network.partition("node-3")
+
+A *link* (`links`) is one connection, and behaves as one of TCP does; `shred=True` cuts what is sent anew at random.
+
+Every fault takes a link, or a name: that of one link ("node-3>store#1"), of a dialer ("node-3", all its links
+and those it will yet make), or of a listener ("store"); or `EVERYTHING`.
+
+The two ends of a link may live in different loops, as processes of `hosts.py` do: each protocol is called in its own.
+What travels, and what the systems at both ends do, is timed by the network's own loop, so that a process which stands
+still is connected to and sent to, and one that dies has its connections ended for it (`died`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import itertools
+import random
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's own keep-alive, as `store.net.sockets` sets it, gives up a silent machine
+
+P = TypeVar("P", bound=AnyProtocol)
+
+
+class Way(enum.Enum):
+    """Which of what is sent on a link is held."""
+
+    BOTH = "both"
+    UPWARD = "what the dialer sends"
+    DOWNWARD = "what the listener sends"
+
+
+class MemoryNetwork:
+    """Listeners, the links between them and their dialers, and the faults on those.
+
+    Args:
+        latency: Seconds from one end to the other, or the bounds between which each write draws its own.
+        rng: Decides latencies and, with `shred`, where the stream is cut.
+        shred: Deliver the stream in randomly sized pieces, down to single bytes.
+        socket_buffer_bytes: What may be under way before it counts against the writer's buffer.
+        loop: Where the network itself lives, if not in the loop that uses it.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency: float | tuple[float, float] = 0.0,
+        rng: random.Random | None = None,
+        shred: bool = False,
+        socket_buffer_bytes: int = SOCKET_BUFFER_BYTES,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._loop = loop
+        self._latency = latency
+        self._rng = rng or random.Random(0)
+        self._shred = shred
+        self.socket_buffer_bytes = socket_buffer_bytes
+        self._listeners: dict[str, Listener] = {}
+        self._links: dict[str, Link] = {}
+        self._numbers = itertools.count(1)
+        self._refused: set[str] = set()
+        self._partitioned: dict[str, Way] = {}
+        self._dead: set[str] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # dials that nobody answers
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the network itself lives."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def listen(
+        self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
+    ) -> Listener:
+        """Answer dials to `name`, each with a protocol of its own, until the listener is closed.
+
+        Args:
+            name: What is dialed.
+            protocol_factory: Makes the protocol of one connection.
+            loop: Where these protocols live, if not where the dialer's do.
+        """
+        if name in self._listeners:
+            raise OSError(f"{name} is already listened on")
+        self._listeners[name] = listener = Listener(self, name, protocol_factory, loop)
+        return listener
+
+    async def dial(
+        self, name: str, protocol_factory: Callable[[], P], *, source: str = "client"
+    ) -> tuple[MemoryTransport, P]:
+        """Connect to a listener, as `loop.create_connection` does; takes one latency there and one back.
+
+        While the way is partitioned this waits, as a SYN that nobody answers does.
+
+        Raises:
+            ConnectionRefusedError: Nobody listens there, or `refuse` was called.
+            ConnectionResetError: The link was reset before it was made.
+        """
+        if source in self._dead:
+            raise ConnectionRefusedError(f"{source} is dead")
+        dialer = (source, next(self._numbers))
+        names = names_of(dialer, name)
+        await self._travel(names)
+        listener = self._listeners.get(name)
+        if listener is None or names & self._refused:
+            await self._travel(names)
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"{name} refuses {source}")
+
+        here = asyncio.get_running_loop()
+        protocol = protocol_factory()
+        link = Link(
+            self,
+            dialer=dialer,
+            target=name,
+            client_protocol=protocol,
+            server_protocol=listener.protocol_factory(),
+            client_loop=here,
+            server_loop=listener.loop or here,
+        )
+        self._links[link.name] = link
+        self._hold(link)
+        try:
+            if listener.loop is None or listener.loop is here:
+                link.server.connect()
+            else:
+                listener.loop.call_soon(link.server.connect)  # the system accepts it also while the process does not
+            await self._travel(names)
+        except BaseException:
+            link.reset()
+            raise
+        if link.client.is_lost:
+            raise ConnectionResetError(f"{link.name} was reset before it was made")
+        link.client.connect()
+        return link.client, protocol
+
+    def links(self, which: str | Link = EVERYTHING) -> list[Link]:
+        """The links with this name, dialer or listener that are not over, oldest first."""
+        # Looked at lazily: a link ends when both its protocols have been told, which nobody reports.
+        self._links = {name: link for name, link in self._links.items() if not link.is_over}
+        return [link for link in self._links.values() if _name(which) in link.names]
+
+    def cut(self, which: str | Link = EVERYTHING) -> None:
+        """End links at once, at both ends, without an error; what was under way is lost."""
+        for link in self.links(which):
+            link.cut()
+
+    def reset(self, which: str | Link = EVERYTHING) -> None:
+        """End links at once, with `ConnectionResetError` at both ends; what was under way is lost."""
+        for link in self.links(which):
+            link.reset()
+
+    def died(self, name: str, *, silently: bool = False) -> None:
+        """The process at this end is gone: what it dialed, or what answered under this name.
+
+        Its system ends its connections for it, after what it had sent; and answers what still comes with a reset. With
+        `silently` the machine itself is gone, with all that was on its way: the other end hears nothing, until it
+        writes and the machine is back (`partition` it while it is not), or until TCP gives up. A dialer of this name
+        can dial no more.
+        """
+        if name not in self._listeners:
+            self._dead.add(name)
+        for link in self.links(name):
+            end, other = (link.server, link.client) if link.target == name else (link.client, link.server)
+            end.die(silently=silently)
+            if silently:
+                self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
+
+    def partition(self, which: str | Link = EVERYTHING, *, way: Way | None = None) -> None:
+        """Hold all that is sent, or what is sent one way, and all dials; nobody is told.
+
+        Never healed, it is a black hole.
+        """
+        self._partitioned[_name(which)] = Way.BOTH if way is None else way
+        self._hold_what_is_partitioned()
+
+    def heal(self, which: str | Link = EVERYTHING) -> None:
+        """End a partition (of `EVERYTHING`: each of them); what was held is delivered now, in order."""
+        if which == EVERYTHING:
+            self._partitioned.clear()
+        else:
+            self._partitioned.pop(_name(which), None)
+        self._hold_what_is_partitioned()
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
+        """Hold for ever what is sent on the links that there are, as a firewall does that was restarted.
+
+        New dials pass. It is also how an old connection looks for seconds after a cut, until TCP sends again.
+        """
+        for link in self.links(which):
+            link.forgotten = True
+            self._hold(link)
+
+    def refuse(self, name: str) -> None:
+        """Refuse dials to this listener, or from this source, from now on; links that exist stay."""
+        self._refused.add(name)
+
+    def accept(self, name: str) -> None:
+        """End a `refuse`."""
+        self._refused.discard(name)
+
+    def draw_latency(self) -> float:
+        """Seconds that the next piece takes."""
+        return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
+
+    def draw_piece(self, length: int) -> int:
+        """How many of the bytes that are ready arrive at once."""
+        return self._rng.randint(1, length) if self._shred else length
+
+    def forget_listener(self, listener: Listener) -> None:
+        """Called by a listener that closes."""
+        if self._listeners.get(listener.name) is listener:
+            del self._listeners[listener.name]
+
+    def _hold_what_is_partitioned(self) -> None:
+        for link in self._links.values():
+            self._hold(link)
+
+    def _hold(self, link: Link) -> None:
+        if link.forgotten:
+            link.hold(upward=True, downward=True)
+            return
+        ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
+        link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
+
+    def _is_partitioned(self, names: set[str]) -> bool:
+        return not names.isdisjoint(self._partitioned)
+
+    async def _travel(self, names: set[str]) -> None:
+        await anyio.sleep(self.draw_latency())
+        while self._is_partitioned(names):
+            healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting[healed] = None
+            try:
+                await healed
+            finally:
+                self._waiting.pop(healed, None)
+
+
+class Listener:
+    """A name that answers dials; an async context manager, as `asyncio.Server` is."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        protocol_factory: Callable[[], AnyProtocol],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self._network = network
+        self.name = name
+        self.protocol_factory = protocol_factory
+        self.loop = loop
+
+    def close(self) -> None:
+        """Refuse dials from now on. Links that exist stay; `network.reset(listener.name)` ends those."""
+        self._network.forget_listener(self)
+
+    async def __aenter__(self) -> Listener:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+def _name(which: str | Link) -> str:
+    return which if isinstance(which, str) else which.name
