@@ -6,10 +6,15 @@ change what a line seems to say, or forge a line of its own.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
+from typing import TYPE_CHECKING
 
-__all__ = ["in_words", "printable", "without_durations"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["first_of", "in_words", "printable", "without_durations"]
 
 LETTERS_MOST = 1000  # of one text; a reason is a sentence, and a log is no place for more
 
@@ -21,6 +26,12 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     if text.isprintable():
         return text
     return "".join(map(_escaped, text))
+
+
+def first_of(names: Collection[str], most: int) -> str:
+    """Return the first of some names, and how many there are beyond: "a, b and 3 more"."""
+    shown = ", ".join(itertools.islice(names, most))
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def in_words(seconds: float) -> str:

@@ -23,7 +23,7 @@ from rdzv.core.report import report
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
 from store.net.address import host_and_port
-from store.printable import printable
+from store.printable import first_of, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -68,8 +68,7 @@ async def _exists(options: argparse.Namespace) -> bool:
         if await client.count(Keys(settings.prefix, settings.run_id).root):
             return True
         runs = sorted(usage.run_id for usage in await usages(client, settings.prefix))
-    more = f" and {len(runs) - RUNS_NAMED_MOST} more" if len(runs) > RUNS_NAMED_MOST else ""
-    there = f"it has {', '.join(runs[:RUNS_NAMED_MOST])}{more}" if runs else f"it has none under {settings.prefix}"
+    there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {settings.prefix}"
     sys.stderr.write(printable(f"rdzv status: the store has no run {settings.run_id}; {there}") + "\n")
     return False
 
@@ -89,9 +88,9 @@ def _describe(status: RunStatus) -> str:
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)
-    for reason, node_ids in by_reason.items():
-        more = f" and {len(node_ids) - REFUSED_NAMED_MOST} more" if len(node_ids) > REFUSED_NAMED_MOST else ""
-        lines.append(f"    refused  {', '.join(node_ids[:REFUSED_NAMED_MOST])}{more}: {reason}")
+    lines.extend(
+        f"    refused  {first_of(node_ids, REFUSED_NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items()
+    )
     if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
         counts = sorted(status.releases.items())
         lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts))

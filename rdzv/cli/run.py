@@ -61,6 +61,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="pass output through, without the rank before each line",
     )
+    add(
+        "--no-stacks",
+        dest="stacks",
+        action="store_false",
+        help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -85,6 +91,7 @@ async def _run(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         preload=options.preload,
         standby=options.standby,
+        stacks=options.stacks,
     )
     return await launch.run(job)
 

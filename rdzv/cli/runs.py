@@ -24,6 +24,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Round
 from rdzv.errors import RendezvousStateError
 from store.messages import Revoke
+from store.printable import first_of
 
 if TYPE_CHECKING:
     import argparse
@@ -170,10 +171,9 @@ async def _forget(options: argparse.Namespace) -> int:
         keys = Keys(settings.prefix, settings.run_id)
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
-            more = f" and {len(nodes) - NODES_NAMED_MOST} more" if len(nodes) > NODES_NAMED_MOST else ""
             print(
-                f"run {settings.run_id} has {len(nodes)} nodes: {', '.join(nodes[:NODES_NAMED_MOST])}{more}; close it "
-                f"first, or forget it with --force"
+                f"run {settings.run_id} has {len(nodes)} nodes: {first_of(nodes, NODES_NAMED_MOST)}; close it first, "
+                f"or forget it with --force"
             )
             return FAILED
         if nodes:

@@ -11,6 +11,8 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     head/closed                     that, and why, the run is over
     head/progress                   how far the next round is, and who has gone from the last one
     head/banned/<id>                that a node may not join, and why
+    head/asked/<question>           what an operator asks of nodes
+    answers/<question>/<id>         what a node has answered
     unfit/<id>                      why a node that wanted to join failed its health check
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
@@ -101,6 +103,15 @@ class Keys:
     def bans(self) -> str:
         """The prefix of all bans."""
         return f"{self.head}banned/"
+
+    @property
+    def questions(self) -> str:
+        """The prefix of all that operators ask."""
+        return f"{self.head}asked/"
+
+    def answers(self, question: str) -> str:
+        """Return the prefix of all answers to a question."""
+        return f"{self.root}answers/{question}/"
 
     @property
     def unfits(self) -> str:

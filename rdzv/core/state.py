@@ -18,6 +18,7 @@ from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpac
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rdzv.core.asking import Question
     from rdzv.core.stopping import Stop
 
 __all__ = [
@@ -514,6 +515,7 @@ class Head:
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
+    questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

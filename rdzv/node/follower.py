@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, Round
 from rdzv.core.stopping import Drain, Stop
 from rdzv.errors import RendezvousStateError
@@ -139,4 +140,10 @@ class Follower:
             if put:
                 bans[event.key.removeprefix(keys.bans)] = Ban.unpack(event.value)
             return replace(head, bans=bans)
+        if event.key.startswith(keys.questions):
+            asked = event.key.removeprefix(keys.questions)
+            questions = {name: question for name, question in head.questions.items() if name != asked}
+            if put:
+                questions[asked] = Question.unpack(event.value)
+            return replace(head, questions=questions)
         return head

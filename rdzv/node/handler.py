@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.config.settings import Settings
+    from rdzv.core.asking import Question
     from rdzv.core.history import Chapter
     from rdzv.core.state import Participant, RunStatus
     from store import BlockingStore, Store
@@ -328,6 +329,23 @@ class Handler(RendezvousHandler):
                 if status.closed is not None:
                     return
                 await wakeup.sleep()
+
+    async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
+        """What operators ask of this node, as they do, each with its name; answer it by `answer`."""
+        wakeup, heard = WakeupHere(), set[str]()
+        with self.node.listeners.listening(wakeup):
+            while True:
+                questions = self.node.head.questions
+                heard &= questions.keys()
+                for name, question in questions.items():
+                    if name not in heard and question.is_for(self.node_id):
+                        yield name, question
+                heard.update(questions)
+                await wakeup.sleep()
+
+    async def answer(self, question: str, text: str) -> None:
+        """Answer what an operator asks."""
+        await self._call(self.node.answer(question, text), see_to_its_end=True)
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
 from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
@@ -429,6 +430,14 @@ class Node:
         link = await self.connect()
         try:
             await link.store.delete(self.keys.banned(node_id))
+        except StoreError as error:
+            raise self.connection_error(error) from error
+
+    async def answer(self, question: str, text: str) -> None:
+        """Write this node's answer to what an operator asks; see `rdzv.core.asking`."""
+        link = await self.connect()
+        try:
+            await link.store.put(self.keys.answers(question) + self.node_id, pack_answer(text), ttl=ANSWER_TTL)
         except StoreError as error:
             raise self.connection_error(error) from error
 

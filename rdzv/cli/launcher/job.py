@@ -50,6 +50,7 @@ class Job:
         prefix: Whether each line of output gets the rank in front.
         preload: Modules that a process of this node imports once, to fork the command's processes from.
         standby: How many of these are forked ahead.
+        stacks: Whether the processes can be asked for their Python stacks.
     """
 
     url: str
@@ -62,6 +63,7 @@ class Job:
     prefix: bool = True
     preload: tuple[str, ...] = ()
     standby: int = 0
+    stacks: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

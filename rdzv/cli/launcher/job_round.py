@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from rdzv.cli.launcher.job import Job, Place
     from rdzv.cli.launcher.preload import PreloadServer
+    from rdzv.cli.launcher.stacks import WorkerStacks
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
@@ -84,8 +85,17 @@ End = Succeeded | Failed | Changed | Closed
 class JobRound:
     """The processes of one node in one round."""
 
-    def __init__(self, job: Job, handler: Handler, info: RendezvousInfo, *, checkpoint_file: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        handler: Handler,
+        info: RendezvousInfo,
+        *,
+        checkpoint_file: str,
+        stacks: WorkerStacks | None = None,
+    ) -> None:
         self._job = job
+        self._stacks = stacks
         self._handler = handler
         self._info = info
         self._checkpoint_file = checkpoint_file
@@ -151,6 +161,8 @@ class JobRound:
                 restarts=restarts,
                 checkpoint_file=self._checkpoint_file,
             )
+            if self._stacks is not None:
+                environment |= self._stacks.environment()
             with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us
                 self._processes.append(await Process.start(self._job, environment, files=files, preloaded=preloaded))
         self._running = self._job.nproc
@@ -265,6 +277,12 @@ class JobRound:
 
     # ------------------------------------------------------------------------------------------ the end
 
+    async def stacks(self) -> str:
+        """Return the Python stacks of the processes that run now."""
+        if self._stacks is None:
+            return "they are not to be had: this launcher runs with --no-stacks"
+        return await self._stacks.dump(process.rank for process in self._processes if process.status is None)
+
     async def stop(self, number: int) -> None:
         """Ask the processes to end, by this signal, then make them; and pass on what they have written."""
         for process in self._processes:
@@ -272,6 +290,14 @@ class JobRound:
         with anyio.move_on_after(self._job.grace):
             for process in self._processes:
                 await process.wait()
+        if any(process.status is None for process in self._processes):
+            log.warning(
+                "run %s, round %d: told to end, and not done after --grace %g s; to be killed with these stacks:\n%s",
+                self._info.run_id,
+                self._info.round,
+                self._job.grace,
+                await self.stacks(),
+            )
         for process in self._processes:
             process.kill()
         with anyio.move_on_after(KILL_WITHIN) as scope:
@@ -281,6 +307,8 @@ class JobRound:
             log.error("a process does not end although it was killed; a driver or a file system may hang")
         for process in self._processes:
             await process.release()
+        if self._stacks is not None:
+            self._stacks.forget_ended()
 
 
 def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Draining | Dropped) -> str | None:

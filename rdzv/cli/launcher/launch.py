@@ -23,6 +23,7 @@ process die.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -40,6 +41,8 @@ from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_regi
 from rdzv.cli.launcher.job import NPROC
 from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
 from rdzv.cli.launcher.preload import Preloading
+from rdzv.cli.launcher.stacks import WorkerStacks
+from rdzv.core.asking import STACKS
 from rdzv.core.state import Closed
 from rdzv.errors import (
     RendezvousClosedError,
@@ -49,6 +52,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
 )
 from rdzv.node.handler import Handler
+from store.net.tasks import cancel_and_wait
 from store.printable import without_durations
 
 if TYPE_CHECKING:
@@ -91,6 +95,7 @@ class _Launcher:
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
         self._checkpoint_file = str(folder / "checkpoint")
+        self._stacks = WorkerStacks(folder) if job.stacks else None
         self._restarts = 0
         self._signal: int | None = None
         self._scope = anyio.CancelScope()  # what a signal ends
@@ -112,7 +117,7 @@ class _Launcher:
             async with Preloading(self._job) as self._preloading, self._handler() as handler:
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
-                    status = await self._take_part(handler)
+                    status = await self._take_part_and_answer(handler)
                 self._scope = everything  # while a store hosted here waits for the others to go
         if status is None:
             assert self._signal is not None
@@ -149,6 +154,24 @@ class _Launcher:
         mine_too = {"attributes": attributes, "bootstrap_check": chosen.bootstrap_check is not False}
         return _handler_for(RendezvousParameters.from_url(self._job.url, mine_too))
 
+    async def _take_part_and_answer(self, handler: Handler) -> int:
+        """Take part, and answer what operators ask meanwhile."""
+        await handler.is_closed()  # connects, as nobody can ask before
+        answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
+        try:
+            return await self._take_part(handler)
+        finally:
+            await cancel_and_wait(answering)
+
+    async def _answer(self, handler: Handler) -> None:
+        async with contextlib.aclosing(handler.questions()) as questions:
+            async for name, question in questions:
+                if question.what == STACKS:
+                    current = self._round
+                    text = "no process runs: it waits for a round" if current is None else await current.stacks()
+                    with contextlib.suppress(RendezvousError):  # whoever asked hears nothing, and says so
+                        await handler.answer(name, text)
+
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
         while True:
@@ -170,7 +193,7 @@ class _Launcher:
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
         """Run the command in a round until that is over; no process is left then."""
-        self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file)
+        self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file, stacks=self._stacks)
         end: End | signal.Signals | None = None
         try:
             preloaded = await self._preloading.server()

@@ -17,8 +17,8 @@ Modules are imported once, so a worker shares what they did then: a hash seed, a
 context must not be shared, so this process refuses to serve once a module has started a Python thread or touched CUDA,
 and says so.
 
-This file runs by itself, beside `guard.py`, and imports nothing but the standard library before the modules it is
-given.
+This file runs by itself, beside `guard.py` and `worker_startup.py`, and imports nothing but the standard library before
+the modules it is given.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux take
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int) -> Callable[[], None]:
     """Fork a worker for each request; returns in the workers only, with what each is to run."""
-    guard = _load_guard()
+    guard, startup = _load("guard"), _load("worker_startup")
     sys.path[0] = folder
     for name in modules:
         importlib.import_module(name)
@@ -66,7 +66,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
             if os.fork() == 0:
                 for other in (requests, ours, *waiting):
                     other.close()
-                return _worker(guard, *_receive(theirs))
+                return _worker(guard, startup, *_receive(theirs))
             theirs.close()
             waiting.append(ours)
         request, files = _receive(requests)
@@ -75,12 +75,12 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
                 _send(first, request, files)
         elif os.fork() == 0:
             requests.close()
-            return _worker(guard, request, files)
+            return _worker(guard, startup, request, files)
         for file in files:
             os.close(file)
 
 
-def _worker(guard: types.ModuleType, request: bytes, files: list[int]) -> Callable[[], None]:
+def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Callable[[], None]:
     """Stand guard over a new process, and return in that one, ready to run what was asked for."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -97,6 +97,7 @@ def _worker(guard: types.ModuleType, request: bytes, files: list[int]) -> Callab
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(wanted["env"])
+    startup.register()
     os.chdir(wanted["cwd"])
     _open_streams(unbuffered=wanted["unbuffered"])
     if "numpy" in sys.modules:
@@ -188,9 +189,9 @@ def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
     to.sendall(request)
 
 
-def _load_guard() -> types.ModuleType:
-    """The module `guard` beside this file, by its path: nothing of this project is to be found by its name here."""
-    spec = importlib.util.spec_from_file_location("guard", Path(__file__).with_name("guard.py"))
+def _load(name: str) -> types.ModuleType:
+    """A module beside this file, by its path: nothing of this project is to be found by its name here."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

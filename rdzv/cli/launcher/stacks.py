@@ -1,0 +1,151 @@
+"""Shell: asks the Python processes of a command for their stacks, while they run; see `worker_startup`.
+
+    stacks = WorkerStacks(folder)          # an empty folder of the launcher's own
+    environment |= stacks.environment()    # of each process
+    print(await stacks.dump())
+
+A process writes its stacks by itself, within the handler of a signal. Nothing announces that it has written all, so a
+file is taken as whole once it has not grown for a moment. A process that writes nothing is stopped, or stuck in the
+kernel, and what the system tells of it is given instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rdzv.cli.launcher import worker_startup
+from store.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["TEXT_MOST", "WorkerStacks"]
+
+TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node ...
+TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and of one process
+COMMAND_LETTERS_MOST: Final = 200
+ANSWER_WITHIN: Final = 2.0  # seconds: a signal handler runs at once, unless the process is stopped
+SETTLED_AFTER: Final = 0.1  # seconds without growth, after which a file is taken as whole
+LOOK_EVERY: Final = 0.02
+UNLOCKED_KEPT: Final = 60.0  # seconds until the file of a process that has ended is removed
+
+
+class WorkerStacks:
+    """The stacks of one node's processes.
+
+    Args:
+        folder: An empty folder, which nobody else uses.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._startup = folder / "startup"
+        self._dumps = folder / "stacks"
+        self._startup.mkdir()
+        self._dumps.mkdir()
+        shutil.copyfile(worker_startup.__file__, self._startup / "sitecustomize.py")
+
+    def environment(self) -> dict[str, str]:
+        """Return what a process must find in its environment."""
+        path = os.pathsep.join(filter(None, [str(self._startup), os.environ.get("PYTHONPATH")]))
+        return {"PYTHONPATH": path, worker_startup.FOLDER: str(self._dumps)}
+
+    async def dump(self, ranks: Iterable[int] = ()) -> str:
+        """Return the stacks of all Python processes that run now, one after the other.
+
+        Args:
+            ranks: The ranks that run; of which of them no process answers is said.
+        """
+        asked = {path: pid for path in sorted(self._dumps.iterdir(), key=_rank_and_pid) if (pid := _holder(path))}
+        for path, pid in asked.items():
+            os.truncate(path, 0)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended, or become another user
+                os.kill(pid, worker_startup.SIGNAL)
+        await self._until_whole(asked)
+        told = [_describe(path, pid) for path, pid in asked.items()]
+        answering = {path.name.partition(".")[0] for path in asked}
+        silent = [str(rank) for rank in ranks if str(rank) not in answering]
+        if silent:
+            told.append(
+                f"rank {', '.join(silent)}: no Python process that could be asked: the command is no Python program, "
+                f"runs it with -I, -E or -S, or has replaced PYTHONPATH"
+            )
+        text = "\n".join(told) or "no process runs"
+        return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
+
+    async def _until_whole(self, files: Iterable[Path]) -> None:
+        sizes: dict[Path, int] = {}
+        grown_at = anyio.current_time()
+        with anyio.move_on_after(ANSWER_WITHIN):
+            while True:
+                before, sizes = sizes, {path: path.stat().st_size for path in files}
+                now = anyio.current_time()
+                if sizes != before:
+                    grown_at = now
+                if all(sizes.values()) and now - grown_at >= SETTLED_AFTER:
+                    return
+                await anyio.sleep(LOOK_EVERY)
+
+    def forget_ended(self) -> None:
+        """Remove the files of processes that have ended."""
+        for path in self._dumps.iterdir():
+            with contextlib.suppress(OSError):
+                if _holder(path) is None and time.time() - path.stat().st_mtime > UNLOCKED_KEPT:
+                    path.unlink()
+
+
+def _rank_and_pid(path: Path) -> tuple[int, int]:
+    rank, _, pid = path.name.partition(".")
+    return int(rank) if rank.isdecimal() else -1, int(pid)
+
+
+_LOCK = ("qqihh", 2, 3) if sys.platform == "darwin" else ("hhqqi", 4, 0)
+"""How the system lays out `struct flock`, and where in it are the process and the kind of lock."""
+
+
+def _holder(path: Path) -> int | None:
+    """Return the process that holds the lock of a file; None if it has ended."""
+    layout, pid_at, kind_at = _LOCK
+    fields = [0] * 5
+    fields[kind_at] = fcntl.F_WRLCK
+    try:
+        with open(path, "rb+") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(f"{layout}0q", *fields))
+    except OSError:
+        return None
+    found = struct.unpack(f"{layout}0q", answer)
+    return None if found[kind_at] == fcntl.F_UNLCK else found[pid_at] or None
+
+
+def _describe(path: Path, pid: int) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read(TEXT_OF_ONE_MOST)
+    rank = path.name.partition(".")[0]
+    what = f"{'process' if rank == 'none' else f'rank {rank}, process'} {pid}{_command_of(pid)}"
+    return f"{what}:\n{text.rstrip()}\n" if text else f"{what} does not answer{_state_of(pid)}\n"
+
+
+def _command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return f" ({printable(b' '.join(words).decode(errors='replace'), most=COMMAND_LETTERS_MOST)})"
+    return ""
+
+
+def _state_of(pid: int) -> str:
+    """Say how a process stands that did not answer, as far as the system tells."""
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State:")), "")
+        where = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0 \n")
+        return f": its state is {state}{f', in the kernel at {where}' if where else ''}"
+    return ""

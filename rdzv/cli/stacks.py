@@ -1,0 +1,99 @@
+"""Shell: `rdzv stacks`: asks the launcher of a node for the Python stacks of the processes that it runs.
+
+`ask` is for any question to any number of nodes: what they answer is yielded as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.cli.command import DONE, Command, add_run
+from rdzv.cli.runs import open_store
+from rdzv.core.asking import ANSWER_TTL, STACKS, Question, unpack_answer
+from rdzv.core.keys import Keys
+from rdzv.errors import RendezvousStateError, RendezvousTimeoutError
+from rdzv.node.status import read_nodes
+from store.printable import first_of, printable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from store import Store
+    from store.interface import Watch
+
+__all__ = ["COMMANDS", "ask"]
+
+NODES_NAMED_MOST = 8
+
+
+@contextlib.asynccontextmanager
+async def ask(
+    client: Store, keys: Keys, question: Question, *, expected: int
+) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
+    """Ask nodes of a run, and iterate over what they answer: node and text, until all expected ones have answered.
+
+    It waits for ever for who does not answer: enter it within a time limit.
+
+    Args:
+        client: Of the run's store.
+        keys: The run's keys.
+        question: What, and whom.
+        expected: How many nodes are to answer.
+    """
+    name = secrets.token_hex(8)
+    prefix = keys.answers(name)
+
+    async def answers(watch: Watch) -> AsyncGenerator[tuple[str, str], None]:
+        heard: set[str] = set()
+        async for event in watch:
+            if event.kind == "put":
+                node_id = event.key.removeprefix(prefix)
+                heard.add(node_id)
+                yield node_id, unpack_answer(event.value)
+            if len(heard) >= expected:
+                return
+
+    async with client.watch(prefix, snapshot=True) as watch:
+        await client.put(keys.questions + name, question.pack(), ttl=ANSWER_TTL)
+        async with contextlib.aclosing(answers(watch)) as heard:
+            yield heard
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("node", metavar="NODE", help="the node's id")
+
+
+async def _run(options: argparse.Namespace) -> int:
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        keys = Keys(settings.prefix, settings.run_id)
+        there = sorted(await read_nodes(client, keys))
+        if options.node not in there:
+            here = f"it has {first_of(there, NODES_NAMED_MOST)}" if there else "nobody is in it"
+            raise RendezvousStateError(f"run {settings.run_id} has no node {options.node}; {here}")
+        question = Question(what=STACKS, node_ids=(options.node,))
+        with anyio.move_on_after(options.timeout):
+            async with ask(client, keys, question, expected=1) as answers:
+                async for _, text in answers:
+                    print("\n".join(map(printable, text.splitlines())))
+                return DONE
+    raise RendezvousTimeoutError(
+        f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
+        f"may hang itself; give it more --timeout, or look on its machine"
+    )
+
+
+COMMANDS = (
+    Command(
+        name="stacks",
+        help="show the Python stacks of the processes that a node's rdzv run has started",
+        run=_run,
+        add_arguments=_add_arguments,
+        takes_url=True,
+    ),
+)

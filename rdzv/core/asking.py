@@ -1,0 +1,76 @@
+"""Pure: what an operator asks of the nodes of a run, and how they answer: for the stacks of their processes, say.
+
+A question is a key under the head, so that every node hears it by the watch that it has anyway; it goes by itself after
+a while. Each node that it is for writes its answer under `answers/`, where whoever asks watches.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.plain_data import names_of, of, pack, unpack
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ANSWER_TTL", "STACKS", "Question", "pack_answer", "unpack_answer"]
+
+STACKS: Final = "stacks"
+"""Asks a launcher for the Python stacks of the processes that it runs."""
+
+ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kept
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; what packs well must not fill a memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        what: `STACKS`; a node that knows no such thing keeps silent.
+        node_ids: Who is asked; empty for every node.
+    """
+
+    what: str
+    node_ids: tuple[str, ...] = ()
+
+    def is_for(self, node_id: str) -> bool:
+        """Whether a node is asked."""
+        return not self.node_ids or node_id in self.node_ids
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"what": self.what, "nodes": list(self.node_ids)})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Question:
+        """Unpack what the key holds."""
+
+        def build(plain: Mapping[str, Any]) -> Question:
+            return cls(what=of(str, plain["what"]), node_ids=names_of(plain.get("nodes", [])))
+
+        return unpack("a question to the nodes", value, build)
+
+
+def pack_answer(text: str) -> bytes:
+    """Pack an answer; stacks of many threads are alike, and take a tenth of the room."""
+    return zlib.compress(text.encode())
+
+
+def unpack_answer(value: bytes) -> str:
+    """Unpack an answer.
+
+    Raises:
+        RendezvousStateError: It is none of ours.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(value, ANSWER_BYTES_MOST)
+    except zlib.error as error:
+        raise RendezvousStateError(f"an answer cannot be read: {error}") from error
+    if not unpacking.eof and not unpacking.unconsumed_tail:
+        raise RendezvousStateError("an answer cannot be read: its end is missing")
+    return text.decode(errors="replace")

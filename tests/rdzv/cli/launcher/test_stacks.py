@@ -1,0 +1,192 @@
+"""The stacks of workers: real processes that hang, asked by a signal; and over the store, by `rdzv stacks`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+import store
+from rdzv.cli import main as command
+from rdzv.cli.launcher import stacks as stacks_room
+from rdzv.cli.launcher import worker_startup
+from rdzv.cli.launcher.stacks import WorkerStacks
+from rdzv.cli.stacks import ask
+from rdzv.core.asking import Question
+from rdzv.core.keys import Keys
+from rdzv.errors import RendezvousStateError, RendezvousTimeoutError
+from rdzv.node.handler import Handler
+from store.net.tasks import cancel_and_wait
+from tests.support.processes import start_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HANGS = """
+import signal, sys, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def wait_for_the_others():
+    time.sleep(1000)
+
+threading.Thread(target=wait_for_the_others, daemon=True).start()
+print("up", flush=True)
+sys.stdin.read() if "--stdin" in sys.argv else wait_for_the_others()
+"""
+LIMIT = 60.0
+
+
+@contextlib.contextmanager
+def worker(stacks: WorkerStacks, *command: str, rank: int = 0, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    told = {**os.environ, **stacks.environment(), "RANK": str(rank), **environment}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *command], env=told, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+async def test_all_threads_of_all_processes_are_shown_by_rank_and_the_processes_go_on(tmp_path: Path) -> None:
+    stacks = WorkerStacks(tmp_path)
+    with worker(stacks, "-c", HANGS, "--stdin", rank=10) as late, worker(stacks, "-c", HANGS, rank=2):
+        async with asyncio.timeout(LIMIT):
+            while (text := await stacks.dump([2, 3, 10])).count("in wait_for_the_others") < 3:
+                pass  # a process that has just said that it is up is not waiting yet
+        for _ in range(2):  # each time only what holds then
+            text = await stacks.dump([2, 3, 10])
+            assert text.count("in wait_for_the_others") == 3
+            assert text.index("rank 2, process") < text.index(f"rank 10, process {late.pid} (")
+            assert "rank 3: no Python process that could be asked" in text
+        late.communicate("")
+        assert late.returncode == 0
+        assert "rank 10" not in await stacks.dump()
+
+
+async def test_a_child_that_was_forked_answers_for_itself_and_one_that_is_stopped_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks = WorkerStacks(tmp_path)
+    forks = "import os, time\npid = os.fork()\npid and print('up', flush=True)\ntime.sleep(1000)"
+    with worker(stacks, "-c", forks) as parent:
+        text = await stacks.dump()
+        (child,) = (
+            int(line.split()[3]) for line in text.splitlines() if "process" in line and f" {parent.pid} " not in line
+        )
+        os.kill(child, signal.SIGSTOP)
+        monkeypatch.setattr(stacks_room, "ANSWER_WITHIN", 0.3)
+        try:
+            text = await stacks.dump()
+            assert f"process {child} (" in text
+            assert "does not answer" in text
+            if sys.platform == "linux":
+                assert "T (stopped)" in text
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+async def test_whoever_has_become_another_program_is_not_sent_a_signal_that_would_end_it(tmp_path: Path) -> None:
+    stacks = WorkerStacks(tmp_path)
+    becomes = "import os; os.execvp('sh', ['sh', '-c', 'echo up; cat; echo end'])"
+    with worker(stacks, "-c", becomes) as process:
+        assert "rank 0: no Python process" in await stacks.dump([0])
+        output, _ = process.communicate("")
+        assert (output, process.returncode) == ("end\n", 0)
+
+
+def test_the_users_own_sitecustomize_is_imported_and_nothing_else_is_seen(tmp_path: Path) -> None:
+    own, launcher = tmp_path / "own", tmp_path / "launcher"
+    own.mkdir()
+    launcher.mkdir()
+    (own / "sitecustomize.py").write_text("import sys; sys.mine = __file__")
+    stacks = WorkerStacks(launcher)
+    prints = "import sitecustomize, sys; print('up'); print(sys.mine, sitecustomize.__file__, *sys.path)"
+    path = os.pathsep.join([stacks.environment()["PYTHONPATH"], str(own)])
+    with worker(stacks, "-W", "error", "-c", prints, PYTHONPATH=path) as process:
+        mine, imported, *paths = process.stdout.read().split()  # type: ignore[union-attr]
+    assert mine == imported == str(own / "sitecustomize.py")
+    assert not [folder for folder in paths if str(launcher) in folder]
+
+
+def test_a_folder_that_is_gone_keeps_no_process_from_starting(tmp_path: Path) -> None:
+    stacks = WorkerStacks(tmp_path)
+    (tmp_path / "stacks").rmdir()
+    with worker(stacks, "-W", "error", "-c", "print('up')") as process:
+        assert process.wait(LIMIT) == 0
+
+
+def test_the_signal_is_one_that_no_command_is_passed() -> None:
+    assert worker_startup.SIGNAL not in (0, *range(1, 32)) or sys.platform == "darwin"
+
+
+async def asked(*arguments: str) -> int:
+    """`rdzv stacks`, in this process."""
+    options = command._parse(["stacks", *arguments])
+    assert options is not None
+    return await command.COMMANDS["stacks"].run(options)
+
+
+async def test_rdzv_stacks_shows_where_a_node_hangs_and_the_launcher_logs_it_before_it_kills(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker is forked from a preloaded process: it imports no `sitecustomize`, and is registered all the same."""
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    async with asyncio.timeout(2 * LIMIT), store.serve("127.0.0.1", 0) as server:
+        url = f"{server.url}/job"
+        launching = ("-m", "rdzv", "run", f"{url}?min_nodes=1&node_id=gpu-1", "--grace", "0.2", "--preload", "json")
+        async with start_python(*launching, "--", sys.executable, str(script)) as launcher:
+            await launcher.says("up", timeout=LIMIT)
+            assert await asked(url, "gpu-1", "--timeout", "30") == 0
+            text = capsys.readouterr().out
+            assert "rank 0, process" in text
+            assert "in wait_for_the_others" in text
+            with pytest.raises(RendezvousStateError, match="run job has no node gpu-2; it has gpu-1"):
+                await asked(url, "gpu-2")
+            launcher.terminate()
+            await launcher.says("to be killed with these stacks", timeout=LIMIT)
+            await launcher.says("in wait_for_the_others", timeout=LIMIT)
+            assert await launcher.wait(timeout=LIMIT) == 128 + signal.SIGTERM
+
+
+async def test_a_node_that_is_no_launcher_is_said_not_to_answer() -> None:
+    async with (
+        store.serve("127.0.0.1", 0) as server,
+        rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a") as node,
+    ):
+        await node.next_rendezvous()
+        with pytest.raises(RendezvousTimeoutError, match=r"node a has not answered within 0\.2 s: only the launcher"):
+            await asked(f"{server.url}/job", "a", "--timeout", "0.2")
+
+
+async def test_a_question_to_every_node_is_answered_by_each_launcher_once() -> None:
+    async with store.serve("127.0.0.1", 0) as server, contextlib.AsyncExitStack() as nodes:
+        url = f"{server.url}/job"
+
+        async def answer(handler: Handler) -> None:
+            async with contextlib.aclosing(handler.questions()) as questions:
+                async for name, question in questions:
+                    await handler.answer(name, f"{question.what} of {handler.node_id}")
+
+        tasks = []
+        for node_id in ("a", "b"):
+            handler = await nodes.enter_async_context(rdzv.connect(f"{url}?min_nodes=2", node_id=node_id))
+            assert isinstance(handler, Handler)
+            tasks.append(asyncio.create_task(answer(handler)))
+        try:
+            async with store.connect(server.url) as client, asyncio.timeout(LIMIT):
+                for _ in range(2):
+                    asking = ask(client, Keys("/rdzv", "job"), Question(what="stacks"), expected=2)
+                    async with asking as answers:
+                        assert {each async for each in answers} == {("a", "stacks of a"), ("b", "stacks of b")}
+        finally:
+            await cancel_and_wait(*tasks)

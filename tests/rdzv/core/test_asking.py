@@ -1,0 +1,28 @@
+"""Questions to nodes and their answers travel whole, and what is none of ours is an error that says so."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from rdzv.core.asking import ANSWER_BYTES_MOST, Question, pack_answer, unpack_answer
+from rdzv.errors import RendezvousStateError
+
+
+def test_a_question_travels_and_is_for_whom_it_names_or_for_all() -> None:
+    some, everybody = Question(what="stacks", node_ids=("a", "b")), Question(what="stacks")
+    assert Question.unpack(some.pack()) == some
+    assert [some.is_for(node_id) for node_id in ("a", "c")] == [True, False]
+    assert everybody.is_for("c")
+
+
+def test_an_answer_travels_and_one_that_would_fill_the_memory_is_cut() -> None:
+    assert unpack_answer(pack_answer("File «a.py»")) == "File «a.py»"
+    assert len(unpack_answer(zlib.compress(b"a" * (ANSWER_BYTES_MOST + 1)))) == ANSWER_BYTES_MOST
+
+
+@pytest.mark.parametrize("unpack", [Question.unpack, unpack_answer])
+def test_what_is_none_of_ours_is_an_error(unpack: object) -> None:
+    with pytest.raises(RendezvousStateError):
+        unpack(b"\xc1")  # type: ignore[operator]
