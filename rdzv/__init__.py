@@ -10,61 +10,91 @@ not import a package with so common a name as `store`.
 from typing import TYPE_CHECKING
 
 from rdzv import _import_guard as _import_guard  # isort: skip  # comes first: another `store` may shadow ours
-from rdzv import sync
 from rdzv._version import __version__ as __version__
-from rdzv.backends.builtin import connect
-from rdzv.backends.registry import (
-    RendezvousHandlerCreator,
-    RendezvousHandlerFactory,
-    RendezvousHandlerRegistry,
-    RendezvousParameters,
-    register,
-    rendezvous_handler_registry,
-)
-from rdzv.config.overrides import Overrides
-from rdzv.config.settings import Settings
-from rdzv.core.history import Chapter
-from rdzv.core.state import (
-    Change,
-    Closed,
-    Draining,
-    Dropped,
-    NodesLeft,
-    NodesLost,
-    NodesWaiting,
-    Participant,
-    Phase,
-    RunStatus,
-)
-from rdzv.errors import (
-    GiveUp,
-    MembersLostError,
-    QueueEmptyError,
-    RendezvousClosedError,
-    RendezvousClosedException,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousException,
-    RendezvousGracefulExitError,
-    RendezvousNonRetryableError,
-    RendezvousRefusedError,
-    RendezvousSettingsError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-    RendezvousTimeoutException,
-    RoundChanged,
-    RoundSupersededError,
-    RunGivenUpError,
-    SharedStoreTimeoutError,
-)
-from rdzv.interface import RendezvousHandler
-from rdzv.loop.rounds import Round, rounds
-from rdzv.node.handler import RendezvousInfo
-from rdzv.shared_store.store import SharedStore
-from store import StoreError
 
 if TYPE_CHECKING:
-    from store import serve
+    from rdzv import sync
+    from rdzv.backends.builtin import connect
+    from rdzv.backends.registry import (
+        RendezvousHandlerCreator,
+        RendezvousHandlerFactory,
+        RendezvousHandlerRegistry,
+        RendezvousParameters,
+        register,
+        rendezvous_handler_registry,
+    )
+    from rdzv.config.overrides import Overrides
+    from rdzv.config.settings import Settings
+    from rdzv.core.history import Chapter
+    from rdzv.core.state import (
+        Change,
+        Closed,
+        Draining,
+        Dropped,
+        NodesLeft,
+        NodesLost,
+        NodesWaiting,
+        Participant,
+        Phase,
+        RunStatus,
+    )
+    from rdzv.errors import (
+        GiveUp,
+        MembersLostError,
+        QueueEmptyError,
+        RendezvousClosedError,
+        RendezvousClosedException,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousException,
+        RendezvousGracefulExitError,
+        RendezvousNonRetryableError,
+        RendezvousRefusedError,
+        RendezvousSettingsError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        RendezvousTimeoutException,
+        RoundChanged,
+        RoundSupersededError,
+        RunGivenUpError,
+        SharedStoreTimeoutError,
+    )
+    from rdzv.interface import RendezvousHandler
+    from rdzv.loop.rounds import Round, rounds
+    from rdzv.node.handler import RendezvousInfo
+    from rdzv.shared_store.store import SharedStore
+    from store import StoreError, serve
+else:
+    __getattr__, __dir__ = _import_guard.lazy_names(
+        __name__,
+        {
+            "rdzv.sync": "",
+            "rdzv.backends.builtin": "connect",
+            "rdzv.backends.registry": (
+                "RendezvousHandlerCreator RendezvousHandlerFactory RendezvousHandlerRegistry "
+                "RendezvousParameters register rendezvous_handler_registry"
+            ),
+            "rdzv.config.overrides": "Overrides",
+            "rdzv.config.settings": "Settings",
+            "rdzv.core.history": "Chapter",
+            "rdzv.core.state": (
+                "Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Participant Phase RunStatus"
+            ),
+            "rdzv.errors": (
+                "GiveUp MembersLostError QueueEmptyError RendezvousClosedError RendezvousClosedException "
+                "RendezvousConnectionError RendezvousError RendezvousException "
+                "RendezvousGracefulExitError RendezvousNonRetryableError RendezvousRefusedError "
+                "RendezvousSettingsError RendezvousStateError RendezvousTimeoutError "
+                "RendezvousTimeoutException RoundChanged RoundSupersededError RunGivenUpError "
+                "SharedStoreTimeoutError"
+            ),
+            "rdzv.interface": "RendezvousHandler",
+            "rdzv.loop.rounds": "Round rounds",
+            "rdzv.node.handler": "RendezvousInfo",
+            "rdzv.shared_store.store": "SharedStore",
+            "store": "StoreError serve",
+        },
+    )
 
 __all__ = [
     "Change",
@@ -115,12 +145,3 @@ __all__ = [
     "serve",
     "sync",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Load the server when it is first asked for: a node that hosts no store needs neither it nor sqlite3."""
-    if name != "serve":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from store import serve
-
-    return serve

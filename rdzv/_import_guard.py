@@ -8,12 +8,17 @@ Nothing of a foreign package is run: its source is only read. Names of modules t
 dependencies is missing are left alone.
 """
 
-import importlib
+from __future__ import annotations
+
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["lazy_names"]
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
 """Where ours is: beside `rdzv`, however both were installed."""
@@ -48,16 +53,22 @@ def _refuse(found: str) -> ImportError:
     )
 
 
+def _explain(error: ImportError) -> ImportError:
+    """Return what to raise where a module of ours cannot be imported."""
+    if (error.name or "").partition(".")[0] != "store":
+        return error  # a dependency of ours is missing; it is named
+    return _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return what `store.lazy_names` does, and name the package that is not whole where one of them is not found."""
+    return _store_lazy_names(package, homes, explain=_explain)
+
+
 _found = _shadow()
 if _found is not None:
     raise _refuse(_found)
 try:
-    importlib.import_module("store")
+    from store.lazy_names import lazy_names as _store_lazy_names
 except ImportError as _error:
-    if _error.name in {"fcntl", "resource"}:  # of the standard library, where there is POSIX
-        raise ImportError(
-            f"rdzv runs on Linux and macOS, and Python has no {_error.name} on {sys.platform}: use WSL 2 on Windows"
-        ) from None
-    if (_error.name or "").partition(".")[0] != "store":
-        raise  # a dependency of ours is missing; it is named
-    raise _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({_error})") from _error
+    raise _explain(_error) from _error

@@ -8,43 +8,68 @@ It knows nothing of rendezvous, and can be used by itself::
 
 from typing import TYPE_CHECKING
 
-from store import recipes, sync, when
-from store.client.client import Client
-from store.connect import connect
-from store.errors import (
-    AuthenticationError,
-    ConditionFailed,
-    ConnectionLost,
-    LeaseNotFound,
-    LimitExceeded,
-    ProtocolError,
-    StoreError,
-    StoreReplaced,
-    StoreTimeoutError,
-    StoreUsageError,
-    Unsupported,
-    UsedAfterFork,
-    WatchCompacted,
-)
-from store.interface import BlockingLease, BlockingStore, Lease, Store
-from store.limits import Limits
-from store.messages import (
-    Add,
-    Append,
-    CompareAndSetResult,
-    Condition,
-    Delete,
-    Entry,
-    Event,
-    Get,
-    KeyGroup,
-    Put,
-    TransactionResult,
-)
-from store.net.certificates import client_context
+from store import _platform_guard as _platform_guard  # isort: skip  # comes first: it says where none of this runs
+from store.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from store import recipes, sync, when
+    from store.client.client import Client
+    from store.connecting import connect
+    from store.errors import (
+        AuthenticationError,
+        ConditionFailed,
+        ConnectionLost,
+        LeaseNotFound,
+        LimitExceeded,
+        ProtocolError,
+        StoreError,
+        StoreReplaced,
+        StoreTimeoutError,
+        StoreUsageError,
+        Unsupported,
+        UsedAfterFork,
+        WatchCompacted,
+    )
+    from store.interface import BlockingLease, BlockingStore, Lease, Store
+    from store.limits import Limits
+    from store.messages import (
+        Add,
+        Append,
+        CompareAndSetResult,
+        Condition,
+        Delete,
+        Entry,
+        Event,
+        Get,
+        KeyGroup,
+        Put,
+        TransactionResult,
+    )
+    from store.net.certificates import client_context
     from store.server.server import Server, serve
+else:
+    __getattr__, __dir__ = _lazy_names(
+        __name__,
+        {
+            "store.recipes": "",
+            "store.sync": "",
+            "store.when": "",
+            "store.client.client": "Client",
+            "store.connecting": "connect",
+            "store.errors": (
+                "AuthenticationError ConditionFailed ConnectionLost LeaseNotFound LimitExceeded "
+                "ProtocolError StoreError StoreReplaced StoreTimeoutError StoreUsageError Unsupported "
+                "UsedAfterFork WatchCompacted"
+            ),
+            "store.interface": "BlockingLease BlockingStore Lease Store",
+            "store.limits": "Limits",
+            "store.messages": (
+                "Add Append CompareAndSetResult Condition Delete Entry Event Get KeyGroup Put TransactionResult"
+            ),
+            "store.net.certificates": "client_context",
+            "store.server.server": "Server serve",
+        },
+    )
 
 __all__ = [
     "Add",
@@ -85,12 +110,3 @@ __all__ = [
     "sync",
     "when",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Load the server when it is first asked for: a client needs neither it nor sqlite3."""
-    if name not in {"Server", "serve"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from store.server import server
-
-    return getattr(server, name)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, cast
 
 from store.client.blocking import Client, Watch
-from store.connect import check_credentials, is_etcd
+from store.connecting import check_credentials, is_etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address

@@ -18,10 +18,9 @@ the one reads the other. It has no repr: what it carries may hold secrets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, overload
 from urllib.parse import quote
 
 from rdzv.config.config_errors import refuse, shown
@@ -30,6 +29,9 @@ from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import WORDS_FOR_FALSE, WORDS_FOR_TRUE
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -226,11 +228,11 @@ class RendezvousHandlerRegistry:
 
     def known(self) -> list[str]:
         """Return the schemes that are registered or that an installed package offers, in order."""
-        return sorted({*self._creators, *(found.name.lower() for found in entry_points(group=ENTRY_POINT_GROUP))})
+        return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
         # A directory on the path twice shows its entry points twice: only different values are a conflict.
-        found = {point.value: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == scheme}
+        found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(
                 f"there is no backend for the scheme {scheme!r}, only for "
@@ -244,6 +246,13 @@ class RendezvousHandlerRegistry:
             )
         (point,) = found.values()
         return _creator_from(point)
+
+
+def _offered() -> EntryPoints:
+    """Return the entry points of all installed packages for our group."""
+    from importlib.metadata import entry_points  # it takes as long to load as all of this package
+
+    return entry_points(group=ENTRY_POINT_GROUP)
 
 
 def _creator_from(point: EntryPoint) -> RendezvousHandlerCreator:

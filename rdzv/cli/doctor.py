@@ -28,7 +28,7 @@ from rdzv.cli.runs import open_store
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from store.connect import is_etcd
+from store.connecting import is_etcd
 from store.net.address import host_and_port
 from store.printable import printable
 

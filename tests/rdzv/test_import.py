@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 def run(script: str) -> str:
     """What a fresh Python says."""
@@ -16,9 +18,39 @@ def run(script: str) -> str:
     return told.stdout.strip()
 
 
+def test_importing_the_packages_loads_nothing_until_a_name_is_asked_for() -> None:
+    loaded = run("""
+        import sys
+        before = set(sys.modules)
+        import rdzv, store
+        new = set(sys.modules) - before
+        print(sorted(name for name in new if name.split(".")[0] in ("rdzv", "store")))
+        assert not new & {"asyncio", "anyio", "msgpack", "ssl", "socket", "dataclasses", "inspect", "logging"}, new
+        assert {"connect", "sync", "NodesLost"} <= set(dir(rdzv)) and "connect" in dir(store)
+        assert rdzv.RendezvousClosedError is sys.modules["rdzv.errors"].RendezvousClosedError
+        assert "rdzv.node.handler" not in sys.modules
+        try:
+            rdzv.conect
+        except AttributeError as error:
+            assert "no attribute 'conect'" in str(error)
+        else:
+            assert False
+    """)
+    ours = ["rdzv", "rdzv._import_guard", "rdzv._version", "store", "store._platform_guard", "store.lazy_names"]
+    assert loaded == str(ours)
+
+
+def test_a_module_of_the_same_name_does_not_hide_a_function() -> None:
+    run("""
+        import store.connecting, rdzv.cli.doctor, store, rdzv
+        assert callable(store.connect) and callable(rdzv.connect) and callable(store.sync.connect)
+    """)
+
+
 def test_neither_server_nor_journal_is_loaded_before_it_is_used() -> None:
     loaded = run("""
-        import sys, rdzv, rdzv.sync, store, store.sync
+        import sys, rdzv.sync, store.sync
+        rdzv.connect, store.connect, store.Client
         servers = ("store.server", "store.disk", "store.engine", "sqlite3")
         print(sorted(name for name in sys.modules if name.startswith(servers)))
         assert rdzv.serve is store.serve
@@ -44,8 +76,9 @@ def test_a_client_and_a_store_in_memory_do_without_sqlite3() -> None:
     assert "data_dir= needs Python's module sqlite3, which this Python does not have" in said
 
 
-def test_where_there_is_no_fcntl_one_sentence_says_where_rdzv_runs() -> None:
-    said = run("""
+@pytest.mark.parametrize("package", ["rdzv", "store", "rdzv.sync"])
+def test_where_there_is_no_fcntl_one_sentence_says_where_rdzv_runs(package: str) -> None:
+    said = run(f"""
         import sys
         class NotHere:
             def find_spec(self, name, path=None, target=None):
@@ -54,10 +87,10 @@ def test_where_there_is_no_fcntl_one_sentence_says_where_rdzv_runs() -> None:
         sys.modules.pop("fcntl", None)
         sys.meta_path.insert(0, NotHere())  # as on Windows
         try:
-            import rdzv
+            import {package}
         except ImportError as error:
             print(error)
     """)
-    assert said.startswith("rdzv runs on Linux and macOS")
+    assert said.startswith("rdzv and its store run on Linux and macOS")
     assert "use WSL 2" in said
     assert "\n" not in said

@@ -60,16 +60,17 @@ async def test_what_uninstalling_it_leaves_behind_is_recognised(site: Path, tmp_
     await error_of("-c", "import rdzv", path=site, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["errors.py", "messages.py"])
+@pytest.mark.parametrize("name", ["errors.py", "messages.py", "lazy_names.py"])
 async def test_a_module_that_was_replaced_or_is_missing_is_named(site: Path, tmp_path: Path, name: str) -> None:
+    code = "import rdzv; rdzv.connect"
     (site / "store" / name).write_text("")
-    assert "of which files were replaced or are missing" in await error_of("-c", "import rdzv", path=site, cwd=tmp_path)
+    assert "of which files were replaced or are missing" in await error_of("-c", code, path=site, cwd=tmp_path)
     (site / "store" / name).unlink()
-    assert "of which files were replaced or are missing" in await error_of("-c", "import rdzv", path=site, cwd=tmp_path)
+    assert "of which files were replaced or are missing" in await error_of("-c", code, path=site, cwd=tmp_path)
 
 
 async def test_a_dependency_that_is_missing_is_not_blamed_on_the_store(site: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['msgpack'] = None; import rdzv"
+    code = "import sys; sys.modules['msgpack'] = None; import rdzv; rdzv.connect"
     async with start(sys.executable, "-c", code, env={"PYTHONPATH": str(site)}, cwd=tmp_path) as child:
         assert await child.wait() == 1
         assert "msgpack" in child.output[-1]

@@ -1,4 +1,7 @@
-"""Shell: which client a URL stands for: that of our own store, or that of an etcd cluster."""
+"""Shell: which client a URL stands for: that of our own store, or that of an etcd cluster.
+
+It is not called `connect`, for then `store.connect` would be this module once somebody has imported it.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,17 @@
+"""Checks, at import, that this is a system on which the store runs; else one sentence says so.
+
+Without it a user on Windows would read of a module `fcntl` that cannot be found, somewhere inside.
+"""
+
+import sys
+
+__all__: list[str] = []
+
+try:
+    import fcntl  # noqa: F401  only whether it is there
+    import resource  # noqa: F401  the same
+except ImportError as _error:
+    raise ImportError(
+        f"rdzv and its store run on Linux and macOS, and Python has no {_error.name} on {sys.platform}: use WSL 2 on "
+        "Windows"
+    ) from None

@@ -1,0 +1,51 @@
+"""The names of a package that are loaded when somebody first asks for them: PEP 562, said once.
+
+A script that imports a package pays for all that the package's front door imports: a hundred modules and as many
+dataclasses, some 120 ms of CPU. Command lines, process pools and whoever only catches an error need a few of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], *, explain: Callable[[ImportError], ImportError] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose names are loaded when they are first asked for.
+
+    Args:
+        package: Its name.
+        homes: The names that each module has, separated by spaces; no names: the module itself.
+        explain: Makes the error of an import that fails.
+    """
+    home_of = {name: module for module, names in homes.items() for name in names.split()}
+    home_of |= {module.rpartition(".")[2]: module for module, names in homes.items() if not names}
+
+    def get(name: str) -> object:
+        module = home_of.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            loaded: object = importlib.import_module(module)
+            if homes[module]:
+                loaded = getattr(loaded, name)
+        except ImportError as error:
+            explained = error if explain is None else explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        vars(sys.modules[package])[name] = loaded  # so that nobody asks again
+        return loaded
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return get, names
