@@ -105,6 +105,8 @@ async def node(url: str, name: str) -> None:
     """One program: train in one round after the other, until the run is closed."""
     torch.set_num_threads(1)
     model = Model()
+    say(f"{name}: ready")
+    await anyio.to_thread.run_sync(sys.stdin.read)  # until it is let join
     async with rdzv.connect(url, node_id=name) as handler, handler.changes() as changes:
         assert isinstance(handler, Handler)  # and not somebody else's backend, which may have no blocking store
         while True:
@@ -160,7 +162,7 @@ def say(line: str) -> None:
 
 
 async def main() -> None:
-    """Start two nodes, kill that of rank 0, start another, and look at what they have learned."""
+    """Start two nodes, kill that of rank 0, let another join, and look at what they have learned."""
     lines: asyncio.Queue[str] = asyncio.Queue()
 
     async def read(process: Process) -> None:
@@ -180,16 +182,29 @@ async def main() -> None:
         nodes: dict[str, Process] = {}
 
         async def start(name: str) -> None:
-            nodes[name] = await asyncio.create_subprocess_exec(sys.executable, __file__, url, name, stdout=PIPE)
+            nodes[name] = await asyncio.create_subprocess_exec(
+                *(sys.executable, __file__, url, name), stdin=PIPE, stdout=PIPE
+            )
             group.start_soon(read, nodes[name])
 
-        await start("ada")
-        await start("ben")
+        def let_join(name: str) -> None:
+            pipe = nodes[name].stdin
+            assert pipe is not None
+            pipe.close()
+
+        # Importing PyTorch takes longer than the whole training on a busy machine: all have done so before it begins.
+        for name in ("ada", "ben", "cleo"):
+            await start(name)
+        for _ in nodes:
+            await heard(containing=": ready")
+        let_join("ada")
+        let_join("ben")
         victim = (await heard(containing=": step 50")).partition(":")[0]  # rank 0 tells the steps
         nodes[victim].kill()
         print(f"SIGKILL for {victim}, which had rank 0", flush=True)
         alone = await heard(containing="rank 0 of 1, from step")
-        await start("cleo")
+        await heard(containing=": step 100")
+        let_join("cleo")
         joined = await heard(containing="cleo: round ")
         learned = [(await heard(containing="trained ")).partition("trained ")[2] for _ in range(2)]
         statuses = {name: await process.wait() for name, process in nodes.items()}
