@@ -9,43 +9,27 @@ handler that raises, gets out at once; its channel is closed, since nobody knows
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
-import secrets
-import socket
 import ssl
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
-from store.client import client as async_client
-from store.client import patience
-from store.client.outcomes import with_doubt
+from store.client.channel import Channel
 from store.errors import (
-    AuthenticationError,
     ConnectionLost,
-    LimitExceeded,
-    ProtocolError,
     StoreError,
-    StoreReplaced,
     StoreTimeoutError,
-    StoreUsageError,
     UsedAfterFork,
     WaitEnded,
     WatchCompacted,
     unsent,
 )
 from store.interface import DEFAULT_TIMEOUT
-from store.messages import Cancel, Event, Ping, Pong, Request, Response, waits
-from store.net import dialing
-from store.net.callers import check_blocking_caller
-from store.net.process import process_id
-from store.net.sockets import let_go_in_children, prepare
-from store.protocol import wire
-from store.protocol.connection import ClientConnection, InFlight, error_of
-from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
+from store.messages import Event, Pong, Request, Response, waits
+from store.net.racing import Addresses
+from store.protocol.wire import Events, Lagged, Reply
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -58,295 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Watch"]
 
-RECEIVE_BYTES = 64 * 1024
-HEARTBEAT = async_client.HEARTBEAT
-CONNECT_TIMEOUT = 10.0  # seconds for one attempt; there may be several within a call's timeout
-
 R = TypeVar("R", bound=Response)
-
-
-class _Expired(Exception):
-    """The caller's time is over; it becomes one of the public errors before it leaves this room."""
-
-
-class _Channel:
-    """One socket and its conversation, used by one thread at a time."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._name = client.name
-        self.connection = ClientConnection(
-            session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
-        )
-        self.sock: socket.socket | None = None
-        self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._attempt = 0
-        self._problem = "it has never answered"
-
-    def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
-        """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        item = self.connection.ask(request, None)
-        try:
-            while True:
-                try:
-                    self._connect_if_needed(item, deadline)
-                    self._send(self.connection.encode(item), deadline)
-                    return cast("R", self._answer_to(item, deadline)), item.request_id
-                except OSError as error:
-                    self.disconnected(error)
-                    self._client.check_wait(request)
-        except _Expired:
-            late = self._out_of_time(item, cast("float", timeout))
-            self._give_up(item)
-            raise late from None
-        except StoreError as error:
-            self._abandon(item)
-            raise with_doubt(error, item) from None
-        except (TypeError, ValueError, OverflowError) as error:
-            self._abandon(item)
-            self.close()
-            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
-        except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
-            self.connection.abandon(item)
-            self.close()
-            raise
-
-    def _connect_if_needed(self, item: InFlight, deadline: float | None) -> None:
-        if self.sock is not None:
-            return
-        self._pause(deadline)
-        self._client.check_usable()
-        welcome = self._connect(deadline)
-        self._attempt = 0
-        if not welcome.resumed and item in self.connection.lost_for_good():
-            raise ConnectionLost(
-                f"the connection to {self._name} broke, and the server has since forgotten this client's session",
-                maybe_applied=True,
-            )
-
-    def _pause(self, deadline: float | None) -> None:
-        """Before another attempt: up to twice as long as before the last, with full jitter."""
-        if self._attempt:
-            pause = self._client.rng.uniform(0, patience.backoff(self._attempt))
-            if deadline is not None and time.monotonic() + pause >= deadline:
-                time.sleep(max(deadline - time.monotonic(), 0))
-                raise _Expired
-            time.sleep(pause)
-        self._attempt += 1
-
-    def _connect(self, deadline: float | None) -> Welcome:
-        address, tls = self._client.address, self._client.tls
-        check_blocking_caller(address.host, address.port)
-        within = CONNECT_TIMEOUT if deadline is None else max(min(deadline - time.monotonic(), CONNECT_TIMEOUT), 0.001)
-        sock = socket.create_connection((address.host, address.port), timeout=within)
-        try:
-            prepare(sock)
-            if address.secure:
-                context = tls or ssl.create_default_context()
-                sock = context.wrap_socket(sock, server_hostname=address.host)
-            sock.settimeout(HEARTBEAT)
-            let_go_in_children(self, sock)
-        except ssl.SSLCertVerificationError as error:
-            sock.close()
-            raise self._client.fail(
-                AuthenticationError(f"{self._name} has no certificate that we trust: {error.verify_message}")
-            ) from None
-        except BaseException:
-            sock.close()
-            raise
-        self.sock = sock
-        self.connection.store_id = self._client.store_id
-        self.connection.seen_revision = self._client.seen_revision()
-        self.connection.connected(nonce=secrets.token_bytes(16))
-        try:
-            return self._shake_hands(deadline)
-        except ConnectionResetError as error:
-            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
-            self.close()
-            if without_a_word and address.secure:
-                raise dialing.HungUp from None
-            if without_a_word and self._client.store_id is None:
-                raise dialing.LeftWithoutAWord from None
-            raise
-        except _Expired:
-            if not self.connection.met and not address.secure:
-                self._problem = dialing.SAYS_NOTHING
-            self.close()
-            raise
-        except BaseException:
-            self.close()  # half a handshake is no connection that the next call could use
-            raise
-
-    def _shake_hands(self, deadline: float | None) -> Welcome:
-        while True:
-            for item in self.receive(deadline):
-                if isinstance(item, bytes):
-                    self._send(item)
-                elif isinstance(item, Welcome):
-                    self._client.store_id = self.connection.store_id
-                    return item
-
-    def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
-        answer: Response | None = None
-        while answer is None:
-            count = self._read(deadline)
-            try:
-                answer = self.connection.only_answer(self._buffer[:count], item)
-            except ProtocolError as error:
-                raise self._client.fail(error) from None
-            if answer is not None:
-                break
-            for received in self._received(count):
-                if isinstance(received, Reply):
-                    if self.connection.answered(received.request_id) is item:
-                        answer = received.response
-                elif isinstance(received, (Events, Lagged)):
-                    self.pushed.append(received)
-                elif isinstance(received, Bye):
-                    self._problem = received.reason
-        failure = error_of(answer)
-        if failure is not None:
-            raise failure
-        return answer
-
-    def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """What the next bytes from the server say, waiting for them until the deadline.
-
-        Raises:
-            OSError: The connection is lost.
-            _Expired: Nothing came in time.
-        """
-        yield from self._received(self._read(deadline))
-
-    def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        try:
-            yield from self.connection.receive(self._buffer[:count])
-        except (AuthenticationError, ProtocolError) as error:
-            if self._client.store_id is not None and self.connection.welcomed is None:
-                # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
-                raise dialing.TurnedAway(str(error)) from None
-            raise self._client.fail(error) from None
-        except StoreReplaced as error:
-            raise self._client.fail(error) from None
-        except LimitExceeded as error:  # the server is full, and may have room later
-            raise dialing.TurnedAway(str(error)) from None
-
-    def _read(self, deadline: float | None) -> int:
-        assert self.sock is not None
-        now = silent_since = time.monotonic()
-        asked = False
-        while True:
-            patience = HEARTBEAT
-            if deadline is not None and deadline - now < HEARTBEAT:
-                patience = deadline - now
-                if patience <= 0:
-                    raise _Expired
-            if patience != self.sock.gettimeout():
-                self.sock.settimeout(patience)
-            try:
-                count = self.sock.recv_into(self._buffer)
-            except TimeoutError:
-                now = time.monotonic()
-                if deadline is not None and now >= deadline:
-                    raise _Expired from None
-                silence = now - silent_since
-                # Silence counts only after a question: before it, it may be ours, if this process was stopped.
-                if silence >= 2 * HEARTBEAT and (asked or self.connection.welcomed is None):
-                    raise ConnectionResetError(f"it has been silent for {silence:.0f} s") from None
-                if silence >= HEARTBEAT and not asked and self.connection.welcomed is not None:
-                    asked = True
-                    self._tell(Ping())
-            else:
-                if not count:
-                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-                return count
-
-    def _send(self, frame: bytes, deadline: float | None = None) -> None:
-        """Send a frame within the caller's time, as long as the server takes some of it every now and then.
-
-        Raises:
-            _Expired: The caller's time is over. The connection is closed: half a frame is on it.
-        """
-        assert self.sock is not None
-        rest = memoryview(frame)
-        while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
-            patience_left = HEARTBEAT  # a server that takes nothing for so long is as good as gone
-            if deadline is not None:
-                patience_left = max(min(deadline - time.monotonic(), HEARTBEAT), 0.001)
-            if self.sock.gettimeout() != patience_left:
-                self.sock.settimeout(patience_left)
-            try:
-                rest = rest[self.sock.send(rest) :]
-            except TimeoutError as error:
-                if deadline is None or time.monotonic() < deadline:
-                    raise
-                self.disconnected(error)
-                raise _Expired from None
-            if rest and deadline is not None and time.monotonic() >= deadline:
-                self.disconnected(TimeoutError())
-                raise _Expired
-
-    def _tell(self, request: Request[Response]) -> None:
-        """Make a request whose answer nobody waits for."""
-        item = self.connection.ask(request, None)
-        frame = self.connection.encode(item)
-        self.connection.abandon(item)
-        self._send(frame)
-
-    def _out_of_time(self, item: InFlight, timeout: float) -> StoreError:
-        what = f"{type(item.request).__name__} at {self._name}"
-        maybe = item.mutates and item.sent
-        if self.sock is not None and self.connection.welcomed is not None:
-            return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
-        return ConnectionLost(
-            f"{what} was not answered within {timeout:g} s: {self._what_is_wrong()}",
-            maybe_applied=maybe,
-        )
-
-    def _what_is_wrong(self) -> str:
-        if self.connection.store_id is not None:
-            return f"the connection is lost, {self._problem}"
-        return self._problem
-
-    def _give_up(self, item: InFlight) -> None:
-        """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
-        self._abandon(item)
-        if waits(item.request) and item.sent and self.connection.welcomed is not None:
-            try:
-                self._tell(Cancel(target=item.request_id))
-            except OSError as error:
-                self.disconnected(error)
-
-    def _abandon(self, item: InFlight) -> None:
-        self.connection.abandon(item)
-        if self.sock is None:
-            # Once more: what is abandoned while there is no connection will never be answered, and what stays
-            # unanswered would keep all later replies from being acknowledged.
-            self.connection.disconnected()
-
-    def disconnected(self, error: OSError) -> None:
-        """The connection is gone; the next call makes another one."""
-        self._problem = dialing.describe(error)
-        self.close()
-
-    def close(self, *, farewell: bool = False) -> None:
-        """Close the socket. The conversation can go on over another one."""
-        sock, self.sock = self.sock, None
-        if sock is not None:
-            if farewell:
-                with contextlib.suppress(OSError):
-                    sock.sendall(wire.encode_bye("done"))
-            sock.close()
-        self.pushed.clear()
-        self.connection.disconnected()
-
-    def interrupt(self) -> None:
-        """From another thread: whoever reads here gets out."""
-        if self.sock is not None:
-            with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Client(interface.BlockingStore):
@@ -373,14 +69,16 @@ class Client(interface.BlockingStore):
         self.name = str(address)
         self.token = token
         self.tls = tls
+        self.context = (tls or ssl.create_default_context()) if address.secure else None
+        self.addresses = Addresses(address.host, address.port)
         self.timeout = timeout
         self.rng = rng or random.Random()
         self.store_id: str | None = None
-        self._free: list[_Channel] = []  # appending and popping are atomic, so threads need no lock
-        self._all: list[_Channel] = []
+        self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
+        self._all: list[Channel] = []
         self._seen_revision = 0  # by channels that are gone
         self._failed: StoreError | None = None
-        self._waiting: set[_Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._waiting: set[Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
         self._waits_ended = False
         self._pid = os.getpid()
 
@@ -458,12 +156,12 @@ class Client(interface.BlockingStore):
         if self._failed is not None:
             raise unsent(self._failed)
 
-    def take_channel(self) -> _Channel:
+    def take_channel(self) -> Channel:
         """A free channel, or a new one."""
         try:
             return self._free.pop()
         except IndexError:
-            channel = _Channel(self)
+            channel = Channel(self)
             self._all.append(channel)
             return channel
 
@@ -472,7 +170,7 @@ class Client(interface.BlockingStore):
             while True:
                 self._free.pop().close(farewell=True)
 
-    def drop_channel(self, channel: _Channel) -> None:
+    def drop_channel(self, channel: Channel) -> None:
         """A watch no longer needs its channel."""
         channel.close(farewell=True)
         self._seen_revision = self.seen_revision()
@@ -486,7 +184,7 @@ class Watch(interface.BlockingWatch):
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
         self._cursor = cursor
-        self._channel = _Channel(client)
+        self._channel = Channel(client)
         self._id = 0
         self._reset: Event | None = None  # what the reader must be told once it is open again
         self._closed = False

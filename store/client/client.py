@@ -26,7 +26,7 @@ from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import settle, with_doubt
-from store.client.patience import Patience
+from store.client.patience import HEARTBEAT, Patience
 from store.client.room import Room
 from store.client.silence import Silence
 from store.client.watch import Watch
@@ -62,7 +62,6 @@ __all__ = ["Client"]
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 5.0  # seconds of silence before we ask, and again before we hang up
 LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
 

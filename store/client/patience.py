@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["FIRST_ATTEMPT", "SILENCE", "Patience", "backoff"]
+__all__ = ["ATTEMPT_MOST", "FIRST_ATTEMPT", "HEARTBEAT", "SILENCE", "Patience", "backoff"]
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
@@ -25,6 +25,7 @@ SOON = 1.0  # seconds after a loss in which coming back matters most: leases may
 BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away
 
+HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
 ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import os
-import socket
 import ssl
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import anyio.to_thread
+from store.net.racing import Addresses, connected_socket
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,8 +24,6 @@ __all__ = [
     "dial",
 ]
 
-ADDRESS_WITHIN = 3.0  # seconds for one of a name's addresses, where a loop cannot try several at a time
-
 
 class Dial(Protocol):
     """How a connection is made; tests on virtual time bring their own."""
@@ -43,82 +38,22 @@ class Dial(Protocol):
 def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
     """A way to connect to an address over TCP, with TLS if it asks for it."""
     context = (tls or ssl.create_default_context()) if address.secure else None
-    # For a name with a dead IPv6 address and a live IPv4 one. Not for a single address: asyncio's race between
-    # addresses forgets the socket that has won, unclosed, if it is cancelled just then.
-    delay = None if _is_literal(address.host) else 0.25
+    addresses = Addresses(address.host, address.port)
 
     async def dial_tcp(
         protocol_factory: Callable[[], asyncio.Protocol],
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
         try:
-            if not isinstance(loop, asyncio.BaseEventLoop):  # uvloop's does not know the delay
-                sock = await _connected_socket(address)
-                return await loop.create_connection(
-                    protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
-                )
+            # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
+            sock = await connected_socket(addresses)
             return await loop.create_connection(
-                protocol_factory,
-                address.host,
-                address.port,
-                ssl=context,
-                happy_eyeballs_delay=delay,
+                protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
 
     return dial_tcp
-
-
-def _is_literal(host: str) -> bool:
-    """Whether it is an IP address, and not a name that may have several."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-async def _connected_socket(address: Address) -> socket.socket:
-    """A socket connected to the first of the addresses that answers, each of which is given a short while."""
-    problem = OSError(f"{address.host} has no address")
-    # Neither the loop's getaddrinfo nor its sock_connect: uvloop asks threads of libuv's, which a forked child has not,
-    # and libuv looks for them when the child ends.
-    found = await anyio.to_thread.run_sync(
-        lambda: socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM), abandon_on_cancel=True
-    )
-    for family, kind, protocol, _, target in found:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            with anyio.fail_after(ADDRESS_WITHIN):
-                await _connect(sock, target)
-        except OSError as error:
-            sock.close()
-            problem = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise problem
-
-
-async def _connect(sock: socket.socket, target: Any) -> None:
-    """Connect a socket that does not block, to an address that is resolved."""
-    loop = asyncio.get_running_loop()
-    try:
-        sock.connect(target)
-    except BlockingIOError:
-        connected = asyncio.Event()
-        loop.add_writer(sock, connected.set)
-        try:
-            await connected.wait()
-        finally:
-            loop.remove_writer(sock)
-        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            raise OSError(error, os.strerror(error)) from None
 
 
 class HungUp(ConnectionResetError):

@@ -13,8 +13,8 @@ import pytest
 import store
 from rdzv.testing.network import MemoryNetwork
 from store.client import client as client_room
-from store.client.client import HEARTBEAT, Client
-from store.client.patience import BACKOFF_MOST
+from store.client.client import Client
+from store.client.patience import BACKOFF_MOST, HEARTBEAT
 from store.errors import (
     ConnectionLost,
     LimitExceeded,

@@ -1,0 +1,489 @@
+"""Shell: one socket of a blocking caller and the conversation on it, used by one thread at a time.
+
+A call writes and reads on its own thread: no event loop, and no thread beside it that would notice silence. So a read
+looks up twice a second. Who has something to answer and has been silent for half of the channel's patience is asked
+once more, and after all of it a fresh connection is tried beside the old one (promise R8), which is kept: whichever
+speaks first is used. What was asked is then asked again, and the session answers what was applied already.
+
+After a cut an attempt to connect has half a second: the next one passes at once, while the system would repeat its
+first packet only after seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import secrets
+import socket
+import ssl
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+
+from store.client.connecting import Connecting, Stage, can_be_read
+from store.client.outcomes import with_doubt
+from store.client.patience import ATTEMPT_MOST, HEARTBEAT, SILENCE, Patience, backoff
+from store.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    StoreUsageError,
+)
+from store.messages import Cancel, Ping, Pong, Request, Response, waits
+from store.net import dialing
+from store.net.callers import check_blocking_caller
+from store.net.process import process_id
+from store.net.sockets import let_go_in_children, queued_bytes
+from store.protocol import wire
+from store.protocol.connection import ClientConnection, InFlight, error_of
+from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator
+    from typing import Any
+
+    from store.net.racing import Addresses
+
+__all__ = ["Channel", "Host"]
+
+RECEIVE_BYTES = 64 * 1024
+CONNECT_TIMEOUT = 10.0  # seconds for an attempt to agree on TLS; there may be several within a call's timeout
+LOOK = SILENCE / 2  # seconds; how often whoever reads or writes looks up. One figure for both: changing it costs time
+
+R = TypeVar("R", bound=Response)
+
+
+class _Expired(Exception):
+    """The caller's time is over; it becomes one of the public errors before it leaves this room."""
+
+
+class Host(Protocol):
+    """What a channel needs of the client that it belongs to."""
+
+    name: str
+    token: bytes | None
+    addresses: Addresses
+    context: ssl.SSLContext | None
+    rng: random.Random
+    store_id: str | None
+
+    def seen_revision(self) -> int:
+        """The latest revision that the store has shown on any channel: it must not go back behind it."""
+        ...
+
+    def fail(self, error: StoreError) -> StoreError:
+        """This client is of no more use; the first reason counts."""
+        ...
+
+    def check_usable(self) -> None:
+        """Raise what this client failed of, or that it was inherited over `fork()`."""
+        ...
+
+    def check_wait(self, request: Request[Any]) -> None:
+        """Raise `WaitEnded` if this request waits, and none may any more."""
+        ...
+
+
+@dataclass(slots=True)
+class _Silence:
+    """How long nothing has come while somebody reads."""
+
+    since: float
+    asked_at: float | None = None  # when the server was asked to say anything
+    unsent_bytes: int = 0  # at the last look
+
+
+class Channel:
+    """One socket and its conversation, used by one thread at a time."""
+
+    def __init__(self, client: Host) -> None:
+        self._client = client
+        self._name = client.name
+        self.connection = ClientConnection(
+            session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
+        )
+        self.sock: socket.socket | None = None
+        self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._attempt = 0
+        self._problem = dialing.NEVER_ANSWERED
+        self._patience = Patience(client.rng)
+        self._fresh: Connecting | None = None  # on which the server spoke while it was silent on the old connection ...
+        self._previous: socket.socket | None = None  # ... which is kept until we are welcomed: nobody has died (R20)
+        self._early = b""  # what it said there
+
+    def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
+        """Ask, and wait for the answer through as many connections as it takes; the answer, and the request's id."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        item = self.connection.ask(request, None)
+        try:
+            while True:
+                try:
+                    self._connect_if_needed(item, deadline)
+                    self._send(self.connection.encode(item), deadline)
+                    return cast("R", self._answer_to(item, deadline)), item.request_id
+                except OSError as error:
+                    self.disconnected(error)
+                    self._client.check_wait(request)
+        except _Expired:
+            late = self._out_of_time(item, cast("float", timeout))
+            self._give_up(item)
+            raise late from None
+        except StoreError as error:
+            self._abandon(item)
+            raise with_doubt(error, item) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            self._abandon(item)
+            self.close()
+            raise StoreUsageError(f"{type(item.request).__name__} cannot be sent: {error}") from None
+        except BaseException:  # Ctrl-C, or a signal handler: nobody knows how much was sent or read
+            self.connection.abandon(item)
+            self.close()
+            raise
+
+    def _connect_if_needed(self, item: InFlight, deadline: float | None) -> None:
+        if self.sock is not None:
+            return
+        self._pause(deadline)
+        self._client.check_usable()
+        welcome = self._connect(deadline)
+        self._attempt = 0
+        if not welcome.resumed and item in self.connection.lost_for_good():
+            raise ConnectionLost(
+                f"the connection to {self._name} broke, and the server has since forgotten this client's session",
+                maybe_applied=True,
+            )
+
+    def _pause(self, deadline: float | None) -> None:
+        """Before another attempt: up to twice as long as before the last, with full jitter."""
+        if self._attempt and self._fresh is None:
+            pause = self._client.rng.uniform(0, backoff(self._attempt))
+            if deadline is not None and time.monotonic() + pause >= deadline:
+                time.sleep(max(deadline - time.monotonic(), 0))
+                raise _Expired
+            time.sleep(pause)
+        self._attempt += 1
+
+    def _connect(self, deadline: float | None) -> Welcome:
+        fresh, self._fresh = self._fresh, None
+        try:
+            if fresh is None:
+                fresh = self._dial(deadline)
+            self._take(fresh)
+            return self._begin(deadline)
+        finally:
+            self._close_previous()
+
+    def _dial(self, deadline: float | None) -> Connecting:
+        """Make one attempt to connect. Where the store was met, it is a short one."""
+        host = self._client.addresses
+        check_blocking_caller(host.host, host.port)
+        fresh = Connecting(host, self._client.context)
+        try:
+            self._reach(fresh, Stage.TAKEN, self._patience.attempt(0), deadline)
+            self._patience.connected(time.monotonic() - fresh.began)
+            self._reach(fresh, Stage.SECURED, CONNECT_TIMEOUT, deadline)
+        except ssl.SSLCertVerificationError as error:
+            fresh.close()
+            raise self._client.fail(
+                AuthenticationError(f"{self._name} has no certificate that we trust: {error.verify_message}")
+            ) from None
+        except BaseException:
+            fresh.close()
+            raise
+        return fresh
+
+    def _reach(self, fresh: Connecting, stage: Stage, within: float, deadline: float | None) -> None:
+        until = time.monotonic() + within
+        if not fresh.go_on(until if deadline is None else min(until, deadline), to=stage):
+            self._attempt = 0  # it had its time: the next one may pass at once
+            raise TimeoutError
+
+    def _take(self, fresh: Connecting) -> None:
+        """Converse on this connection from now on."""
+        sock = fresh.take()
+        try:
+            sock.settimeout(LOOK)
+            let_go_in_children(self, sock)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock, self._early = sock, fresh.first_word
+
+    def _begin(self, deadline: float | None) -> Welcome:
+        """Shake hands on a new connection."""
+        self.connection.store_id = self._client.store_id
+        self.connection.seen_revision = self._client.seen_revision()
+        self.connection.connected(nonce=secrets.token_bytes(16))
+        secure = self._client.context is not None
+        try:
+            return self._shake_hands(deadline)
+        except ConnectionResetError as error:
+            without_a_word = error.errno == errno.ECONNRESET and not self.connection.met
+            self._drop()
+            if without_a_word and secure:
+                raise dialing.HungUp from None
+            if without_a_word and self._client.store_id is None:
+                raise dialing.LeftWithoutAWord from None
+            raise
+        except _Expired:
+            if not self.connection.met and not secure:
+                self._problem = dialing.SAYS_NOTHING
+            self._drop()
+            raise
+        except BaseException:
+            self._drop()  # half a handshake is no connection that the next call could use
+            raise
+
+    def _shake_hands(self, deadline: float | None) -> Welcome:
+        while True:
+            for item in self.receive(deadline):
+                if isinstance(item, bytes):
+                    self._send(item)
+                elif isinstance(item, Welcome):
+                    self._client.store_id = self.connection.store_id
+                    return item
+
+    def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
+        answer: Response | None = None
+        while answer is None:
+            count = self._read(deadline)
+            try:
+                answer = self.connection.only_answer(self._buffer[:count], item)
+            except ProtocolError as error:
+                raise self._client.fail(error) from None
+            if answer is not None:
+                break
+            for received in self._received(count):
+                if isinstance(received, Reply):
+                    if self.connection.answered(received.request_id) is item:
+                        answer = received.response
+                elif isinstance(received, (Events, Lagged)):
+                    self.pushed.append(received)
+                elif isinstance(received, Bye):
+                    self._problem = received.reason
+        failure = error_of(answer)
+        if failure is not None:
+            raise failure
+        return answer
+
+    def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+        """What the next bytes from the server say, waiting for them until the deadline.
+
+        Raises:
+            OSError: The connection is lost.
+            _Expired: Nothing came in time.
+        """
+        yield from self._received(self._read(deadline))
+
+    def _received(self, count: int) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
+        try:
+            yield from self.connection.receive(self._buffer[:count])
+        except (AuthenticationError, ProtocolError) as error:
+            if self._client.store_id is not None and self.connection.welcomed is None:
+                # Whoever stands in the place of a store that was met has proved nothing: it may be back later.
+                raise dialing.TurnedAway(str(error)) from None
+            raise self._client.fail(error) from None
+        except StoreReplaced as error:
+            raise self._client.fail(error) from None
+        except LimitExceeded as error:  # the server is full, and may have room later
+            raise dialing.TurnedAway(str(error)) from None
+
+    def _read(self, deadline: float | None) -> int:
+        assert self.sock is not None
+        if self._early:
+            early, self._early = self._early, b""
+            self._buffer[: len(early)] = early
+            return len(early)
+        now = time.monotonic()
+        silence: _Silence | None = None
+        while True:
+            within = LOOK
+            if deadline is not None and deadline - now < LOOK:
+                within = deadline - now
+                if within <= 0:
+                    raise _Expired
+            if within != self.sock.gettimeout():
+                self.sock.settimeout(within)
+            try:
+                count = self.sock.recv_into(self._buffer)
+            except TimeoutError:
+                if silence is None:
+                    silence = _Silence(now)
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    raise _Expired from None
+                self._look_up(self.sock, silence, now, deadline)
+                now = time.monotonic()
+            else:
+                if not count:
+                    raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
+                return count
+
+    def _look_up(self, sock: socket.socket, silence: _Silence, now: float, deadline: float | None) -> None:
+        """Nothing has come for a moment: ask for a word, look for a fresh connection, or give this one up.
+
+        Raises:
+            ConnectionResetError: A fresh connection was found, or this one has been silent for too long.
+        """
+        under_way, held_back = queued_bytes(sock)
+        unsent, before = under_way + held_back, silence.unsent_bytes
+        silence.unsent_bytes = unsent
+        if unsent < before or (held_back and not under_way):
+            silence.since = now  # it takes what we send, which may be a large value over a slow network
+            return
+        silent, longest = now - silence.since, self._patience.silence()
+        greeted = self.connection.welcomed is not None
+        expected = not greeted or any(not waits(item.request) for item in self.connection.in_flight.values())
+        # Silence counts only after a question: before it, it may be ours, if this process was stopped.
+        if greeted and silence.asked_at is None and silent >= (longest / 2 if expected else HEARTBEAT):
+            silence.asked_at = now
+            if not unsent:  # else that asks
+                self._tell(Ping())
+            return
+        if silent >= 2 * HEARTBEAT and (silence.asked_at is not None or not greeted):
+            raise ConnectionResetError(f"it has been silent for {silent:.0f} s")
+        counts_since = silence.since if expected else silence.asked_at
+        asked = silence.asked_at is not None or not greeted
+        if self._client.store_id is not None and asked and counts_since is not None and now - counts_since >= longest:
+            until = silence.since + 2 * HEARTBEAT
+            self._find_fresh(sock, until if deadline is None else min(until, deadline))
+
+    def _find_fresh(self, sock: socket.socket, until: float) -> None:
+        """Try fresh connections beside one that is silent, until that is heard again.
+
+        Raises:
+            ConnectionResetError: The server has spoken on a fresh one.
+        """
+        addresses, context = self._client.addresses, self._client.context
+        failed = 0
+        while (now := time.monotonic()) < until:
+            pause = 0.0
+            fresh = Connecting(addresses, context, addresses.resolved())
+            try:
+                taken = fresh.go_on(min(now + self._patience.attempt(0), until), to=Stage.TAKEN, beside=sock)
+                # One that was taken is kept: a busy server greets in the order of coming.
+                if taken and fresh.go_on(min(now + ATTEMPT_MOST, until), to=Stage.SPOKEN, beside=sock):
+                    self._fresh = fresh
+                    self._previous, self.sock = sock, None
+                    self._patience.changed_connection()
+                    raise ConnectionResetError("it was silent, and a fresh connection was not")
+            except OSError as error:
+                if self._fresh is fresh:
+                    raise
+                self._problem = dialing.describe(error)
+                pause = min(self._patience.pause(failed), max(until - time.monotonic(), 0.0))
+                failed += 1
+            finally:
+                if self._fresh is not fresh:
+                    fresh.close()
+            if can_be_read(sock, within=pause):
+                return
+
+    def _send(self, frame: bytes, deadline: float | None = None) -> None:
+        """Send a frame within the caller's time, as long as the server takes some of it every now and then.
+
+        Raises:
+            _Expired: The caller's time is over. The connection is closed: half a frame is on it.
+        """
+        assert self.sock is not None
+        rest = memoryview(frame)
+        stuck = 0.0
+        while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
+            within = LOOK
+            if deadline is not None:
+                within = max(min(deadline - time.monotonic(), LOOK), 0.001)
+            if self.sock.gettimeout() != within:
+                self.sock.settimeout(within)
+            try:
+                rest = rest[self.sock.send(rest) :]
+                stuck = 0.0
+            except TimeoutError as error:
+                stuck += within
+                if deadline is not None and time.monotonic() >= deadline:
+                    self.disconnected(error)
+                    raise _Expired from None
+                if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
+                    raise
+            if rest and deadline is not None and time.monotonic() >= deadline:
+                self.disconnected(TimeoutError())
+                raise _Expired
+
+    def _tell(self, request: Request[Response]) -> None:
+        """Make a request whose answer nobody waits for."""
+        item = self.connection.ask(request, None)
+        frame = self.connection.encode(item)
+        self.connection.abandon(item)
+        self._send(frame)
+
+    def _out_of_time(self, item: InFlight, timeout: float) -> StoreError:
+        what = f"{type(item.request).__name__} at {self._name}"
+        maybe = item.mutates and item.sent
+        if self.sock is not None and self.connection.welcomed is not None:
+            return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
+        return ConnectionLost(
+            f"{what} was not answered within {timeout:g} s: {self._what_is_wrong()}",
+            maybe_applied=maybe,
+        )
+
+    def _what_is_wrong(self) -> str:
+        if self.connection.store_id is not None:
+            return f"the connection is lost, {self._problem}"
+        return self._problem
+
+    def _give_up(self, item: InFlight) -> None:
+        """Nobody waits for this answer any more; a parked wait is ended at the server, too."""
+        self._abandon(item)
+        if waits(item.request) and item.sent and self.connection.welcomed is not None:
+            try:
+                self._tell(Cancel(target=item.request_id))
+            except OSError as error:
+                self.disconnected(error)
+
+    def _abandon(self, item: InFlight) -> None:
+        self.connection.abandon(item)
+        if self.sock is None:
+            # Once more: what is abandoned while there is no connection will never be answered, and what stays
+            # unanswered would keep all later replies from being acknowledged.
+            self.connection.disconnected()
+
+    def disconnected(self, error: OSError) -> None:
+        """The connection is gone; the next call makes another one, or takes the fresh one that was found."""
+        self._problem = dialing.describe(error)
+        self._drop()
+
+    def close(self, *, farewell: bool = False) -> None:
+        """Close the socket. The conversation can go on over another one."""
+        self._drop(farewell=farewell)
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None:
+            fresh.close()
+        self._close_previous()
+
+    def _drop(self, *, farewell: bool = False) -> None:
+        sock, self.sock = self.sock, None
+        if sock is not None:
+            if farewell:
+                with contextlib.suppress(OSError):
+                    sock.sendall(wire.encode_bye("done"))
+            sock.close()
+        self._early = b""
+        self.pushed.clear()
+        self.connection.disconnected()
+
+    def _close_previous(self) -> None:
+        previous, self._previous = self._previous, None
+        if previous is not None:
+            previous.close()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever reads here gets out."""
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,143 @@
+"""Shell: one attempt of a blocking caller to connect, step by step: TCP, TLS, and the server's first word.
+
+It waits for two things at once: its own next step, and word on an older connection beside which it is made, if there is
+one. A connection that is only slow is so kept until another one has proved to be quicker.
+"""
+
+from __future__ import annotations
+
+import enum
+import select
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+from store.net.racing import STAGGER, Race
+from store.net.sockets import prepare
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable
+
+    from store.net.racing import Addresses, Resolved
+
+__all__ = ["Connecting", "Stage", "can_be_read"]
+
+FIRST_BYTES = 4096  # of what the server says first; a greeting has less than a hundred
+
+
+class Stage(enum.IntEnum):
+    """How far an attempt has come."""
+
+    TRYING = 0
+    TAKEN = 1  # the other side's system has answered
+    SECURED = 2  # TLS is agreed on, if there is any
+    SPOKEN = 3  # the server has said something
+
+
+class Connecting:
+    """One connection in the making; close it unless its socket is taken.
+
+    Args:
+        addresses: Where to connect to.
+        tls: The client's context, if TLS is spoken there.
+        order: The addresses in the order to be tried in, if they are not to be looked up.
+    """
+
+    def __init__(
+        self, addresses: Addresses, tls: ssl.SSLContext | None, order: Iterable[Resolved] | None = None
+    ) -> None:
+        self._host = addresses.host
+        self._tls = tls
+        self._race = Race(addresses, addresses.resolve() if order is None else order)
+        self._next_at = self.began = time.monotonic()
+        self._sock: socket.socket | None = None
+        self._wanted = select.POLLIN
+        self.stage = Stage.TRYING
+        self.first_word = b""
+
+    def go_on(self, until: float, *, to: Stage, beside: socket.socket | None = None) -> bool:
+        """Go on to a stage; False if `time.monotonic()` came to `until` first, or word came on `beside`.
+
+        Raises:
+            OSError: It has failed.
+        """
+        while self.stage < to:
+            now = time.monotonic()
+            waiting = select.poll()
+            if beside is not None:
+                waiting.register(beside, select.POLLIN)
+            wake_at = until
+            if self._sock is None:
+                if self._race.more and now >= self._next_at:
+                    self._race.begin_next()
+                    self._next_at = now + STAGGER
+                if self._race.more:
+                    wake_at = min(wake_at, self._next_at)
+                for sock in self._race.connecting:
+                    waiting.register(sock, select.POLLOUT)
+            else:
+                waiting.register(self._sock, self._wanted)
+            ready = {number for number, _ in waiting.poll(max(wake_at - now, 0.0) * 1000 + 1)}
+            if beside is not None and beside.fileno() in ready:
+                return False
+            self._take_steps(ready, to)
+            if not ready and time.monotonic() >= until:
+                return False
+        return True
+
+    def take(self) -> socket.socket:
+        """Give the socket to the caller, who closes it from now on."""
+        assert self._sock is not None, "it has been taken by the other side"
+        sock, self._sock = self._sock, None
+        self._race.close()
+        return sock
+
+    def close(self) -> None:
+        """Give it up; what was given to the caller stays the caller's."""
+        self._race.close()
+        if self._sock is not None:
+            self._sock.close()
+
+    def _take_steps(self, ready: set[int], to: Stage) -> None:
+        if self._sock is None:
+            self._look_who_won(ready)
+        elif self._sock.fileno() in ready:
+            self._converse(to)
+
+    def _look_who_won(self, ready: set[int]) -> None:
+        for sock in [sock for sock in self._race.connecting if sock.fileno() in ready]:
+            if self._race.won(sock):
+                self._sock = sock
+                prepare(sock)
+                self.stage = Stage.TAKEN if self._tls is not None else Stage.SECURED
+                if self._tls is not None:
+                    self._sock = self._tls.wrap_socket(sock, server_hostname=self._host, do_handshake_on_connect=False)
+                    self._wanted = select.POLLOUT  # ours is the first word of the handshake
+                return
+            self._next_at = 0.0  # its turn is over
+
+    def _converse(self, to: Stage) -> None:
+        """Take a step of the handshake, or hear what the server says."""
+        assert self._sock is not None, "there is somebody to converse with"
+        try:
+            if self.stage is Stage.TAKEN:
+                assert isinstance(self._sock, ssl.SSLSocket), "only TLS has a handshake"
+                self._sock.do_handshake()
+                self.stage, self._wanted = Stage.SECURED, select.POLLIN
+            if self.stage < to:
+                self.first_word = self._sock.recv(FIRST_BYTES)
+                if not self.first_word:
+                    raise ConnectionResetError("it closed the connection before it said a word")
+                self.stage = Stage.SPOKEN
+        except ssl.SSLWantWriteError:
+            self._wanted = select.POLLOUT
+        except (ssl.SSLWantReadError, BlockingIOError):
+            self._wanted = select.POLLIN
+
+
+def can_be_read(sock: socket.socket, *, within: float) -> bool:
+    """Whether something has come, or comes within so many seconds."""
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
+    return bool(waiting.poll(within * 1000))

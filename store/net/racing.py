@@ -1,0 +1,227 @@
+"""Shell: a connection to a name that has several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
+
+The addresses are tried a quarter of a second apart, or at once after one that fails, and the first that answers wins.
+The families take turns, so that a dead network of one family costs one pause, however many addresses it has. The
+address that worked last time comes first. Those that gave no answer come last: an attempt that is given up after a
+moment is so followed by one that begins with another address.
+
+asyncio's own race is not used: it forgets the socket that has won, unclosed, if it is cancelled just then. uvloop has
+none, and neither have blocking callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["STAGGER", "Addresses", "Race", "connected_socket"]
+
+STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
+
+Resolved = tuple[int, int, int, str, Any]
+"""Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` gives them."""
+
+
+class Addresses:
+    """What is known of the addresses of one host; all connections to it share this. Safe to use from several threads.
+
+    Args:
+        host: A name or an IP address.
+        port: The port at each of its addresses.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self._worked: Any = None  # the address that did, last time
+        self._silent: dict[Any, None] = {}  # those that were tried since, and did not answer
+        self._resolved: list[Resolved] = []
+
+    @property
+    def literal(self) -> bool:
+        """Whether the host is an IP address, and not a name that must be looked up."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    def resolve(self) -> list[Resolved]:
+        """Look the addresses up, and give them in the order in which they are to be tried. This may take seconds.
+
+        Raises:
+            OSError: There are none.
+        """
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        if not found:
+            raise OSError(f"{self.host} has no address")
+        self._resolved = list(found)
+        return self._in_order()
+
+    def resolved(self) -> list[Resolved]:
+        """Give the addresses that were found when they were last looked up, in the order to be tried in now."""
+        return self._in_order() if self._resolved else self.resolve()
+
+    def _in_order(self) -> list[Resolved]:
+        families: dict[int, deque[Resolved]] = {}
+        for one in self._resolved:
+            families.setdefault(one[0], deque()).append(one)
+        turns = []
+        while any(families.values()):
+            turns += [waiting.popleft() for waiting in families.values() if waiting]
+        silent = tuple(self._silent)
+        return sorted(turns, key=lambda one: (one[4] != self._worked, one[4] in silent))
+
+    def worked(self, address: Any) -> None:
+        """A connection to this address was made."""
+        self._worked = address
+        self._silent.pop(address, None)
+
+    def did_not_work(self, addresses: Iterable[Any]) -> None:
+        """These were tried and have failed, or not answered before the race was over."""
+        for address in addresses:
+            self._silent[address] = None
+            if address == self._worked:
+                self._worked = None
+        if all(one[4] in self._silent for one in self._resolved):
+            self._silent.clear()  # all are alike again
+
+
+class Race:
+    """One attempt to connect: sockets that do not block, on their way to the addresses of one host.
+
+    Whoever runs it begins with the next address when it is time, waits until one of `connecting` can be written to, and
+    asks `won` of that one. It ends with a socket that has won, or with an error, and is closed in any case.
+
+    Args:
+        addresses: What is told of the outcome.
+        order: In which order to try them.
+    """
+
+    def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
+        self._addresses = addresses
+        self._left = deque(order)
+        self._tried: list[Any] = []
+        self._problem: OSError | None = None
+        self.connecting: dict[socket.socket, Any] = {}
+
+    @property
+    def more(self) -> bool:
+        """Whether there are addresses that were not tried yet."""
+        return bool(self._left)
+
+    def begin_next(self) -> socket.socket | None:
+        """Begin with the next address that does not fail at once; None if none is left.
+
+        Raises:
+            OSError: All addresses have failed.
+        """
+        while self._left:
+            family, kind, protocol, _, address = self._left.popleft()
+            self._tried.append(address)
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:
+                self._failed(error)
+                continue
+            try:
+                sock.setblocking(False)
+                sock.connect(address)
+            except BlockingIOError:
+                pass  # as a rule: it is under way
+            except OSError as error:
+                sock.close()
+                self._failed(error)
+                continue
+            except BaseException:  # a signal handler that raises
+                sock.close()
+                raise
+            self.connecting[sock] = address
+            return sock
+        self._check_over()
+        return None
+
+    def won(self, sock: socket.socket) -> bool:
+        """Whether a socket that can be written to is connected; it is the caller's then. Otherwise it has failed.
+
+        Raises:
+            OSError: So have all others.
+        """
+        address = self.connecting.pop(sock)
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not number:
+            self._tried.remove(address)
+            self._addresses.worked(address)
+            return True
+        sock.close()
+        self._failed(OSError(number, os.strerror(number)))
+        self._check_over()
+        return False
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for sock in self.connecting:
+            sock.close()
+        self.connecting.clear()
+        self._addresses.did_not_work(self._tried)
+        self._tried.clear()
+
+    def _failed(self, error: OSError) -> None:
+        # That somebody's machine refuses says more than that there is no way to another.
+        if self._problem is None or isinstance(error, ConnectionRefusedError):
+            self._problem = error
+
+    def _check_over(self) -> None:
+        if not self._left and not self.connecting and self._problem is not None:
+            raise self._problem
+
+
+async def connected_socket(addresses: Addresses) -> socket.socket:
+    """Give a socket that is connected to the first address that answers, however long that takes.
+
+    Raises:
+        OSError: None of them can be reached.
+    """
+    # Neither the loop's getaddrinfo nor its sock_connect: uvloop asks threads of libuv's, which a forked child has not,
+    # and libuv looks for them when the child ends.
+    order = (
+        addresses.resolve()
+        if addresses.literal
+        else await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)
+    )
+    loop = asyncio.get_running_loop()
+    race = Race(addresses, order)
+    writable: dict[socket.socket, None] = {}
+    some = asyncio.Event()
+
+    def can_be_written_to(sock: socket.socket) -> None:
+        loop.remove_writer(sock)
+        writable[sock] = None
+        some.set()
+
+    try:
+        while True:
+            sock = race.begin_next()
+            if sock is not None:
+                loop.add_writer(sock, can_be_written_to, sock)
+            with anyio.move_on_after(STAGGER if race.more else None):
+                await some.wait()
+            some.clear()
+            while writable:
+                sock, _ = writable.popitem()
+                if race.won(sock):
+                    return sock
+    finally:
+        for sock in race.connecting:
+            loop.remove_writer(sock)
+        race.close()

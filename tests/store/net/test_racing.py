@@ -1,0 +1,207 @@
+"""Names with several addresses: which is tried when, and that a dead one holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+
+import store
+from store.net import racing
+from store.net.racing import Addresses, Race, Resolved, connected_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+V4, V6, STREAM = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM
+
+
+def resolved(*addresses: Any) -> list[Resolved]:
+    return [(V6 if ":" in one[0] else V4, STREAM, 6, "", one) for one in addresses]
+
+
+@pytest.fixture
+def dead() -> Iterator[tuple[str, int]]:
+    """An address at which nobody answers: its queue is full, so that the system drops who comes."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+@pytest.fixture
+def live() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def refusing() -> tuple[str, int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address: tuple[str, int] = listener.getsockname()
+        return address
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
+    """Gives a name these addresses."""
+
+    def name(*addresses: Any) -> Addresses:
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved(*addresses))
+        return Addresses("head.test", 1)
+
+    return name
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sockets were on their way when one of them won, for each race."""
+    won, counts = Race.won, []
+
+    def counted(race: Race, sock: socket.socket) -> bool:
+        under_way = len(race.connecting)
+        if won(race, sock):
+            counts.append(under_way)
+            return True
+        return False
+
+    monkeypatch.setattr(Race, "won", counted)
+    monkeypatch.setattr(racing, "STAGGER", 0.02)
+    return counts
+
+
+def order(addresses: Addresses) -> list[Any]:
+    return [one[4] for one in addresses.resolve()]
+
+
+# ------------------------------------------------------------------------------------------------ the order
+
+
+def test_the_families_take_turns(names: Callable[..., Addresses]) -> None:
+    addresses = names(("::1", 1), ("::2", 1), ("::3", 1), ("10.0.0.1", 1))
+    assert order(addresses) == [("::1", 1), ("10.0.0.1", 1), ("::2", 1), ("::3", 1)]
+
+
+def test_the_address_that_worked_comes_first_and_those_that_were_silent_last(names: Callable[..., Addresses]) -> None:
+    a, b, c = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)
+    addresses = names(a, b, c)
+    assert order(addresses) == [a, b, c]
+    addresses.did_not_work([a])
+    assert order(addresses) == [b, c, a]
+    addresses.worked(c)
+    assert order(addresses) == [c, b, a]
+    addresses.did_not_work([c])
+    assert order(addresses) == [b, a, c]
+    addresses.did_not_work([b])
+    assert order(addresses) == [a, b, c], "all are alike again"
+    assert [one[4] for one in addresses.resolved()] == [a, b, c]
+
+
+def test_a_name_without_addresses_says_so(names: Callable[..., Addresses]) -> None:
+    with pytest.raises(OSError, match="has no address"):
+        names().resolved()
+
+
+def test_an_address_is_told_from_a_name() -> None:
+    assert Addresses("::1", 1).literal
+    assert not Addresses("localhost", 1).literal
+
+
+# ------------------------------------------------------------------------------------------------ the race
+
+
+def test_a_race_that_nobody_wins_says_what_says_most(refusing: tuple[str, int]) -> None:
+    addresses = Addresses("head.test", 1)
+    race = Race(addresses, [(V4, STREAM, 6, "", refusing), (4711, STREAM, 6, "", ("nowhere", 1))])
+    with pytest.raises(ConnectionRefusedError):
+        while True:
+            race.begin_next()
+            for sock in list(race.connecting):
+                race.won(sock)
+    race.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_dead_address_holds_nobody_up(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    names: Callable[..., Addresses],
+    dead: tuple[str, int],
+    live: socket.socket,
+    at_once: list[int],
+) -> None:
+    """On uvloop it was given 3 s before another was tried."""
+    addresses = names(dead, live.getsockname())
+
+    async def connect_twice() -> None:
+        for _ in range(2):
+            with await connected_socket(addresses) as sock:
+                assert sock.getpeername() == live.getsockname()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(connect_twice())
+    assert at_once == [2, 1], "the dead one was still being tried, and the second time the one that worked came first"
+
+
+def test_a_dead_address_holds_no_blocking_caller_up(
+    names: Callable[..., Addresses], dead: tuple[str, int], at_once: list[int]
+) -> None:
+    """It was given 10 s in every connect before another was tried."""
+    with store.sync.serve() as server:
+        names(dead, ("127.0.0.1", server.port))
+        with store.sync.connect(f"tcp://head.test:{server.port}") as client:
+            assert client.put("a", b"") == 1
+            client._free[0].close()
+            assert client.put("a", b"") == 2
+    assert at_once == [2, 1]
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_address_that_refuses_is_followed_at_once(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    names: Callable[..., Addresses],
+    refusing: tuple[str, int],
+    live: socket.socket,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(racing, "STAGGER", 600.0)
+    addresses = names(refusing, live.getsockname())
+
+    async def connect() -> None:
+        with await connected_socket(addresses) as sock:
+            assert sock.getpeername() == live.getsockname()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(connect())
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+async def test_a_race_that_is_cancelled_leaves_nothing_open(
+    names: Callable[..., Addresses], dead: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(racing, "STAGGER", 0.0)
+    addresses = names(dead, ("127.0.0.1", 1))
+    made: list[Race] = []
+    begun = asyncio.Event()
+    begin_next = Race.begin_next
+
+    def noted(race: Race) -> socket.socket | None:
+        made.append(race)
+        begun.set()
+        return begin_next(race)
+
+    monkeypatch.setattr(Race, "begin_next", noted)
+    racing_task = asyncio.create_task(connected_socket(addresses))
+    await begun.wait()
+    socks = list(made[0].connecting)
+    racing_task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await racing_task
+    assert made[0].connecting == {}
+    assert all(sock.fileno() == -1 for sock in socks)
