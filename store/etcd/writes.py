@@ -17,6 +17,7 @@ from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeout
 from store.etcd import leases as leases_of
 from store.etcd.codec import Failure, NoSpace, broken
 from store.etcd.receipts import HANG_UP_WITHIN
+from store.etcd.rpc.extra import etcd_pb2 as pb
 from store.etcd.transactions import (
     Receipt,
     Write,
@@ -167,9 +168,18 @@ class Writes:
         return recovered(write, found, reply, hidden=self._reads.hidden)
 
     async def _delete_without_receipt(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
-        """Delete where there is no space for as much as a receipt; sent once, since twice might delete more."""
+        """Delete where there is no space for as much as a receipt; sent once, since twice might delete more.
+
+        Until 3.4.20 and 3.5.7 a full etcd took no transaction at all, not even one that only deletes, and a plain
+        deletion always (etcd-io/etcd#13429): so what is no more than that is sent as that.
+        """
         body = transaction(write, None, hidden=self._reads.hidden)
-        reply = await self._members.ask("KV/Txn", body, deadline=deadline, what="deleting", doubt=doubt, once=True)
+        plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
+        method, fields = ("KV/Txn", body) if plain is None else ("KV/DeleteRange", plain)
+        reply = await self._members.ask(method, fields, deadline=deadline, what="deleting", doubt=doubt, once=True)
+        if plain is not None:
+            deleted = pb.ResponseOp(response_delete_range=reply)
+            reply = pb.TxnResponse(header=reply.header, succeeded=True, responses=[deleted])
         return outcome(write, None, reply, hidden=self._reads.hidden)
 
 

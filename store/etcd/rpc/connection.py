@@ -39,6 +39,7 @@ __all__ = ["Connection"]
 METHODS: Final[dict[str, tuple[Any, Any]]] = {
     "KV/Range": (pb.RangeRequest, pb.RangeResponse),
     "KV/Txn": (pb.TxnRequest, pb.TxnResponse),
+    "KV/DeleteRange": (pb.DeleteRangeRequest, pb.DeleteRangeResponse),
     "Lease/LeaseGrant": (pb.LeaseGrantRequest, pb.LeaseGrantResponse),
     "Lease/LeaseRevoke": (pb.LeaseRevokeRequest, pb.LeaseRevokeResponse),
     "Lease/LeaseTimeToLive": (pb.LeaseTimeToLiveRequest, pb.LeaseTimeToLiveResponse),

@@ -10,13 +10,13 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import create_tcp
+from rdzv.backends.builtin import create_etcd, create_tcp
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.registry import RendezvousParameters
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from rdzv.node.handler import Handler
-from tests.support.processes import free_port
+from tests.support.processes import free_port, require
 from tests.support.runs import assert_one_round, real_run
 
 if TYPE_CHECKING:
@@ -108,3 +108,12 @@ async def test_the_keeper_thread_and_real_sockets_carry_a_whole_run() -> None:
                 if isinstance(change, rdzv.NodesLeft):
                     assert change == rdzv.NodesLeft(1, ("c",))
                     break
+
+
+@pytest.mark.parametrize(("ttl", "warned"), [("2", True), ("5.9", True), ("6", False), ("10", False)])
+def test_a_ttl_that_an_election_of_etcd_may_use_up_is_warned_of(
+    ttl: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    require("grpc")
+    create_etcd(RendezvousParameters.from_url(f"etcd://127.0.0.1:1/job?min_nodes=1&ttl={ttl}", {}))
+    assert (f"ttl={ttl} s is short for etcd" in caplog.text) is warned

@@ -193,17 +193,6 @@ async def test_a_caller_whose_time_is_over_while_nobody_leads_is_told_so() -> No
             await ask(members, deadline=soon(0))
 
 
-def test_pauses_grow_to_five_seconds_and_to_one_where_nobody_can_be_reached() -> None:
-    for words, most in (("etcdserver: no leader", 5.0), ("nobody listens there", 1.0)):
-        choice = Choice(3, random.Random(1))
-        pauses = []
-        for number in range(30):
-            choice.missed(number % 3, Failure(words, FailureKind.UNDONE), 0.0)
-            pauses.append(choice.try_at)
-        assert max(pauses[:3]) <= 0.02, "the others are asked at once"
-        assert all(most / 2 <= pause <= most for pause in pauses[-5:])
-
-
 async def test_whether_it_may_have_been_done_depends_on_how_it_failed() -> None:
     for trouble, any_doubt in (
         (TIMED_OUT, True),

@@ -1,0 +1,143 @@
+"""Why a member cannot be reached: what stands at its port, told by what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from store.errors import AuthenticationError, ProtocolError, StoreError
+from store.etcd.codec import Failure
+from store.etcd.rpc.diagnosis import PREFACE, diagnose
+from tests.support.processes import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SETTINGS_FRAME = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
+
+
+def server_tls(*, wants: trustme.CA | None = None, newest: ssl.TLSVersion | None = None) -> ssl.SSLContext:
+    """TLS as a member speaks it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
+    if wants is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        wants.configure_trust(context)
+    if newest is not None:
+        context.maximum_version = newest
+    return context
+
+
+def client_tls(authority: trustme.CA = AUTHORITY) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@asynccontextmanager
+async def member(says: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Something that hears a client's first words and answers with these, or hangs up at once."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if says is not None:
+                await reader.readexactly(len(PREFACE))
+                writer.write(says)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def found(port: int, tls: ssl.SSLContext | None = None) -> StoreError | Failure | None:
+    return await diagnose("127.0.0.1", port, tls, name="the cluster")
+
+
+@pytest.mark.parametrize(
+    ("says", "sentence"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02\x16", "speaks TLS; write etcds://"),
+        (b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n", "write etcds://"),
+        (b"\x00\x00\x00\x10rdzv", "is a store of ours and no etcd; write tcp://"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", r"does not answer in HTTP/2; it is no etcd v3\.4 or later"),
+    ],
+)
+async def test_what_is_no_etcd_is_named_by_what_it_says(says: bytes, sentence: str) -> None:
+    async with member(says) as port:
+        with pytest.raises(ProtocolError, match=sentence):
+            raise await found(port) or AssertionError("nothing was found")
+
+
+async def test_with_a_member_that_answers_nothing_is_wrong() -> None:
+    async with member(SETTINGS_FRAME) as port:
+        assert await found(port) is None
+    async with member(SETTINGS_FRAME, server_tls()) as port:
+        assert await found(port, client_tls()) is None
+
+
+async def test_what_hangs_up_or_is_not_there_may_come_back() -> None:
+    async with member(None) as port:
+        hung_up = await found(port)
+    assert isinstance(hung_up, Failure)
+    assert "closed the connection" in str(hung_up)
+    nobody = await found(free_port())
+    assert isinstance(nobody, Failure)
+    assert "nobody listens there" in str(nobody)
+
+
+@pytest.mark.parametrize("wants", [None, AUTHORITY], ids=["no certificate", "a certificate"])
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_port_that_speaks_tls_is_told_though_it_only_hangs_up(
+    newest: ssl.TLSVersion, wants: trustme.CA | None
+) -> None:
+    """etcd 3.5.1 says nothing to a plain client, and refuses one without a certificate within the handshake."""
+    async with member(SETTINGS_FRAME, server_tls(wants=wants, newest=newest)) as port:
+        wrong = await found(port)
+    assert isinstance(wrong, ProtocolError)
+    assert "speaks TLS; write etcds://" in str(wrong)
+
+
+async def test_what_tls_itself_refuses_is_said_by_whose_certificate_it_was() -> None:
+    async with member(SETTINGS_FRAME, server_tls()) as port:
+        wrong = await found(port, client_tls(STRANGER))
+    assert isinstance(wrong, AuthenticationError)
+    assert "has no certificate that we trust" in str(wrong)
+    for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # asyncio would hang up without TLS's own word
+            refusing = asyncio.create_task(asyncio.to_thread(refuse, listener, newest))
+            wrong = await found(listener.getsockname()[1], client_tls())
+            await refusing
+        assert isinstance(wrong, AuthenticationError)
+        assert "give a client certificate that it trusts" in str(wrong)
+
+
+def refuse(listener: socket.socket, newest: ssl.TLSVersion) -> None:
+    """Refuse one client that shows no certificate."""
+    connection, _ = listener.accept()
+    with contextlib.suppress(ssl.SSLError):
+        server_tls(wants=AUTHORITY, newest=newest).wrap_socket(connection, server_side=True).close()
+    connection.close()
+
+
+async def test_tls_to_a_port_without_it_is_told() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        wrong = await found(server.sockets[0].getsockname()[1], client_tls())
+    assert isinstance(wrong, ProtocolError)
+    assert "does not speak TLS there; write etcd://" in str(wrong)

@@ -1,0 +1,153 @@
+"""All watches of a client over one stream: whose a message is, who has fallen behind, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from store.errors import AuthenticationError
+from store.etcd.codec import Failure, FailureKind, range_of
+from store.etcd.rpc import etcd_pb2 as pb
+from store.etcd.rpc import watch_stream
+from store.etcd.rpc.watch_stream import Outgoing, WatchStream
+
+
+def stream(*, logged_in: bool = False) -> WatchStream:
+    return WatchStream(name="the cluster", logged_in=logged_in)
+
+
+def created(id: int) -> pb.WatchResponse:
+    return pb.WatchResponse(watch_id=id, created=True)
+
+
+def event(id: int, value: bytes = b"") -> pb.WatchResponse:
+    return pb.WatchResponse(watch_id=id, events=[pb.Event(kv=pb.KeyValue(key=b"key", value=value))])
+
+
+def canceled(id: int, reason: str = "", **more: Any) -> pb.WatchResponse:
+    return pb.WatchResponse(watch_id=id, canceled=True, cancel_reason=reason, **more)
+
+
+def stream_is_busy(watches: WatchStream) -> bool:
+    """What mypy would otherwise take for settled by the first look at it."""
+    return watches.busy
+
+
+def sent(watches: WatchStream) -> list[tuple[str, int]]:
+    """What has been asked of the member since this was called last."""
+    asked = []
+    while not watches._asked.empty():
+        request = watches._asked.get_nowait()
+        kind = request.WhichOneof("request_union")
+        asked.append((kind.removesuffix("_request"), getattr(request, kind).watch_id))
+    return asked
+
+
+async def test_each_reader_reads_its_own_and_what_it_closes_is_ended_at_the_member() -> None:
+    watches = stream()
+    assert not stream_is_busy(watches)
+    one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b"), range_of("c")])
+    assert stream_is_busy(watches)
+    assert sent(watches) == [("create", 1), ("create", 2), ("create", 3)]
+    opening = asyncio.ensure_future(two.opened())
+    for id in (1, 2):
+        watches.told(created(id))
+    await asyncio.sleep(0)
+    assert not opening.done(), "one of its two watches is still to be opened"
+    watches.told(created(3))
+    await opening
+    for message in (event(3), event(1, b"1"), event(2)):
+        watches.told(message)
+    assert [message.watch_id for message in await two.read()] == [3, 2]
+    assert (await one.read())[0].events[0].kv.value == b"1"
+    two.close()
+    two.close()
+    assert sent(watches) == [("cancel", 2), ("cancel", 3)]
+    watches.told(event(2))  # it was on its way
+    one.close()
+    assert not stream_is_busy(watches)
+
+
+async def test_a_watch_that_is_refused_at_once_bears_no_number_and_is_the_first_that_was_not_answered() -> None:
+    watches = stream()
+    one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b")])
+    watches.told(created(1))
+    watches.told(canceled(-1, created=True, compact_revision=9))
+    await one.opened()
+    with pytest.raises(Failure) as caught:
+        await two.opened()
+    assert caught.value.trouble is FailureKind.COMPACTED
+
+
+@pytest.mark.parametrize(
+    ("reason", "logged_in", "kind"),
+    [
+        ("", False, FailureKind.UNDONE),
+        ("etcdserver: no leader", False, FailureKind.UNDONE),
+        ("etcdserver: invalid auth token", True, FailureKind.TOKEN),
+        ("rpc error: code = PermissionDenied desc = etcdserver: permission denied", True, FailureKind.TOKEN),
+    ],
+)
+async def test_what_the_member_says_of_a_watch_that_it_ends_tells_what_to_do(
+    reason: str, logged_in: bool, kind: FailureKind
+) -> None:
+    watches = stream(logged_in=logged_in)
+    reader = watches.subscribe([range_of("a"), range_of("b")])
+    sent(watches)
+    watches.told(canceled(1, reason))
+    assert sent(watches) == [("cancel", 2)], "what is read with it ends with it"
+    with pytest.raises(Failure) as caught:
+        await reader.read()
+    assert caught.value.trouble is kind
+
+
+async def test_without_a_login_a_permission_that_is_missing_is_final() -> None:
+    watches = stream()
+    reader = watches.subscribe([range_of("a")])
+    watches.told(canceled(1, "etcdserver: permission denied"))
+    with pytest.raises(AuthenticationError, match="does not permit"):
+        await reader.read()
+
+
+async def test_a_reader_that_falls_behind_loses_its_watch_once_it_has_read_what_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch_stream, "HELD_BYTES_MAX", 1000)
+    watches = stream()
+    slow, large = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b")])
+    sent(watches)
+    for _ in range(4):
+        watches.told(event(1, b"a" * 400))
+    assert sent(watches) == [("cancel", 1)]
+    assert len(await slow.read()) == 2
+    with pytest.raises(Failure, match="fallen behind") as caught:
+        await slow.read()
+    assert caught.value.trouble is FailureKind.REOPEN
+    watches.told(event(2, b"b" * 5000))
+    assert len(await large.read()) == 1, "one message is held, however large"
+
+
+async def test_the_end_of_the_stream_is_told_to_all_and_to_who_comes_later_the_first_reason() -> None:
+    watches = stream()
+    reader = watches.subscribe([range_of("a")])
+    watches.told(event(1))
+    watches.end(Failure("first", FailureKind.UNDONE))
+    watches.end(Failure("second", FailureKind.UNDONE))
+    sent(watches)
+    assert len(await reader.read()) == 1, "what came before is read"
+    for late in (reader, watches.subscribe([range_of("b")])):
+        with pytest.raises(Failure, match="first"):
+            await late.read()
+        late.close()
+    assert sent(watches) == [], "nobody would hear it"
+    assert not watches.busy
+
+
+async def test_what_is_sent_ends_when_the_stream_does() -> None:
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    outgoing = Outgoing(queue)
+    queue.put_nowait("a")
+    outgoing.close()
+    assert [message async for message in outgoing] == ["a"]

@@ -1,0 +1,97 @@
+"""Who a client of etcd is: one login for all who wait, a password that is read again, a token that is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from store.errors import AuthenticationError, StoreUsageError
+from store.etcd.codec import Failure, FailureKind
+from store.etcd.login import TOKENS_MOST, Login
+from store.etcd.rpc import etcd_pb2 as pb
+
+if TYPE_CHECKING:
+    from store.etcd.rpc.connection import Connection
+
+REFUSED = AuthenticationError("refused the user or the password")
+OLD = Failure("etcdserver: invalid auth token", FailureKind.TOKEN)
+
+
+class Member:
+    """Answers logins by a script, the last answer again and again."""
+
+    def __init__(self, *answers: str | Exception) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+
+    async def ask(self, method: str, fields: dict[str, str], *, token: str | None, limit: float) -> Any:
+        """In place of a connection's."""
+        assert (method, token, limit) == ("Auth/Authenticate", None, 2.0)
+        self.asked.append((fields["name"], fields["password"]))
+        await asyncio.sleep(0)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return pb.AuthenticateResponse(token=answer)
+
+
+async def token(login: Login, member: Member) -> str | None:
+    return await login.token(cast("Connection", member), 2.0)
+
+
+async def test_who_is_nobody_logs_in_nowhere() -> None:
+    member = Member("t")
+    assert await token(Login("etcd", None, None), member) is None
+    assert member.asked == []
+
+
+async def test_one_login_serves_all_who_wait_until_its_token_is_refused() -> None:
+    login, member = Login("etcd", "me", "secret"), Member("first", "second")
+    assert await asyncio.gather(*(token(login, member) for _ in range(5))) == ["first"] * 5
+    login.refused(Failure("no leader", FailureKind.UNDONE), 1)
+    assert await token(login, member) == "first"
+    login.refused(OLD, 1)
+    assert await token(login, member) == "second"
+    login.forget()
+    assert await token(login, member) == "second"
+    assert member.asked == [("me", "secret")] * 3
+
+
+async def test_a_token_that_is_always_refused_is_no_matter_of_tokens() -> None:
+    login = Login("etcd", "me", "secret")
+    login.refused(OLD, TOKENS_MOST)
+    with pytest.raises(AuthenticationError, match="does not let user 'me' do that"):
+        login.refused(OLD, TOKENS_MOST + 1)
+    with pytest.raises(AuthenticationError, match="does not let user None"):
+        Login("etcd", None, None).refused(OLD, 1)
+
+
+async def test_a_password_that_was_changed_where_it_is_kept_is_read_again_once_it_is_refused() -> None:
+    passwords = iter(["old", "new"])
+    member = Member(REFUSED, "t")
+    assert await token(Login("etcd", "me", lambda: next(passwords)), member) == "t"
+    assert member.asked == [("me", "old"), ("me", "new")]
+    for password in ("same", None, lambda: "same"):
+        member = Member(REFUSED)
+        with pytest.raises(AuthenticationError, match="refused the user"):
+            await token(Login("etcd", "me", password), member)
+        assert len(member.asked) == 1, "it has not changed"
+
+
+async def test_a_cluster_that_asks_nobody_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    login = Login("etcd", "me", "secret")
+    member = Member(Failure("authentication is not enabled", FailureKind.NO_AUTHENTICATION))
+    assert [await token(login, member) for _ in range(2)] == [None, None]
+    assert len(member.asked) == 1
+    assert "the user 'me' is not needed there" in caplog.text
+
+
+async def test_a_login_that_failed_says_that_what_was_to_be_asked_was_not_sent() -> None:
+    login = Login("etcd", "me", "secret")
+    with pytest.raises(Failure) as caught:
+        await token(login, Member(Failure("lost", FailureKind.DOUBT, silent=True)))
+    assert (caught.value.trouble, caught.value.silent) == (FailureKind.UNDONE, True)
+    with pytest.raises(AuthenticationError, match="too long"):
+        await token(login, Member(StoreUsageError("the name is too long")))
