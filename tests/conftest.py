@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING
 
 from tests.support.seeds import FRESH
@@ -25,6 +26,11 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("virtual_time") is not None:
         return {"virtual_time": VirtualTimeLoop}
     return {"real_time": asyncio.new_event_loop}
+
+
+def pytest_configure() -> None:
+    """Let what is started here hear of a hangup also under nohup: an ignored signal is inherited as ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_report_header() -> str:

@@ -340,9 +340,9 @@ async def a_disk_that_takes_nothing(scene: Scene) -> str:
     return "journal_bytes_max is 2097152: no more of changes than that waits for the disk"
 
 
-@past({"connections_max": 3}, "it has 3 connections", "within 0.3 s")
+@past({"connections_max": 3}, "it has 3 connections", "within 1 s")
 async def connections(scene: Scene) -> str:
-    message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    message = await refusal(scene.another(timeout=1.0), ConnectionLost)
     assert len(scene.log.records) == 1
     scene.log.clear()
     return message.replace("3 connections", "connections_max is 3: it has 3 connections")
@@ -369,14 +369,14 @@ async def unfinished_handshakes(scene: Scene) -> str:
 async def connections_of_one_address(scene: Scene) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("store.server.strangers._is_loopback", lambda _: False)
-        message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+        message = await refusal(scene.another(timeout=1.0), ConnectionLost)
     scene.log.clear()
     return message
 
 
 @past({"sessions_max": 3}, "the server has 3 sessions", "come again")
 async def sessions(scene: Scene) -> str:
-    message = await refusal(scene.another(timeout=0.3), ConnectionLost)
+    message = await refusal(scene.another(timeout=1.0), ConnectionLost)
     scene.log.clear()
     return message
 

@@ -80,7 +80,7 @@ def test_an_unknown_field_is_allowed_and_a_missing_one_is_not() -> None:
 
 async def test_a_real_run_is_reported_with_its_settings_and_bans() -> None:
     async with store.serve() as server:
-        url = f"{server.url}/job?min_nodes=1&max_nodes=3"
+        url = f"{server.url}/job?min_nodes=1&max_nodes=3&last_call_timeout=0.1"
         async with rdzv.connect(url, node_id="a", is_host=False, attributes={"rack": "r1"}) as handler:
             await handler.next_rendezvous()
             await handler.ban("b", "slow disk")
