@@ -143,7 +143,8 @@ class Limits:
     sessions_max: int = _limit(
         65_536,
         "Sessions, connected or not.",
-        past="refused; the client says so, and tries again until its time is up",
+        past="those make way whose clients are away and have had every reply; else refused, and the client tries again "
+        "until its time is up",
         used="sessions",
     )
     session_replies_max: int = _limit(

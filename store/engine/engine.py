@@ -166,6 +166,7 @@ class Engine:
             many sessions.
         """
         self._expire_sessions(now)
+        self._note_forgotten(self._sessions.make_way(session_id))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
         if opened is None:

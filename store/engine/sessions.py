@@ -132,6 +132,7 @@ class Sessions:
         self._made = 0
         self._tally = Tally()
         self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # those of them that keep no reply
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -159,14 +160,21 @@ class Sessions:
             self._made += 1
             session = self._sessions[id] = Session(id, self._made, self._tally)
         self._abandoned.pop(id, None)
+        self._idle.pop(id, None)
         previous, session.peer, session.abandoned_at = session.peer, peer, None
         return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
         """The connection `peer` of a session has closed; the session waits for its client to come back."""
         if session.peer == peer:
-            session.peer, session.abandoned_at = None, now
-            self._abandoned[session.id] = None
+            session.peer = None
+            self._abandon(session, now)
+
+    def _abandon(self, session: Session, now: float) -> None:
+        session.abandoned_at = now
+        self._abandoned[session.id] = None
+        if not session.replies:
+            self._idle[session.id] = None
 
     def end(self, session: Session, *, peer: int) -> bool:
         """The client said on the connection `peer` that it will not come back; said on an older one, it is no news."""
@@ -189,6 +197,18 @@ class Sessions:
             forgotten.append(id)
         return forgotten
 
+    def make_way(self, id: bytes) -> list[bytes]:
+        """Forget a session for a newcomer if there are as many as there may be; which it was.
+
+        It is the one whose client has been away for longest of those that keep no reply: nothing is lost with it but
+        that a request that never arrived can be told from one whose reply was lost.
+        """
+        if id in self._sessions or len(self._sessions) < self._max or not self._idle:
+            return []
+        idle = next(iter(self._idle))
+        self._forget(idle)
+        return [idle]
+
     def make_room(self, bytes_max: int) -> list[bytes]:
         """Forget sessions whose clients are away, the longest first, until there is room for replies; which they were.
 
@@ -203,6 +223,7 @@ class Sessions:
 
     def _forget(self, id: bytes) -> None:
         self._abandoned.pop(id, None)
+        self._idle.pop(id, None)
         self._sessions.pop(id).forget()
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float, cost: Callable[[Response], int]) -> None:
@@ -210,10 +231,9 @@ class Sessions:
         self._made = last
         for one in saved:
             session = self._sessions[one.id] = Session(one.id, one.number, self._tally)
-            session.abandoned_at = now
-            self._abandoned[one.id] = None
             for request_id, response in one.replies:
                 session.keep(request_id, response, cost(response))
+            self._abandon(session, now)
 
 
 def reply_cost(response: Response) -> int:

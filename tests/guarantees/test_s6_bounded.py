@@ -275,11 +275,22 @@ def test_s6_there_are_no_more_sessions_than_agreed() -> None:
     assert desk.connect(1) is not None
     assert desk.connect(2) is not None
     assert desk.connect(3) is None
+    desk.ask(Put("a", b""), peer=1)
     desk.disconnect(1)
     desk.now += 299.0
     assert desk.connect(3) is None
     desk.now += 1.0
     assert desk.connect(3) is not None
+
+
+def test_s6_dead_sessions_of_strangers_refuse_nobody() -> None:
+    """The table of sessions was full for `session_ttl` after each client that had come and gone without a farewell."""
+    desk = Desk(sessions_max=3, session_ttl=300.0)
+    for peer in range(1, 50):
+        assert desk.connect(peer) is not None
+        desk.ask(Get("a"), peer=peer)
+        desk.disconnect(peer)
+    assert desk.engine.figures()["sessions"] == 3
 
 
 def test_s6_history_is_bounded_in_bytes() -> None:

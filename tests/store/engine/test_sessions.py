@@ -18,6 +18,7 @@ def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
 def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
     """A client says hello; as the engine does, let those sessions go first whose time is over."""
     sessions.expire(now)
+    sessions.make_way(id)
     return sessions.open(id, peer=peer)
 
 
@@ -162,12 +163,38 @@ def test_restored_sessions_wait_for_their_clients_from_now_on() -> None:
 def test_there_are_no_more_sessions_than_agreed_but_the_ones_there_are_can_come_back() -> None:
     sessions = some(sessions_max=1, ttl=100.0)
     session = opened(sessions, A, peer=1)
+    session.keep(1, Written(revision=1), 100)
     assert come(sessions, B, peer=2, now=0.0) is None
     sessions.close(session, peer=1, now=0.0)
     assert come(sessions, B, peer=2, now=99.0) is None
     assert opened(sessions, A, peer=3, now=99.0) is session
     sessions.close(session, peer=3, now=100.0)
     assert come(sessions, B, peer=2, now=200.0) is not None
+
+
+def test_sessions_without_replies_make_way_for_newcomers_the_longest_abandoned_first() -> None:
+    sessions = some(sessions_max=3)
+    a, b, c = (opened(sessions, id, peer=peer) for peer, id in enumerate((A, B, b"c" * 16)))
+    a.keep(1, Written(revision=1), 100)
+    for now, (peer, session) in enumerate([(0, a), (2, c), (1, b)]):
+        sessions.close(session, peer=peer, now=float(now))
+    assert sessions.make_way(A) == [], "who comes back needs no room"
+    assert sessions.make_way(b"d" * 16) == [c.id]
+    assert sessions.make_way(b"d" * 16) == [], "there is room"
+    assert opened(sessions, b"d" * 16, peer=4, now=3.0).number == 4
+    assert opened(sessions, B, peer=5, now=3.0) is b, "and is idle no more"
+    assert come(sessions, b"e" * 16, peer=6, now=3.0) is None, "the one that is left keeps a reply"
+    assert opened(sessions, A, peer=7, now=3.0).replay(1) == Written(revision=1)
+
+
+def test_restored_sessions_make_way_only_if_they_keep_no_reply() -> None:
+    sessions = some(sessions_max=2)
+    saved = [
+        SavedSession(id=A, number=1, replies=((5, Written(revision=7)),)),
+        SavedSession(id=B, number=2, replies=()),
+    ]
+    sessions.restore(saved, last=2, now=0.0, cost=lambda _: 100)
+    assert sessions.make_way(b"c" * 16) == [B]
 
 
 # ------------------------------------------------------------------------------------------- what all of them hold

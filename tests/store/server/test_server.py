@@ -231,7 +231,8 @@ async def test_more_sessions_than_allowed_are_refused() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network, limits=Limits(sessions_max=1, session_ttl=5.0)):
         first = await introduce(network)
-        first.transport.abort()  # without a farewell: the session is kept
+        await first.answer(*first.ask(Put("a", b"")))
+        first.transport.abort()  # without a farewell: the session is kept, and the reply in it
         await passes(1.0)
         second = await dial(network)
         await second.lost.wait()
