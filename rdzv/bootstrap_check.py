@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import Round
 
-__all__ = ["all_reach", "reach"]
+__all__ = ["WITHIN", "all_reach", "reach"]
 
 WITHIN = 5.0  # seconds for all to come
 VERDICT_WITHIN = 2.0  # seconds more to hear of it

@@ -19,6 +19,7 @@ from rdzv.cli.runs import open_store, usages
 from rdzv.config.endpoint import split_url
 from rdzv.core.history import describe, timeline
 from rdzv.core.keys import Keys
+from rdzv.core.named import named
 from rdzv.core.report import report
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
@@ -83,8 +84,12 @@ def _describe(status: RunStatus) -> str:
         where = host_and_port(*status.bootstrap_address)
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
-    lines.extend(f"  {'spare' if node_id in status.spares else 'waiting':>9}  {node_id}" for node_id in status.waiting)
-    lines.extend(f"    missing  {node_id}: {how}" for node_id, how in status.missing.items())
+    at = status.addresses.get
+    lines.extend(
+        f"  {'spare' if node_id in status.spares else 'waiting':>9}  {named(node_id, at(node_id))}"
+        for node_id in status.waiting
+    )
+    lines.extend(f"    missing  {named(node_id, at(node_id))}: {how}" for node_id, how in status.missing.items())
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)
@@ -94,7 +99,8 @@ def _describe(status: RunStatus) -> str:
     if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
         counts = sorted(status.releases.items())
         lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts))
-    lines.append(f"coordinator: {status.coordinator or 'none'}")
+    coordinator = status.coordinator
+    lines.append(f"coordinator: {named(coordinator, at(coordinator)) if coordinator else 'none'}")
     return "\n".join(map(printable, lines))
 
 

@@ -8,14 +8,15 @@ adds the time since. They are sent with what else there is to say, and are never
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from rdzv.core.named import named
 from rdzv.core.plain_data import maybe, names_of, of
 from store.printable import in_words, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 __all__ = ["NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing"]
 
@@ -62,24 +63,26 @@ class Absent:
         count: How many they are.
         waited: Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
         staying: Live members of the last round, if others wait for them to leave it and they are few.
+        staying_at: Where each of these is reached.
     """
 
     missing: tuple[Missing, ...] = ()
     count: int = 0
     waited: float | None = None
     staying: tuple[str, ...] = ()
+    staying_at: tuple[str, ...] = ()
 
     def plain(self) -> object:
         """Return it as plain data, by position."""
         missing = [(one.node_id, one.how, one.ago, one.address) for one in self.missing]
-        return (missing, self.count, self.waited, self.staying)
+        return (missing, self.count, self.waited, self.staying, self.staying_at)
 
     @classmethod
     def of_plain(cls, plain: Any) -> Absent:
         """Return what plain data stands for; nothing, if there is none."""
         if not plain:
             return cls()
-        missing, count, waited, staying, *_ = plain
+        missing, count, waited, staying, *later = plain
         return cls(
             missing=tuple(
                 Missing(node_id=of(str, node_id), how=of(str, how), ago=maybe(float, ago), address=of(str, address))
@@ -88,6 +91,7 @@ class Absent:
             count=of(int, count),
             waited=maybe(float, waited),
             staying=names_of(staying),
+            staying_at=names_of(later[0]) if later else (),
         )
 
     def without_durations(self) -> Absent:
@@ -112,7 +116,8 @@ class Absent:
 
     def describe_staying(self) -> str:
         """Return who is still in the last round, if they are few."""
-        return _listed([_name(node_id) for node_id in self.staying], len(self.staying))
+        where = chain(self.staying_at, repeat(""))
+        return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
 
 
 def _name(text: str) -> str:
@@ -173,8 +178,8 @@ class AbsenceBook:
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
-    def report(self, *, now: float, staying: Iterable[str] = ()) -> Absent:
-        """Return what is to be said now."""
+    def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
+        """Return what is to be said now; `staying` is who is to leave the last round, and where each is reached."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address)
@@ -185,5 +190,6 @@ class AbsenceBook:
             missing=tuple(islice(chain(gone, unseen), count if count <= NAMED_MOST else NAMED_OF_MANY)),
             count=count,
             waited=None if self._short_since is None else max(now - self._short_since, 0.0),
-            staying=tuple(staying),
+            staying=tuple(staying or ()),
+            staying_at=tuple((staying or {}).values()),
         )

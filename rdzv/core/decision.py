@@ -120,7 +120,8 @@ Decision = Wait | Complete
 
 LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
 TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
-PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them
+PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them ...
+GIVEN_UP_MOST = 300  # ... and these, which name nodes
 
 
 def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
@@ -204,12 +205,21 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         departed_ids=tuple(view.departed),
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
         absent=view.absences.report(now=now, staying=_staying(view, joined - spares)),
+        given_up=_given_up(view),
     )
 
 
-def _staying(view: View, coming: int) -> tuple[str, ...]:
-    """Return the members for whose leaving others wait, if they are few enough to be named."""
-    return tuple(sorted(view.live)) if coming > 0 and len(view.live) <= NAMED_OF_MANY else ()
+def _given_up(view: View) -> str:
+    """Return which round those who wait have given up, and why: as its rank 0 says, who knows who has not come."""
+    told = [record for record in view.waiting.values() if record.gave_up]
+    return min(told, key=lambda record: not record.unreached).gave_up[:GIVEN_UP_MOST] if told else ""
+
+
+def _staying(view: View, coming: int) -> dict[str, str]:
+    """Return the members for whose leaving others wait, and where each is, if they are few enough to be named."""
+    if coming <= 0 or len(view.live) > NAMED_OF_MANY:
+        return {}
+    return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
 
 
 def _spares_after(view: View, spares: int) -> int | None:
@@ -309,6 +319,7 @@ def _kind(progress: Progress) -> tuple[object, ...]:
         progress.lost > 0,
         progress.departed > 0,
         progress.problem,
+        progress.given_up,
     )
 
 
@@ -325,16 +336,17 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
         return f"{_nodes(progress.joined)} wait for a round, and it cannot be completed: {progress.problem}"
     missing = progress.absent.describe(elapsed=elapsed)
     missing = missing and f"; missing: {missing}"
+    given_up = progress.given_up and f"; {progress.given_up}"
     match progress.phase:
         case Phase.CLOSED:
             return "the run is closed"
         case Phase.GATHERING:
             awaited = progress.absent.describe_wait(elapsed=elapsed)
-            return f"{progress.joined} of at least {_nodes(progress.needed)}{awaited and f'; {awaited}'}"
+            return f"{progress.joined} of at least {_nodes(progress.needed)}{awaited and f'; {awaited}'}{given_up}"
         case Phase.LAST_CALL:
             left = max((progress.last_call_left or 0.0) - elapsed, 0.0)
             count = f"{progress.joined} of at most {_nodes(progress.capacity)}"
-            return f"last call, {left:.1f} s left; {count}{missing}"
+            return f"last call, {left:.1f} s left; {count}{missing}{given_up}"
         case Phase.COMPLETE:
             coming = progress.joined - progress.spares
             if not coming:
@@ -342,7 +354,7 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
                 return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}"
             staying = progress.absent.describe_staying()
             members = f"{_members(progress.live)} to leave{staying and f': {staying}'}"
-            return f"{_nodes(coming)} waiting for round {progress.round}'s {members}"
+            return f"{_nodes(coming)} waiting for round {progress.round}'s {members}{given_up}"
 
 
 def _nodes(count: int) -> str:
@@ -508,6 +520,12 @@ class JoinClock:
         return None if self._since is None else now + self.left(now)
 
 
+def _addresses(progress: Progress, node_ids: Collection[str]) -> dict[str, str]:
+    """Return where those of these nodes were that are known to be missing."""
+    missing = progress.absent.missing
+    return {one.node_id: one.address for one in missing if one.address and one.node_id in node_ids}
+
+
 def changes_since(
     seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, now: float = 0.0
 ) -> list[Change]:
@@ -525,9 +543,10 @@ def changes_since(
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost:
-            all_of_it.append(NodesLost(progress.lost, progress.lost_ids))
+            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, _addresses(progress, progress.lost_ids)))
         if progress.departed:
-            all_of_it.append(NodesLeft(progress.departed, progress.departed_ids))
+            ids = progress.departed_ids
+            all_of_it.append(NodesLeft(progress.departed, ids, _addresses(progress, ids)))
         told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
         if progress.waiting or told_of_waiting:
             all_of_it.append(NodesWaiting(progress.waiting))

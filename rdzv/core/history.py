@@ -12,11 +12,13 @@ came to the run after the round had completed does not know; then the time is No
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from rdzv.core.named import named
 from rdzv.core.plain_data import pack, unpack
 from rdzv.core.state import NAMED_MOST
 
@@ -46,6 +48,8 @@ BYTES_MOST: Final = 64 * 1024
 INCIDENTS_MOST: Final = 64
 """Incidents of one round that are remembered, the first ones: losses that come together are one."""
 
+GIVEN_UP: Final = "given up"
+
 UNKNOWN_SECONDS: Final = 1.0
 """How wide a time that nobody knows is drawn."""
 
@@ -55,11 +59,11 @@ class Incident:
     """Something that happened while a round stood.
 
     Attributes:
-        kind: "lost", "left" or "closed".
+        kind: "lost", "left", "closed" or "given up".
         after: Seconds since the round completed; None if nobody knows.
         count: How many nodes.
         node_ids: The first of them, by name.
-        reason: Why it was closed, and by whom.
+        reason: Why it was closed, and by whom; or why it was given up.
     """
 
     kind: str
@@ -81,6 +85,7 @@ class Chapter:
         joined_ids: The first of these, by rank.
         after: Seconds since the round before was complete; None if nobody knows, or there was none.
         incidents: What happened to it.
+        addresses: Where each of the named members was reached, if that says more than its name.
     """
 
     number: int
@@ -90,6 +95,7 @@ class Chapter:
     joined_ids: tuple[str, ...]
     after: float | None = None
     incidents: tuple[Incident, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def pack_chapters(chapters: Sequence[Chapter]) -> bytes:
@@ -115,6 +121,7 @@ def _packed(chapter: Chapter) -> bytes:
         "number": chapter.number,
         "size": chapter.size,
         "nodes": list(chapter.node_ids),
+        "at": [chapter.addresses.get(node_id, "") for node_id in chapter.node_ids] if chapter.addresses else [],
         "joined": chapter.joined,
         "joined_ids": list(chapter.joined_ids),
         "after": chapter.after,
@@ -124,10 +131,12 @@ def _packed(chapter: Chapter) -> bytes:
 
 
 def _unpacked(plain: Mapping[str, Any]) -> Chapter:
+    node_ids = tuple(map(str, plain["nodes"]))
     return Chapter(
         number=int(plain["number"]),
         size=int(plain["size"]),
-        node_ids=tuple(map(str, plain["nodes"])),
+        node_ids=node_ids,
+        addresses={id: str(at) for id, at in zip(node_ids, plain.get("at", ()), strict=False) if at},
         joined=int(plain["joined"]),
         joined_ids=tuple(map(str, plain["joined_ids"])),
         after=_seconds(plain["after"]),
@@ -165,9 +174,17 @@ class Chronicle:
         self._chapters, self._began = tuple(chapters), began
 
     def completed(
-        self, number: int, node_ids: Sequence[str], *, known: Iterable[str], now: float
+        self, number: int, nodes: Mapping[str, str], *, known: Iterable[str], now: float
     ) -> tuple[Chapter, ...]:
-        """Return the history with a round that is about to be committed; `known` were in the one before."""
+        """Return the history with a round that is about to be committed.
+
+        Args:
+            number: The round's.
+            nodes: Its members by rank, and where each is reached.
+            known: Who was in the round before.
+            now: Seconds on this coordinator's clock.
+        """
+        node_ids = list(nodes)
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
         chapter = Chapter(
@@ -177,6 +194,7 @@ class Chronicle:
             joined=len(joined),
             joined_ids=tuple(joined[:NAMED_MOST]),
             after=self._since(now),
+            addresses={id: nodes[id] for id in node_ids[:NAMED_MOST] if nodes[id] not in ("", id)},
         )
         return (*self._chapters[1 - CHAPTERS_MOST :], chapter)
 
@@ -202,6 +220,8 @@ class Chronicle:
             by = f"by {closed.by}" if closed.by else ""
             reason = ": ".join(filter(None, (by, closed.reason)))
             news.append(Incident(kind="closed", after=after, reason=reason))
+        if progress.given_up and not any(one.kind == GIVEN_UP for one in told):
+            news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2]))
         if not news:
             return None
         return (*self._chapters[:-1], replace(chapter, incidents=(*told, *news)[:INCIDENTS_MOST]))
@@ -225,19 +245,22 @@ def describe(chapters: Sequence[Chapter]) -> list[str]:
     for chapter in chapters:
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
         nodes = "1 node" if chapter.size == 1 else f"{chapter.size} nodes"
-        lines.append(f"round {chapter.number}{when}: {nodes}: {_names(chapter.node_ids, chapter.size)}")
+        lines.append(f"round {chapter.number}{when}: {nodes}: {_names(chapter, chapter.node_ids, chapter.size)}")
         if 0 < chapter.joined < chapter.size:
-            lines.append(f"         joined: {_names(chapter.joined_ids, chapter.joined)}")
+            lines.append(f"         joined: {_names(chapter, chapter.joined_ids, chapter.joined)}")
         for incident in chapter.incidents:
             at = "later" if incident.after is None else f"{incident.after:.1f} s later"
-            what = incident.reason if incident.kind == "closed" else _names(incident.node_ids, incident.count)
-            lines.append(f"         {at}, {incident.kind}{' ' if incident.kind == 'closed' else ': '}{what}".rstrip())
+            what = f"{' ' if incident.kind == 'closed' else ': '}{incident.reason}"
+            if incident.count:
+                what = f": {_names(chapter, incident.node_ids, incident.count)}"
+            lines.append(f"         {at}, {incident.kind}{what}".rstrip())
     return lines
 
 
-def _names(node_ids: Sequence[str], count: int) -> str:
+def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
     more = count - len(node_ids)
-    return ", ".join([*node_ids, *([f"and {more} more"] if more > 0 else [])])
+    shown = [named(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
+    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 
 def timeline(run_id: str, chapters: Sequence[Chapter]) -> dict[str, Any]:

@@ -32,7 +32,11 @@ def report(status: RunStatus) -> dict[str, Any]:
         "members": [_member(member) for member in status.members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
-        "missing": [{"node_id": node_id, "how": how} for node_id, how in status.missing.items()],
+        "missing": [
+            {"node_id": node_id, "how": how, "address": status.addresses.get(node_id)}
+            for node_id, how in status.missing.items()
+        ],
+        "addresses": dict(status.addresses),
         "banned": [
             {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now}
             for node_id, ban in status.bans.items()

@@ -93,6 +93,7 @@ class NodeRecord:
         lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
         checks: It checks that rank 0 is reached before it takes a round.
         unreached: It was rank 0 of a round that was given up, since not all reached it.
+        gave_up: Which round it gave up before this arrival, and why, in words; empty if it gave up none.
         left: It has left on its own account, and its record is about to go.
         release: Of which release of this package it is; empty if it does not say.
         progress: The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then
@@ -113,6 +114,7 @@ class NodeRecord:
     lapsed_in: int = -1
     checks: bool = False
     unreached: bool = False
+    gave_up: str = ""
     left: bool = False
     release: str = ""
     progress: int | None = None
@@ -137,6 +139,8 @@ class NodeRecord:
             plain["checks"] = True
         if self.unreached:
             plain["unreached"] = True
+        if self.gave_up:
+            plain["gave_up"] = self.gave_up
         if self.left:
             plain["left"] = True
         if self.release:
@@ -165,6 +169,7 @@ class NodeRecord:
                 lapsed_in=of(int, plain.get("lapsed_in", -1)),
                 checks=of(bool, plain.get("checks", False)),
                 unreached=of(bool, plain.get("unreached", False)),
+                gave_up=of(str, plain.get("gave_up", "")),
                 left=of(bool, plain.get("left", False)),
                 release=of(str, plain.get("release", "")),
                 progress=maybe(int, plain.get("progress")),
@@ -425,6 +430,7 @@ class Progress:
         problem: Why no round completes though everything is there for one: a `rank_order` that fails, say. Else empty.
         spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
         absent: Who is not here, and for how long.
+        given_up: Which round those who wait have given up, and why, in words; empty if none.
     """
 
     phase: Phase
@@ -445,6 +451,7 @@ class Progress:
     problem: str = ""
     spare_ids: tuple[str, ...] = ()
     absent: Absent = field(default_factory=Absent)
+    given_up: str = ""
 
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""
@@ -468,6 +475,7 @@ class Progress:
                 self.problem,
                 self.spare_ids,
                 self.absent.plain(),
+                self.given_up,
             )
         )
 
@@ -479,6 +487,7 @@ class Progress:
             phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
             lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             absent = plain[17] if len(plain) > 17 else None
+            given_up = plain[18] if len(plain) > 18 else ""
             return cls(
                 phase=_phase_of(phase),
                 round=of(int, round),
@@ -498,6 +507,7 @@ class Progress:
                 problem=of(str, problem),
                 spare_ids=names_of(spare_ids),
                 absent=Absent.of_plain(absent),
+                given_up=of(str, given_up),
             )
 
         return unpack("the progress", value, build)
@@ -546,10 +556,14 @@ class NodesWaiting:
 
 @dataclass(frozen=True, slots=True)
 class NodesLost:
-    """So many members of the round have died since it completed; the first of them by name, at most 64."""
+    """So many members of the round have died since it completed; the first of them by name, at most 64.
+
+    `addresses` says where each of these was, as far as that is known.
+    """
 
     count: int
     node_ids: tuple[str, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +572,7 @@ class NodesLeft:
 
     count: int
     node_ids: tuple[str, ...] = ()
+    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,6 +615,7 @@ class RunStatus:
         refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
         releases: How many of the nodes that are here are of which release.
         missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
+        addresses: Where each node is reached, or was, of those that are here and those that are missing.
     """
 
     run_id: str
@@ -618,6 +634,7 @@ class RunStatus:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ------------------------------------------------------------------------------------------------ settings

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.decision import changes_since
+from rdzv.core.named import named
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ class EndWatcher:
             return Ending(kind=EndKind.DROPPED, reason=membership.over)
         for change in changes_since([], self._node.head, round=membership.round, dropped=None):
             match change:
-                case NodesLost(count=count, node_ids=ids):
-                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(count, ids)}", node_ids=ids)
-                case NodesLeft(count=count, node_ids=ids) if not gate.decided:
-                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(count, ids)}", node_ids=ids)
+                case NodesLost(node_ids=ids) as lost:
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
+                case NodesLeft(node_ids=ids) as left if not gate.decided:
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
                 case Closed(reason=reason) if gate.begun is None:
@@ -123,8 +124,8 @@ class EndWatcher:
         return None
 
 
-def names_of(count: int, node_ids: tuple[str, ...]) -> str:
-    """Name nodes, and count those that are not named."""
-    named = ", ".join(node_ids)
-    more = count - len(node_ids)
-    return f"{named} and {more} more" if more > 0 else named
+def names_of(gone: NodesLost | NodesLeft) -> str:
+    """Name the nodes that have gone, and where they were, and count those that are not named."""
+    names = ", ".join(named(node_id, gone.addresses.get(node_id)) for node_id in gone.node_ids)
+    more = gone.count - len(gone.node_ids)
+    return f"{names} and {more} more" if more > 0 else names

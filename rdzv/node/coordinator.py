@@ -451,8 +451,8 @@ class _Term:
         agreed = when.value(self._keys.settings) == self._agreed
         self._shared.used = True  # from now on: the answer to the commit may be lost
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
-        now, names = self._store.time(), [member.node_id for member in members]
-        chapters = self._chronicle.completed(round.number, names, known=self._view.members, now=now)
+        now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
+        chapters = self._chronicle.completed(round.number, nodes, known=self._view.members, now=now)
         writes: list[Put | Delete] = [
             self._put(self._keys.round, round.pack()),
             self._put(self._keys.history, pack_chapters(chapters)),

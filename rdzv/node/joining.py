@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv._version import __version__
-from rdzv.bootstrap_check import all_reach, reach
+from rdzv.bootstrap_check import WITHIN, all_reach, reach
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import address_of
-from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
+from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
+from rdzv.core.named import named
 from rdzv.core.ranks import order_named
-from rdzv.core.state import NAMED_MOST, Ban, Closed, NodeRecord, Round, pack_settings
+from rdzv.core.state import NAMED_MOST, Ban, Closed, NodeRecord, Round, pack_settings, unpack_roster
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -51,7 +52,7 @@ from store.printable import without_durations
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
@@ -67,6 +68,7 @@ log = logging.getLogger(__name__)
 
 HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
 WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
+UNREACHED_NAMED = 3  # members that have not come to rank 0: one sentence names these
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 NOT_WAITING = "not waiting for anything"
@@ -185,13 +187,13 @@ class Part:
             await self._check_health(link, clock, examine)
             while True:
                 membership = await self._join_as(link, clock, me)
-                problem = await self._why_not_reached(membership)
+                problem = await self._why_not_reached(link, membership)
                 if not problem:
                     self._unreached, self._given_up = False, ""
                     return membership
                 self._unreached = membership.rank == 0
-                self._given_up = f"; round {membership.round.number} was given up: {problem}"
-                log.warning("run %s%s", self._keys.run_id, self._given_up)
+                self._given_up = f"round {membership.round.number} was given up: {problem}"
+                log.warning("run %s: %s", self._keys.run_id, self._given_up)
                 clock.set(suspended=False, now=anyio.current_time())
                 me = Me(arrival=0, node_id=self._node_id, known_round=self.known_round, was_member=True)
         except BaseException as error:
@@ -229,14 +231,17 @@ class Part:
                 if await link.in_reach_again(within=clock.left(now)):
                     await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
-    async def _why_not_reached(self, membership: Membership) -> str:
+    async def _why_not_reached(self, link: Link, membership: Membership) -> str:
         """Why this round is to be given up, if its members check whether all of them reach rank 0, and not all do."""
         round, rank = membership.round, membership.rank
         if not round.checked:
             return ""
         self.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
         self._port.release()
-        checking = asyncio.create_task(_check(round, rank), name=f"check the way to rank 0 of {self._keys.run_id}")
+        names = partial(self._names_of, link, round)
+        checking = asyncio.create_task(
+            _check(round, rank, names), name=f"check the way to rank 0 of {self._keys.run_id}"
+        )
         wakeup = Wakeup()
         checking.add_done_callback(lambda _: wakeup.changed())
         try:
@@ -249,6 +254,14 @@ class Part:
         finally:
             await cancel_and_wait(checking)
         return problem and f"node {self._node_id} (rank {rank}): {problem}"
+
+    async def _names_of(self, link: Link, round: Round, ranks: Collection[int]) -> list[str]:
+        """Who has these ranks in a round, and where, as far as the store says so in a short time."""
+        found: dict[int, str] = {}
+        with anyio.move_on_after(WITHDRAW_WITHIN), contextlib.suppress(StoreError):
+            for entry in await link.store.list(self._keys.roster(round.number, round.term)):
+                found |= {one.rank: named(one.node_id, one.address) for one in unpack_roster(entry.value)}
+        return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
     async def _check_health(
         self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
@@ -376,6 +389,7 @@ class Part:
             progress=self.progress,
             checks=bool(settings.bootstrap_check),
             unreached=self._unreached,
+            gave_up=self._given_up[:GIVEN_UP_MOST],
         )
 
     async def _take_lease(self, link: Link) -> HeldLease:
@@ -579,10 +593,13 @@ class Part:
         problem = "" if in_reach else "; the store is out of reach"
         if problem and self._settings.endpoint.info.family == "tcp":
             problem += f"; {IF_HOSTED}"
+        reason = self.reason  # which has it already if that is what the coordinator says of all
+        if self._given_up and self._given_up[:GIVEN_UP_MOST] not in reason:
+            problem += f"; {self._given_up}"
         return RendezvousTimeoutError(
             f"run {self._keys.run_id}, node {self._node_id}: no round within "
             f"join_timeout={self._settings.join_timeout:g} s at {self._settings.endpoint.url}: "
-            f"{self.reason}{problem}{self._given_up}"
+            f"{reason}{problem}"
         )
 
     def _timeout(self, link: Link) -> RendezvousTimeoutError:
@@ -749,8 +766,8 @@ class Part:
         self.listeners.changed()
 
 
-async def _check(round: Round, rank: int) -> str:
-    """Whether all reach rank 0 of this round: in words what is wrong, or nothing."""
+async def _check(round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]) -> str:
+    """Whether all reach rank 0 of this round: in words what is wrong, or nothing; `names_of` tells who has a rank."""
     at = f"{round.host}:{round.port}"
     if rank:
         problem = await reach(round, rank)
@@ -761,8 +778,9 @@ async def _check(round: Round, rank: int) -> str:
         return f"nobody can listen at {at}: {error.strerror or error}"
     if not missing:
         return ""
-    named = ", ".join(map(str, missing[:NAMED_MOST]))
-    return f"rank{'s' if len(missing) > 1 else ''} {named} did not come to {at} within 5 s"
+    more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""
+    who = " and ".join(await names_of(missing[:UNREACHED_NAMED]))
+    return f"{who}{more} did not come to {at} within {WITHIN:g} s"
 
 
 async def _first_change(watch: Watch, key: str, changed: Wakeup) -> None:

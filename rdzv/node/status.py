@@ -38,6 +38,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
     """
     records = await read_nodes(store, keys)
     releases = Counter(record.release or "an unknown release" for record in records.values())
+    addresses = {node_id: record.address for node_id, record in records.items()}
     members = []
     ranked = set()
     if head.round is not None:
@@ -85,6 +86,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         },
         releases=dict(releases),
         missing=_missing(head, now=store.time()),
+        addresses={**_missing_at(head), **addresses},
     )
 
 
@@ -142,6 +144,12 @@ def _missing(head: Head, *, now: float) -> dict[str, str]:
         return {}
     elapsed = now - head.progress_at
     return {one.node_id: one.describe(elapsed=elapsed) for one in head.progress.absent.missing}
+
+
+def _missing_at(head: Head) -> dict[str, str]:
+    if head.progress is None:
+        return {}
+    return {one.node_id: one.address for one in head.progress.absent.missing if one.address}
 
 
 def _is_news(head: Head) -> bool:

@@ -47,6 +47,24 @@ def test_r16_who_waits_for_members_to_leave_says_of_which_round_and_how_many() -
     assert reason(run, "c") == "1 node waiting for round 7's 2 live members to leave: a and b"
 
 
+def test_r16_a_round_that_was_given_up_is_named_with_the_reason_of_its_rank_0_until_the_next_completes() -> None:
+    """Nodes that did not reach rank 0 waited "for a coordinator", and status did not say why they met again."""
+    run = HandFed(needed=3, last_call=0)
+    run.arrive("a", "b", "c")
+    run.commit()
+    run.arrive("b", gave_up="round 0 was given up: node b (rank 1): rank 0 at a:1: it does not answer")
+    run.arrive("a", unreached=True, gave_up="round 0 was given up: node a (rank 0): b, rank 1, did not come to a:1")
+    reasons = [reason(run, name) for name in ("a", "b")]
+    assert reasons[0] == reasons[1]
+    assert reasons[0].endswith("; round 0 was given up: node a (rank 0): b, rank 1, did not come to a:1")
+    run.die("c")
+    assert reason(run, "a").startswith("2 of at least 3 nodes")
+    assert "; round 0 was given up: node a (rank 0)" in reason(run, "a")
+    run.arrive("c")
+    assert run.commit()[0] != "a"
+    assert run.progress.given_up == ""
+
+
 def test_r16_a_spare_says_that_it_is_one_and_why() -> None:
     """Promise: "Whatever waits says for what, in words and numbers": spares, too."""
     run = HandFed(needed=2, capacity=2)

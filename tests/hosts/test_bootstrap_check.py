@@ -19,6 +19,6 @@ async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_
                 rounds = [await member.round() for member in everyone]
                 assert [tuple(line["master"]) for line in rounds] == [(second.address, 29500)] * 3
                 assert [line["rank"] for line in rounds] == [1, 0, 2]
-                await everyone[0].child.says("rank 2 did not come")
+                await everyone[0].child.says(f"{third.name} ({third.address}), rank 2, did not come")
                 await everyone[2].child.says(f"(rank 2): rank 0 at {first.address}:29500: ")
                 await everyone[1].child.says("it was reached, and has not seen all the others come")

@@ -32,6 +32,7 @@ from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
+from rdzv.loop.ending import names_of
 from store import StoreError
 
 if TYPE_CHECKING:
@@ -314,10 +315,10 @@ class JobRound:
 def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Draining | Dropped) -> str | None:
     """Say why a change means meeting again; None if it does not."""
     match change:
-        case NodesLost(count=count, node_ids=ids):
-            return f"{count} lost: {', '.join(ids)}"
-        case NodesLeft(count=count, node_ids=ids):
-            return f"{count} left: {', '.join(ids)}"
+        case NodesLost(count=count) as lost:
+            return f"{count} lost: {names_of(lost)}"
+        case NodesLeft(count=count) as left:
+            return f"{count} left: {names_of(left)}"
         case NodesWaiting(count=count):
             return f"{count} waiting to come in" if count else None
         case Draining(node_ids=ids, reason=reason):

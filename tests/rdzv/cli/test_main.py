@@ -48,8 +48,8 @@ async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path
             await handler.next_rendezvous()
         status, output = await run("history", url)
         assert status == 0
-        assert output[0] == "round 0: 1 node: a"
-        assert re.fullmatch(r"round 1, \d+\.\d s after the one before: 1 node: a", output[1])
+        assert output[0] == "round 0: 1 node: a (127.0.0.1)"
+        assert re.fullmatch(r"round 1, \d+\.\d s after the one before: 1 node: a \(127\.0\.0\.1\)", output[1])
         path = tmp_path / "run.json"
         assert await run("timeline", url, "-o", str(path)) == (0, [])
         events = json.loads(path.read_text())["traceEvents"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import msgpack
+
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
-from rdzv.core.decision import explain, report_due
-from rdzv.core.state import Progress
+from rdzv.core.decision import changes_since, explain, report_due
+from rdzv.core.state import NodesLost, Progress
+from rdzv.loop.ending import names_of
 from tests.support.hand_fed import HandFed
 
 
-def round_of(*names: str, needed: int, expected: tuple[str, ...] = ()) -> HandFed:
+def round_of(*names: str, needed: int, expected: tuple[str, ...] = (), **fields: str) -> HandFed:
     """A run whose first round these nodes have just completed."""
     run = HandFed(needed=needed, capacity=9, last_call=0, expected=expected)
-    run.arrive(*names)
+    run.arrive(*names, **fields)
     run.commit()
     return run
 
@@ -64,6 +67,11 @@ def test_members_that_stay_are_named_if_they_are_few() -> None:
     run = round_of("a", "b", needed=2)
     run.arrive("c")
     assert explain(run.progress).endswith("2 live members to leave: a and b")
+    told = Absent.of_plain(msgpack.unpackb(msgpack.packb(run.progress.absent.plain())))
+    assert (told.staying, told.staying_at) == (("a", "b"), ("a", "b"))
+    elsewhere = round_of("a", "b", needed=2, address="10.77.0.12")
+    elsewhere.arrive("c")
+    assert explain(elsewhere.progress).endswith("to leave: a (10.77.0.12) and b (10.77.0.12)")
     many = [f"n{at}" for at in range(NAMED_OF_MANY + 1)]
     crowd = HandFed(needed=2, capacity=20, last_call=0)
     crowd.arrive(*many)
@@ -130,3 +138,13 @@ def test_it_travels_as_plain_data_and_a_release_without_it_names_nobody() -> Non
     progress = Progress(phase=HandFed().progress.phase, absent=absent)
     assert Progress.unpack(progress.pack()) == progress
     assert Absent.of_plain(None) == Absent()
+
+
+def test_whoever_hears_of_a_loss_hears_where_the_lost_were() -> None:
+    """The words `1 lost: localhost-4535` told an operator of sixty hosts nothing."""
+    run = round_of("a", "localhost-4535", needed=1, address="10.77.0.12")
+    run.die("localhost-4535")
+    lost, *_ = changes_since([], run.head(), round=run.round, dropped=None)
+    assert isinstance(lost, NodesLost)
+    assert lost == NodesLost(1, ("localhost-4535",))
+    assert names_of(lost) == "localhost-4535 (10.77.0.12)"

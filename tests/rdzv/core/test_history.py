@@ -32,7 +32,7 @@ STANDS = Progress(phase=Phase.COMPLETE, round=0)
 def begun(*node_ids: str, now: float = 100.0) -> Chronicle:
     """A coordinator's, which has just committed the first round."""
     chronicle = Chronicle()
-    chronicle.written(chronicle.completed(0, node_ids, known=(), now=now), now=now)
+    chronicle.written(chronicle.completed(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
     return chronicle
 
 
@@ -49,7 +49,7 @@ def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed
 
 
 def test_a_chapter_says_who_is_new_and_how_long_after_the_last_round_it_was() -> None:
-    _, chapter = begun("a", "b").completed(1, ["a", "c"], known=["a", "b"], now=112.5)
+    _, chapter = begun("a", "b").completed(1, dict.fromkeys(["a", "c"], ""), known=["a", "b"], now=112.5)
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
@@ -77,6 +77,25 @@ def test_the_closing_is_told_once_with_who_and_why() -> None:
     assert told(chronicle, STANDS, closed=closed, now=104) == ()
 
 
+def test_a_round_that_was_given_up_is_told_once_with_who_did_not_reach_whom() -> None:
+    chronicle = begun("a", "b")
+    gave_up = replace(STANDS, given_up="round 0 was given up: node a (rank 0): b, rank 1, did not come")
+    expected = Incident(kind="given up", after=3.0, reason="node a (rank 0): b, rank 1, did not come")
+    assert told(chronicle, gave_up, now=103) == (expected,)
+    assert told(chronicle, gave_up, now=104) == ()
+    chapters = chronicle.continued(replace(gave_up, lost=1, lost_ids=("b",)), None, now=105)
+    assert chapters is not None
+    assert "         3.0 s later, given up: node a (rank 0): b, rank 1, did not come" in describe(chapters)
+
+
+def test_a_chapter_remembers_where_its_members_were_if_that_says_more_than_their_names() -> None:
+    chronicle = Chronicle()
+    (chapter,) = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
+    assert chapter.addresses == {"a": "10.0.0.1"}
+    (back,) = unpack_chapters(pack_chapters([chapter]))
+    assert back == chapter
+
+
 def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see() -> None:
     chronicle = begun("a", "b")
     lost = replace(STANDS, lost=1, lost_ids=("b",))
@@ -87,12 +106,12 @@ def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see(
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, replace(lost, departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
-    assert successor.completed(1, ["c"], known=["a", "b"], now=9)[-1].after is None
+    assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9)[-1].after is None
 
 
 def test_what_was_refused_was_never_there() -> None:
     chronicle = begun("a", "b")
-    chronicle.completed(1, ["a"], known=["a", "b"], now=105)  # and not `written`
+    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=105)  # and not `written`
     assert told(chronicle, replace(STANDS, lost=1, lost_ids=("b",)), now=106)[0].after == 6.0
 
 
@@ -114,7 +133,7 @@ def test_names_and_incidents_are_bounded_and_counts_go_on() -> None:
 def test_the_oldest_rounds_are_forgotten_first_by_number_and_by_size() -> None:
     chronicle = begun("a")
     for number in range(1, 3 * CHAPTERS_MOST):
-        chronicle.written(chronicle.completed(number, ["a"], known=["a"], now=number), now=number)
+        chronicle.written(chronicle.completed(number, dict.fromkeys(["a"], ""), known=["a"], now=number), now=number)
     kept = unpack_chapters(pack_chapters(chronicle._chapters))
     assert [chapter.number for chapter in kept] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
     names = [f"a-node-with-a-long-name-{number}" for number in range(NAMED_MOST)]
@@ -140,6 +159,7 @@ STORY = [
         joined=2,
         joined_ids=("a", "b"),
         incidents=(Incident(kind="lost", after=30.0, count=1, node_ids=("b",)),),
+        addresses={"b": "10.77.0.12"},
     ),
     Chapter(
         number=1,
@@ -158,8 +178,8 @@ STORY = [
 
 def test_the_history_in_words() -> None:
     assert describe(STORY) == [
-        "round 0: 2 nodes: a, b",
-        "         30.0 s later, lost: b",
+        "round 0: 2 nodes: a, b (10.77.0.12)",
+        "         30.0 s later, lost: b (10.77.0.12)",
         "round 1, 31.2 s after the one before: 70 nodes: a, c, and 68 more",
         "         joined: c, and 68 more",
         "         later, left: c",

@@ -44,6 +44,7 @@ def test_every_fact_is_a_field() -> None:
         bans={"e": Ban(reason="slow disk", by="admin", now=True)},
         refused={"e": "banned by admin: slow disk", "f": "no GPU"},
         missing={"b": "lost"},
+        addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
     )
     plain = report(status)
@@ -55,7 +56,8 @@ def test_every_fact_is_a_field() -> None:
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
     assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True}]
     assert plain["unfit"] == [{"node_id": "f", "reason": "no GPU"}]
-    assert plain["missing"] == [{"node_id": "b", "how": "lost"}]
+    assert plain["missing"] == [{"node_id": "b", "how": "lost", "address": "10.0.0.2"}]
+    assert plain["addresses"]["c"] == "10.0.0.3"
     assert plain["settings"]["min_nodes"] == 2
 
 
