@@ -50,6 +50,7 @@ PURE_ROOMS_ELSEWHERE = (
     "rdzv.membership",
     "rdzv.shared_store.arguments",
     "rdzv.shared_store.company",
+    "rdzv.shared_store.fencing",
     "rdzv.shared_store.operations",
 )
 """Rooms that are as pure, in folders that are not."""
@@ -149,7 +150,6 @@ LONG_FILES = {
 
 LONG_CLASSES = {
     ("rdzv.node.joining", "Part"): "one machine: every way into a round and out of it, side by side",
-    ("rdzv.shared_store.operations", "Plans"): "one plan for each operation of PyTorch's store, side by side",
     ("store.client.client", "Client"): "being split",
     ("store.server.server", "Server"): "being split",
 }

@@ -32,7 +32,7 @@ from rdzv.node.admission import examine
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
 from rdzv.shared_store.company import Company
-from rdzv.shared_store.operations import nobody
+from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
 from store import when
 

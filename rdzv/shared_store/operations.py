@@ -1,14 +1,8 @@
 """Pure: the `torch.distributed.Store` API over one round's keys, each operation a plan.
 
 A *plan* is a generator that yields requests to a store, is sent their responses, and returns the operation's result.
-The async and the blocking store of a round drive the same plans, so the twins cannot differ. `Plans.steps` stands
-between a plan and whoever drives it, and is where every request is fenced (promises R9, R10):
-
-    plan  >  request  >  steps: add the fence, work out the time left  >  (request, timeout)  >  driver
-    plan  <  response  <  steps: a broken fence becomes RoundSupersededError  <  response or StoreError  <  driver
-
-The fence is a set of conditions that hold for as long as this node is a member of the round. The server checks it in
-the same moment as it does what is asked, and ends a parked wait with a push once the fence breaks.
+The async and the blocking store of a round drive the same plans, so the twins cannot differ. `fencing` stands between
+a plan and whoever drives it, and has each request done only while this node is a member of the round.
 
     <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
@@ -25,59 +19,40 @@ A push wakes everyone who waits for it: meant for tens of poppers, not for thous
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from rdzv.config.config_errors import shown
-from rdzv.errors import (
-    MembersLostError,
-    QueueEmptyError,
-    RendezvousConnectionError,
-    RoundSupersededError,
-    SharedStoreTimeoutError,
-)
+from rdzv.errors import QueueEmptyError, SharedStoreTimeoutError
 from rdzv.shared_store.arguments import key_of, keys_of, many_of, value_of, whole_of
+from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime
 from store import when
-from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
-from store.fast_init import constructor
 from store.messages import (
     Add,
     Added,
     Append,
     CompareAndSet,
     CompareAndSetResult,
-    Condition,
     Count,
     Counted,
     Delete,
     Entry,
     Found,
     Get,
-    Guarded,
     List,
     Listing,
     Put,
-    Request,
-    Response,
     Transact,
     TransactionResult,
     Wait,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rdzv.shared_store.company import Company
+    from rdzv.shared_store.fencing import Plan
 
-__all__ = ["Plan", "Plans", "Step", "nobody"]
-
-T = TypeVar("T")
-Plan: TypeAlias = Generator[Request[Any], Any, T]
-Step: TypeAlias = tuple[Request[Any], float]
-"""A fenced request, and how many seconds its answer may take."""
-
-ANSWER_TIMEOUT: Final = 1.0
-"""In seconds. Timeouts are for waiting: what the store answers at once has at least this long to be answered."""
+__all__ = ["Plans"]
 
 MARK: Final = b"\x00queue"
 """What a queue's key holds. No text and no number begins with a zero byte."""
@@ -85,35 +60,13 @@ MARK: Final = b"\x00queue"
 ADD_MAX: Final = 2**63 - 1
 """What the store, and PyTorch's, counts in."""
 
-NAMED_MAX: Final = 8
-"""How many missing keys an error spells out; its `keys` holds all of them."""
-
-
-_make_guarded = constructor(Guarded)
-
-
-def nobody() -> tuple[str, ...]:
-    """No member is known to have died."""
-    return ()
-
-
-class _OutOfTime(Exception):
-    """The time is over; thrown into a plan, which may still look around before it gives up."""
-
-    def __init__(self, seconds: float, reason: str) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
-
 
 class Plans:
     """The plans for one round's store.
 
     Args:
         prefix: What all its keys begin with.
-        fence: What holds for as long as this node is a member of the round.
         lease: The lease that everything written goes with, if any: the run's own.
-        superseded: Why this node is known here to be no member any more; None as long as it may be one.
-        lost: Which members are known to have died since the round completed, if waits end because of that.
         unique: Makes names that nobody else makes.
         company: Who this member is, and among whom, if it is to be named to those who wait for it.
     """
@@ -122,134 +75,16 @@ class Plans:
         self,
         *,
         prefix: str,
-        fence: tuple[Condition, ...],
         lease: int | None = None,
-        superseded: Callable[[], str | None],
-        lost: Callable[[], tuple[str, ...]] = nobody,
         unique: Callable[[], str],
         company: Company | None = None,
     ) -> None:
         self._company = company
         self._prefix = prefix
-        self._values = f"{prefix}k/"
-        self._queues = f"{prefix}q/"
-        self._fence = fence
+        self._values = prefix + VALUES
+        self._queues = prefix + QUEUES
         self._lease = lease
-        self._fence_reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in fence))
-        self._superseded = superseded
-        self._lost = lost
         self._unique = unique
-
-    # ------------------------------------------------------------------------------------------ driving a plan
-
-    def steps(self, plan: Plan[T], *, seconds: float, now: Callable[[], float]) -> Generator[Step, Response, T]:
-        """Carry a plan through; whoever drives this sends it each response, or throws the `StoreError`.
-
-        Args:
-            plan: What to carry through.
-            seconds: How long its waits may take, all together.
-            now: The driver's clock.
-
-        Raises:
-            RoundSupersededError: This node is not a member of the round any more.
-            MembersLostError: What it waits for is not there, and members are gone who might have given it.
-            SharedStoreTimeoutError: The time is over.
-            RendezvousConnectionError: The store could not be reached in time.
-        """
-        deadline = now() + seconds
-        left = seconds
-        response: Any = None
-        late: _OutOfTime | None = None
-        try:
-            while True:
-                request = plan.send(response) if late is None else plan.throw(late)
-                self.check_membership()
-                if type(request) is not Wait:
-                    left = max(left, ANSWER_TIMEOUT)
-                late = None
-                if left <= 0:
-                    late = _OutOfTime(seconds, "the time is over")
-                    continue
-                if type(request) is Wait and self._lost():
-                    late = _OutOfTime(seconds, "members were lost")  # the plan looks whether it need wait at all
-                    continue
-                try:
-                    response = yield self._fenced(request), left
-                    if type(response) is TransactionResult:
-                        response = self._judged(request, response)
-                except StoreError as error:
-                    late = self._explained(error, seconds)
-                left = deadline - now()
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        except _OutOfTime as error:
-            raise SharedStoreTimeoutError(str(error), timeout=seconds) from error
-        except SharedStoreTimeoutError as error:
-            if deadline > now() and (lost := self._lost()):
-                raise _lost_error(lost, error) from error
-            raise
-
-    def check_membership(self) -> None:
-        """Raise `RoundSupersededError` if it is known here that this node is no member any more."""
-        reason = self._superseded()
-        if reason is not None:
-            raise self.superseded_error(reason)
-
-    def superseded_error(self, reason: str) -> RoundSupersededError:
-        """Return the error that says so, and what to do."""
-        return RoundSupersededError(
-            f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
-        )
-
-    def _fenced(self, request: Request[Any]) -> Request[Any]:
-        """Return the request, conditional on the fence; a transaction that fails reads what the fence looks at."""
-        if type(request) is Transact:
-            return Transact(
-                when=(*self._fence, *request.when),
-                then=request.then,
-                otherwise=(*self._fence_reads, *request.otherwise),
-            )
-        return _make_guarded(self._fence, request) if self._fence else request
-
-    def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
-        """Return the response as the plan expects it: if a transaction has failed, it was not because of the fence."""
-        if response.succeeded:
-            return response
-        assert isinstance(request, Transact), "a transaction's result answers a transaction"
-        reads = len(self._fence_reads)
-        seen = dict(zip((read.key for read in self._fence_reads), response.results[:reads], strict=True))
-        for condition in self._fence:
-            entry = seen[condition.key]
-            if not condition.holds(entry if isinstance(entry, Entry) else None):
-                raise ConditionFailed(
-                    f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r}"
-                )
-        return TransactionResult(succeeded=False, results=response.results[reads:], revision=response.revision)
-
-    def _explained(self, error: StoreError, seconds: float) -> _OutOfTime:
-        """Return the error that a plan may handle; raise all others."""
-        if isinstance(error, ConditionFailed):
-            raise self.superseded_error(self._superseded() or str(error)) from error
-        reason = self._superseded()
-        if reason is not None:  # and so the handler has interrupted the client, of which this error tells
-            raise self.superseded_error(reason) from error
-        if isinstance(error, StoreTimeoutError):
-            return _OutOfTime(seconds, str(error))
-        if isinstance(error, WaitEnded):
-            return _OutOfTime(seconds, str(error))
-        if isinstance(error, ConnectionLost):
-            raise RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}") from error
-        self._name_the_users_key(error)
-        raise error
-
-    def _name_the_users_key(self, error: StoreError) -> None:
-        """Have an error of the store name the key that the user wrote, not the one under which it is kept."""
-        text = str(error)
-        for before in (self._values, self._queues):
-            text = text.replace(before, "")
-        if text != str(error):
-            error.args = (text, *error.args[1:])
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -262,7 +97,7 @@ class Plans:
         held = (self._value_key(key),)
         try:
             listing: Listing = yield Wait(keys=held)
-        except _OutOfTime as late:
+        except OutOfTime as late:
             (value,) = yield from self._found_late((key,), held, late)
             return value
         (entry,) = listing.entries
@@ -275,11 +110,11 @@ class Plans:
         held = tuple(map(self._value_key, names))
         try:
             listing: Listing = yield Wait(keys=held)
-        except _OutOfTime as late:
+        except OutOfTime as late:
             return (yield from self._found_late(names, held, late))
         return [entry.value for entry in listing.entries if entry is not None]
 
-    def _found_late(self, names: tuple[str, ...], held: tuple[str, ...], late: _OutOfTime) -> Plan[list[bytes]]:
+    def _found_late(self, names: tuple[str, ...], held: tuple[str, ...], late: OutOfTime) -> Plan[list[bytes]]:
         """Return what the keys hold after all, when the time for waiting is over."""
         missing = yield from self._missing(names, held)
         # If none is: they came while we looked, or this was a look without a wait. They may have gone again.
@@ -294,7 +129,7 @@ class Plans:
         held = tuple(map(self._value_key, names))
         try:
             yield Wait(keys=held)
-        except _OutOfTime as late:
+        except OutOfTime as late:
             missing = yield from self._missing(names, held)
             if missing:
                 raise _waited_in_vain(names, missing, late.seconds) from late
@@ -369,7 +204,7 @@ class Plans:
             return ()
         try:
             listing: Listing = yield List(prefix=_common_prefix(held), keys_only=True)
-        except _OutOfTime:
+        except OutOfTime:
             return names
         there = {entry.key for entry in listing.entries if entry is not None}
         return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
@@ -447,7 +282,7 @@ class Plans:
     def _wait_for_push(self, key: str, mark: str) -> Plan[None]:
         try:
             listing: Listing = yield Wait(keys=(mark,))
-        except _OutOfTime as late:
+        except OutOfTime as late:
             raise SharedStoreTimeoutError(
                 f"nothing was pushed to the queue {shown(key)} within {late.seconds:g} s",
                 keys=(key,),
@@ -479,7 +314,7 @@ class Plans:
             return
         try:
             yield Wait(keys=(self._value_key(last),))
-        except _OutOfTime as late:
+        except OutOfTime as late:
             found: Found = yield Get(self._value_key(members))
             there = found.entry.value.decode() if found.entry is not None else "none"
             missing = yield from self._missing_at_barrier(key, size, there)
@@ -493,7 +328,7 @@ class Plans:
                 when=(), then=(Add(self._value_key(members), -1, self._lease), *mark), otherwise=()
             )
             yield from self._leave_barrier(members, last, int(cast("int", left.results[0])))
-        except _OutOfTime:  # it was passed in time, and what is left goes with the round
+        except OutOfTime:  # it was passed in time, and what is left goes with the round
             return
 
     def _come_to_barrier(self, key: str, members: str) -> Plan[tuple[int, tuple[Delete, ...]]]:
@@ -570,17 +405,6 @@ def _waited_in_vain(names: tuple[str, ...], missing: tuple[str, ...], seconds: f
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
     return SharedStoreTimeoutError(
         f"wait timed out after {seconds:g} s, still missing: {named}{more}{of_all}", keys=missing, timeout=seconds
-    )
-
-
-def _lost_error(lost: tuple[str, ...], missing: SharedStoreTimeoutError) -> MembersLostError:
-    named = ", ".join(map(shown, lost[:NAMED_MAX]))
-    more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
-    keys = ", ".join(map(shown, missing.keys[:NAMED_MAX]))
-    return MembersLostError(
-        f"the round has lost {named}{more}, and what this node waited for may never come: {keys or missing}; "
-        f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
-        node_ids=lost,
     )
 
 

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import anyio
 
 from rdzv.config.config_errors import shown
-from rdzv.shared_store.operations import Plans, nobody
+from rdzv.shared_store.fencing import Fencing, nobody
+from rdzv.shared_store.operations import Plans
 from store.errors import ConnectionLost, StoreError, WaitEnded
 from store.messages import Response, waits
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from rdzv.shared_store.company import Company
-    from rdzv.shared_store.operations import Plan
+    from rdzv.shared_store.fencing import Plan
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
 
@@ -130,19 +131,12 @@ class _Twin(Generic[C]):
         self._prefix, self._fence, self._lease = prefix, fence, lease
         self._superseded = lambda: ending.reason or superseded()
         self._lost = lost
-        self._plans = self._make_plans()
+        self._plans = Plans(prefix=prefix, lease=lease, unique=lambda: secrets.token_hex(16), company=company)
+        self._fencing = self._make_fencing()
         self._timeout = _seconds(timeout)
 
-    def _make_plans(self) -> Plans:
-        return Plans(
-            prefix=self._prefix,
-            fence=self._fence,
-            lease=self._lease,
-            superseded=self._superseded,
-            lost=self._lost,
-            company=self._company,
-            unique=lambda: secrets.token_hex(16),
-        )
+    def _make_fencing(self) -> Fencing:
+        return Fencing(prefix=self._prefix, fence=self._fence, superseded=self._superseded, lost=self._lost)
 
     @property
     def prefix(self) -> str:
@@ -176,7 +170,7 @@ class _Twin(Generic[C]):
         """Return another object for the same keys, whose waits go on when members are lost."""
         copied = self.clone()
         copied._lost = nobody
-        copied._plans = copied._make_plans()
+        copied._fencing = copied._make_fencing()
         return copied
 
     def _limit(self, timeout: timedelta | float | None) -> float:
@@ -268,7 +262,7 @@ class SharedStore(_Twin[Caller]):
             scope.cancel()
 
     async def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
-        steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)
+        steps = self._fencing.steps(plan, seconds=self._limit(timeout), now=self._client.time)
         with anyio.CancelScope() as scope:
             self._ending.scopes.add(scope)
             try:
@@ -288,7 +282,7 @@ class SharedStore(_Twin[Caller]):
                 return result
             finally:
                 self._ending.scopes.discard(scope)
-        raise self._plans.superseded_error(self._ending.reason or "it was dropped")
+        raise self._fencing.superseded_error(self._ending.reason or "it was dropped")
 
     async def _wait(self, request: Request[Any], left: float) -> Response:
         """Make a request that waits, until `end_waits`."""
@@ -393,7 +387,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         self._client.close()
 
     def _run(self, plan: Plan[T], timeout: timedelta | float | None = None) -> T:
-        steps = self._plans.steps(plan, seconds=self._limit(timeout), now=self._client.time)
+        steps = self._fencing.steps(plan, seconds=self._limit(timeout), now=self._client.time)
         try:
             request, left = next(steps)
             while True:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from rdzv.core.view import View
 from rdzv.node import coordinator
-from rdzv.shared_store.operations import Plans
+from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact, TransactionResult
 from tests.sim.full_node import commits
@@ -133,7 +133,7 @@ def _as_if_members_still() -> Iterator[None]:
     """Let no node look at what it knows itself of its membership: the fence alone is left."""
     with (
         patch.object(SharedStore, "supersede", _not_superseded),
-        patch.object(Plans, "check_membership", _not_superseded),
+        patch.object(Fencing, "check_membership", _not_superseded),
     ):
         yield
 

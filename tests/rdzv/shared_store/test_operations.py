@@ -13,7 +13,8 @@ from rdzv.errors import (
     RoundSupersededError,
     SharedStoreTimeoutError,
 )
-from rdzv.shared_store.operations import ANSWER_TIMEOUT, MARK, Plans
+from rdzv.shared_store.fencing import ANSWER_TIMEOUT, Fencing
+from rdzv.shared_store.operations import MARK, Plans
 from store import when
 from store.engine.engine import Engine
 from store.errors import ConditionFailed, ConnectionLost, LimitExceeded, StoreError, StoreTimeoutError
@@ -23,7 +24,7 @@ from store.protocol.connection import error_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdzv.shared_store.operations import Plan, Step
+    from rdzv.shared_store.fencing import Plan, Step
 
 T = TypeVar("T")
 PEER = 1
@@ -39,7 +40,8 @@ class Table:
         self.reason: str | None = None
         self._ids = itertools.count(1)
         names = itertools.count(1)
-        self.plans = Plans(prefix="/r/", fence=fence, superseded=lambda: self.reason, unique=lambda: str(next(names)))
+        self.plans = Plans(prefix="/r/", unique=lambda: str(next(names)))
+        self.fencing = Fencing(prefix="/r/", fence=fence, superseded=lambda: self.reason)
 
     def begin(self, plan: Plan[T], seconds: float = 10.0) -> Driven[T]:
         return Driven(self, plan, seconds)
@@ -57,7 +59,7 @@ class Driven(Generic[T]):
 
     def __init__(self, table: Table, plan: Plan[T], seconds: float) -> None:
         self._table = table
-        self._steps = table.plans.steps(plan, seconds=seconds, now=lambda: table.now)
+        self._steps = table.fencing.steps(plan, seconds=seconds, now=lambda: table.now)
         self.results: list[T] = []
         self.request: Request[Any]
         self.left: float
