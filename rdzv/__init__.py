@@ -13,7 +13,7 @@ from rdzv import _import_guard as _import_guard  # isort: skip  # comes first: a
 from rdzv._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from rdzv import sync
+    from rdzv import sync, testing
     from rdzv.backends.builtin import connect
     from rdzv.backends.registry import (
         RendezvousHandlerCreator,
@@ -69,6 +69,7 @@ else:
         __name__,
         {
             "rdzv.sync": "",
+            "rdzv.testing": "",
             "rdzv.backends.builtin": "connect",
             "rdzv.backends.registry": (
                 "RendezvousHandlerCreator RendezvousHandlerFactory RendezvousHandlerRegistry "
@@ -144,4 +145,5 @@ __all__ = [
     "rounds",
     "serve",
     "sync",
+    "testing",
 ]

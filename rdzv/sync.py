@@ -337,7 +337,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         self._handler: Handler | None = None
 
     def __enter__(self) -> Handler:
-        inner = builtin.create_handler(self._url, self._overrides)
+        inner = builtin.create_handler(self._url, self._overrides, blocking=True)
         handler = Handler(inner, inner.node.loop if isinstance(inner, AsyncHandler) else NodeThread())
         try:
             handler.connect()

@@ -123,12 +123,12 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.backends": STORE | BELOW_NODE | {"rdzv.node"},
     "rdzv.loop": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends"},
     "rdzv.sync": STORE | BELOW_NODE | {"rdzv.node", "rdzv.backends", "rdzv.loop"},
-    "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv._import_guard", "rdzv._version"},
+    "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
+    "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.http": EVERYTHING_PUBLIC,
     "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.http"},
     "rdzv.torch": EVERYTHING_PUBLIC,
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
-    "rdzv.testing": EVERYTHING_PUBLIC,
     "rdzv.__main__": {"rdzv.cli"},
 }
 """The layers: what each folder, and each room outside the folders, may import, type-checking imports included.

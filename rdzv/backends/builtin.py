@@ -10,7 +10,8 @@ import contextlib
 import logging
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
 
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
     from rdzv.interface import RendezvousHandler
     from store import Store
 
-__all__ = ["Connection", "connect", "create_etcd", "create_handler", "create_tcp", "tcp_handler"]
+__all__ = [
+    "Connection",
+    "connect",
+    "create_etcd",
+    "create_handler",
+    "create_tcp",
+    "maker_of_handlers",
+    "tcp_handler",
+]
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +111,22 @@ class Connection:
             )
 
 
-def create_handler(url: str, overrides: Mapping[str, Any]) -> RendezvousHandler:
+class MakerOfHandlers(Protocol):
+    """Makes handlers in place of the backends."""
+
+    def __call__(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
+        """A handler that is not connected yet, for a caller who blocks, or awaits."""
+
+
+maker_of_handlers: ContextVar[MakerOfHandlers | None] = ContextVar("rdzv_maker_of_handlers", default=None)
+"""Who makes the handlers of this context, if not the backends: `rdzv.testing`, in the nodes of its clusters."""
+
+
+def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
     """A handler that is not connected yet, of whichever backend the URL names."""
+    maker = maker_of_handlers.get()
+    if maker is not None:
+        return maker(url, overrides, blocking=blocking)
     return rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
 
 

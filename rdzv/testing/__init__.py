@@ -1,1 +1,29 @@
-"""For the tests of those who use rdzv."""
+"""For the tests of those who use rdzv: clusters on virtual time, and real processes.
+
+    async with rdzv.testing.cluster(4, seed=1) as cluster:
+        cluster.run(train)
+        cluster.advance(5)
+        cluster.kill(2)
+        await cluster.finish()
+
+pytest's fixture `rdzv_cluster` makes clusters, too, and ends them with the test.
+"""
+
+from rdzv.testing.cluster import Cluster, cluster
+from rdzv.testing.faults import FAULTS
+from rdzv.testing.nodes import ClusterNode, ClusterRound
+from rdzv.testing.processes import ProcessesError, RealProcesses, processes
+from rdzv.testing.story import ClusterError, ClusterStuckError
+
+__all__ = [
+    "FAULTS",
+    "Cluster",
+    "ClusterError",
+    "ClusterNode",
+    "ClusterRound",
+    "ClusterStuckError",
+    "ProcessesError",
+    "RealProcesses",
+    "cluster",
+    "processes",
+]

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from types import AsyncGeneratorType, CoroutineType, FrameType
 from typing import Any, NoReturn
+
+from rdzv.testing.story import frames_of
 
 START = 1000.0
 """When the clock begins. Not 0: no real clock does, so code that takes 0 for "never" should be found out."""
@@ -79,18 +80,8 @@ def _who_waits() -> str:
 
 
 def _innermost_line(task: asyncio.Task[Any]) -> str:
-    """Where a suspended task really stands: follow what each coroutine awaits, down to the last frame."""
-    awaited: object = task.get_coro()
-    line = "not started"
-    while (frame := _frame_of(awaited)) is not None:
-        line = f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
-        awaited = awaited.cr_await if isinstance(awaited, CoroutineType) else getattr(awaited, "ag_await", None)
-    return line
-
-
-def _frame_of(awaited: object) -> FrameType | None:
-    if isinstance(awaited, CoroutineType):
-        return awaited.cr_frame
-    if isinstance(awaited, AsyncGeneratorType):
-        return awaited.ag_frame
-    return None
+    """Where a suspended task really stands."""
+    frames = frames_of(task)
+    if not frames:
+        return "not started"
+    return f"{frames[-1].f_code.co_qualname} ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})"

@@ -1,0 +1,26 @@
+"""A training loop over `rdzv.rounds`, as the code of somebody who uses rdzv; `test_training.py` tests it."""
+
+from __future__ import annotations
+
+import anyio
+
+import rdzv
+
+
+async def train(url: str, *, steps: int = 20) -> None:
+    """Train for so many steps, through whatever happens to the run's nodes."""
+    async for round in rdzv.rounds(url):
+        async with round:
+            step = int(await round.restore("step") or 0)
+            while step < steps:
+                await round.check(step)  # all members leave here together, when somebody wants in or out
+                await all_reduce(round, step)
+                step += 1
+                if round.rank == 0:
+                    await round.keep("step", str(step).encode())
+
+
+async def all_reduce(round: rdzv.Round, step: int) -> None:
+    """Compute for a second, and then wait for all the others, as a collective does."""
+    await anyio.sleep(1)
+    await round.store.barrier(f"step {step}", round.world_size)

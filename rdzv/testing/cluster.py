@@ -1,0 +1,468 @@
+"""Shell: a cluster of simulated nodes, in which a user's own code runs over the real store and handler.
+
+    async with rdzv.testing.cluster(4, seed=1) as cluster:
+        cluster.run(train)          # async def train(node): async for round in rdzv.rounds(node.url): ...
+        cluster.advance(5)
+        cluster.kill(2)
+        await cluster.finish()
+
+Every node is a process of `timeline`, with a loop and a clock of its own; they meet over a network in memory at a store
+that has a disk in memory. Time is virtual: a call of `advance` lets all that happens within so many seconds happen, in
+an order that the seed decides, and returns. Every method acts before it returns; what it returns may be awaited, or
+not. So a cluster serves blocking tests as well: `with rdzv.testing.cluster(4) as cluster`.
+
+The nodes' code need not know of this: `rdzv.connect` and `rdzv.rounds` lead to the cluster's store, whatever host their
+URL names. What a thread does takes no virtual time, so nothing in a body may wait for one.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
+from rdzv.testing.faults import FAULTS, deal
+from rdzv.testing.machines import Process, StoreMachine, World
+from rdzv.testing.nodes import ClusterNode, ClusterRound
+from rdzv.testing.story import ClusterError, ClusterStuckError, Story
+from rdzv.testing.timeline import START
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from rdzv.membership import RendezvousInfo
+
+__all__ = ["Cluster", "cluster"]
+
+T = TypeVar("T")
+
+EXIT_LOOKS_EVERY = 0.5  # seconds between two looks whether a body that has ended has let go of all
+EXIT_WITHIN = 10.0  # seconds after its body in which a process ends, whatever is left of it
+FINISH_LOOKS_EVERY = 1.0
+FINISH_WITHIN = 1800.0
+
+
+class Done(Generic[T]):
+    """What has happened already: to be awaited, or not.
+
+    Attributes:
+        value: What came of it.
+    """
+
+    def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
+        self.value = value
+        self._then = then
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._then is not None:
+            self._then()
+        yield from ()  # nothing is left to wait for
+        return self.value
+
+
+class _World(World):
+    """A world that tells a story."""
+
+    story: Story
+
+    def say(self, what: str) -> None:
+        """Tell it."""
+        self.story.say(what)
+
+
+class Cluster:
+    """Nodes, the store they meet at, and what befalls them; made by `cluster`.
+
+    Attributes:
+        seed: Of everything that is left to chance.
+        nodes: All nodes there have been, by their numbers; one that was started again is there once.
+        rounds: The rounds that nodes have learned of, in their order.
+        story: What has happened, one line each.
+        settings: Parameters of the run, for URLs that do not say otherwise.
+    """
+
+    def __init__(
+        self,
+        nodes: int,
+        *,
+        seed: int = 0,
+        durable: bool = True,
+        latency: tuple[float, float] = (0.0005, 0.002),
+        may_raise: type[Exception] | tuple[type[Exception], ...] = (),
+        **settings: Any,
+    ) -> None:
+        if nodes < 1:
+            raise ValueError(f"cluster({nodes!r}): a cluster has at least one node")
+        self.seed = seed
+        self._count = nodes
+        self._options: dict[str, Any] = {"durable": durable, "latency": latency, "may_raise": may_raise}
+        self._given = settings
+        self.settings = {"min_nodes": nodes, **settings}
+        self.settings.setdefault("max_nodes", max(nodes, int(self.settings["min_nodes"])))
+        self._may_raise = may_raise
+        self._body: Callable[[ClusterNode], Awaitable[object]] | None = None
+        self._rng = random.Random(f"cluster {seed}")
+        self._world = _World(seed, latency=latency)
+        self._world.story = self._story = Story(lambda: self.now)
+        self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
+        self._director = self._world.timeline.host("the director")
+        self._processes = 0
+        self._over = False
+        self.nodes: list[ClusterNode] = []
+        self.rounds: list[ClusterRound] = []
+        self._store.start()
+        for _ in range(nodes):
+            self._new_node()
+
+    # ------------------------------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all processes, and let go of everything; may be called twice."""
+        if not self._over:
+            self._over = True
+            with self._story.with_logs():
+                self._world.timeline.end()
+            self._store.close()
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the cluster began."""
+        return self._world.now - START
+
+    @property
+    def story(self) -> list[str]:
+        """See the class."""
+        return self._story.lines
+
+    def say(self, what: str) -> None:
+        """Add a line to the story."""
+        self._story.say(what)
+
+    # ------------------------------------------------------------------------------------------ time
+
+    def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
+        """Start a body on every node that lives and runs none; awaited, go on until all have come to their ends."""
+        self._body = body
+        for node in self.nodes:
+            if node.alive and node.task is None:
+                self._start(node, body)
+        return Done(None, then=self.finish)
+
+    def advance(self, seconds: float) -> Done[None]:
+        """Let so many virtual seconds pass, with all that happens in them.
+
+        Raises:
+            ClusterError: A body has raised an error, or members disagree on their round.
+        """
+        self._check_open()
+        timeline = self._world.timeline
+        with self._story.with_logs():
+            try:
+                timeline.run(timeline.now + seconds)
+            except ClusterError:
+                raise
+            except Exception as error:
+                raise ClusterError(f"seed {self.seed}: {error}", self.story) from error
+        return Done(None)
+
+    def finish(self, within: float = FINISH_WITHIN) -> Done[None]:
+        """Let time pass until the bodies of all nodes that live have come to their ends.
+
+        Raises:
+            ClusterStuckError: That takes longer; it names where each node waits.
+            ClusterError: As of `advance`.
+        """
+        until = self.now + within
+        while any(node.at_work for node in self.nodes):
+            if self.now >= until:
+                waiting = "".join(f"\n  {node.describe()}" for node in self.nodes)
+                raise ClusterStuckError(
+                    f"seed {self.seed}: not all nodes have come to their ends within {within:g} virtual seconds:"
+                    f"{waiting}",
+                    self.story,
+                )
+            self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
+        return Done(None)
+
+    # ------------------------------------------------------------------------------------------ what befalls nodes
+
+    def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
+        """Kill a node's process; with `power`, its whole machine: then nobody closes its connections for it."""
+        self._node(node).process.die(silently=power)
+        return Done(None)
+
+    def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
+        """Start a node that is dead, or has ended, under the same name, with the body that the others run."""
+        old = self._node(node)
+        if old.alive and not old.ended:
+            raise RendezvousStateError(f"{old.name} is alive: kill it first")
+        old.process.die()
+        new = self._new_node(old.index)
+        if self._body is not None:
+            self._start(new, self._body)
+        return Done(new)
+
+    def join(self) -> Done[ClusterNode]:
+        """Start one more node, with the body that the others run."""
+        node = self._new_node()
+        self.say(f"{node.name} comes")
+        if self._body is not None:
+            self._start(node, self._body)
+        return Done(node)
+
+    def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+        """Let a node's process stand still, as SIGSTOP does; for so long, or until `resume`."""
+        return self._stand_still(node, seconds, threads=True)
+
+    def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+        """Let a node's own code stand still, as in a call that does not return; what keeps its place goes on."""
+        return self._stand_still(node, seconds, threads=False)
+
+    def resume(self, node: int | ClusterNode) -> Done[None]:
+        """End a `pause`, or a `hang`."""
+        found = self._node(node)
+        if found.alive:
+            self.say(f"{found.name} goes on")
+            found.process.resume()
+        return Done(None)
+
+    def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
+        """Cut a node off from the store: nothing passes, and nobody is told; for so long, or until `heal`."""
+        found = self._node(node)
+        self.say(f"{found.name} is cut off{_for(seconds)}")
+        for source in found.sources:
+            self._world.network.partition(source)
+        self._later(seconds, partial(self._heal, found))
+        return Done(None)
+
+    def heal(self, node: int | ClusterNode) -> Done[None]:
+        """End a `cut`."""
+        self._heal(self._node(node))
+        return Done(None)
+
+    def reset(self, node: int | ClusterNode) -> Done[None]:
+        """Reset a node's connections; it makes new ones."""
+        found = self._node(node)
+        self.say(f"{found.name}'s connections are reset")
+        for source in found.sources:
+            self._world.network.reset(source)
+        return Done(None)
+
+    def drain(self, node: int | ClusterNode, within: float = 120.0, reason: str = "") -> Done[None]:
+        """Announce that a node is to leave, as `rdzv drain` does."""
+        found = self._node(node)
+        if not found.handlers:
+            raise RendezvousStateError(f"{found.name} has not connected yet: call `advance` before `drain`")
+        inner = found.handlers[-1].node
+        self.say(f"{found.name} is to leave within {within:g} s")
+        draining = inner.loop.start(inner.drain(inner.node_id, within=within, reason=reason))
+        draining.add_done_callback(self._note)
+        return Done(None)
+
+    def stop_store(self, seconds: float) -> Done[None]:
+        """Kill the store, and start it again after so long, with what its disk has; without a disk, with nothing."""
+        if self._store.up:
+            self._store.die()
+            self._director.call_later(seconds, lambda: None if self._store.up else self._store.start())
+        return Done(None)
+
+    def pause_store(self, seconds: float) -> Done[None]:
+        """Let the store stand still for so long."""
+        host = self._store.host
+        if host is not None:
+            self.say(f"the store stands still for {seconds:g} s")
+            host.pause()
+            self._director.call_later(seconds, host.resume)
+        return Done(None)
+
+    # ------------------------------------------------------------------------------------------ at random
+
+    def explore(
+        self,
+        body: Callable[[ClusterNode], Awaitable[object]] | None = None,
+        *,
+        seeds: Iterable[int] = range(100),
+        faults: Sequence[str] = FAULTS,
+        most: int = 3,
+        during: float = 60.0,
+        within: float = FINISH_WITHIN,
+        check: Callable[[Cluster], object] | None = None,
+    ) -> Done[int]:
+        """Run a body once for each seed, each time on a new cluster like this one, with faults at random.
+
+        After the faults all nodes must come to their ends. Prints the seed and the story of the first that fails.
+
+        Args:
+            body: What the nodes run; without it, the body that was given to `run`.
+            seeds: Of what is left to chance. One seed is one story.
+            faults: Which kinds there are.
+            most: How many of them befall one cluster at most.
+            during: Virtual seconds within which they do.
+            within: Virtual seconds after the last of them, in which the bodies must come to their ends.
+            check: Called with each cluster at its end; what it raises is a failure.
+
+        Returns:
+            How many seeds there were.
+
+        Raises:
+            ClusterError: One has failed; the message has the seed, and ends with the story.
+        """
+        chosen = body or self._body
+        if chosen is None:
+            raise RendezvousStateError("explore() has no body to run: give it one, or call run(body) before")
+        count = 0
+        for seed in seeds:
+            count += 1
+            with Cluster(self._count, seed=seed, **self._options, **self._given) as one:
+                try:
+                    one.run(chosen)
+                    deal(one, random.Random(f"faults {seed}"), faults=faults, most=most, during=during)
+                    one.finish(within)
+                    if check is not None:
+                        check(one)
+                except Exception as error:
+                    told = (
+                        error if isinstance(error, ClusterError) else ClusterError(f"seed {seed}: {error}", one.story)
+                    )
+                    print(told)
+                    if told is error:
+                        raise
+                    raise told from error
+        return Done(count)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _node(self, node: int | ClusterNode) -> ClusterNode:
+        self._check_open()
+        index = node if isinstance(node, int) else node.index
+        if not 0 <= index < len(self.nodes):
+            raise IndexError(f"there is no node {index}: there are {len(self.nodes)}, from 0")
+        return self.nodes[index]
+
+    def _check_open(self) -> None:
+        if self._over:
+            raise RendezvousStateError("this cluster has ended: use it inside its `with` block")
+
+    def _new_node(self, index: int | None = None) -> ClusterNode:
+        number = len(self.nodes) if index is None else index
+        name = f"node-{number}"
+        self._processes += 1
+        rng = random.Random(self._rng.random())
+        node = ClusterNode(self, number, Process(self._world, name, f"{name}.{self._processes}", rng=rng))
+        if index is None:
+            self.nodes.append(node)
+        else:
+            self.nodes[index] = node
+        return node
+
+    def joined(self, info: RendezvousInfo) -> None:
+        """A node has learned that it is in a round; all members must agree on it (promise R3)."""
+        for known in reversed(self.rounds):
+            if (known.run_id, known.number) == (info.run_id, info.round):
+                break
+        else:
+            known = ClusterRound(info.run_id, info.round, info.world_size, info.bootstrap_address, self.now)
+            self.rounds.append(known)
+        agree = (known.world_size, known.bootstrap_address) == (info.world_size, info.bootstrap_address)
+        if not agree or known.ranks.setdefault(info.rank, info.node_id) != info.node_id:
+            self._world.timeline.problem = ClusterError(f"{info} does not agree with {known} (R3)", self.story)
+        self.say(f"{info.node_id} is rank {info.rank} of {info.world_size} in round {info.round} of {info.run_id}")
+
+    def _start(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
+        node.start(body).add_done_callback(partial(self._ended, node))
+
+    def _exit(self, node: ClusterNode, *, until: float) -> None:
+        """End a process whose body has ended, once it has let go of everything: as `asyncio.run` does."""
+        if self.now < until and not node.has_let_go:
+            self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
+        else:
+            node.process.die()
+
+    def _ended(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
+        if not node.alive:
+            return
+        node.ended = True
+        error = None if task.cancelled() else task.exception()
+        match error:
+            case None:
+                self.say(f"{node.name} has come to its end")
+            case RendezvousClosedError() | RendezvousGracefulExitError():
+                self.say(f"{node.name} has come to its end: {error}")
+            case Exception() if isinstance(error, self._may_raise):
+                self.say(f"{node.name} has ended with {error!r}")
+                node.error = error
+            case _:
+                self.say(f"{node.name} has failed: {error!r}")
+                problem = ClusterError(f"seed {self.seed}: {node.name} has failed: {error!r}", self.story)
+                problem.__cause__ = error
+                self._world.timeline.problem = problem
+        self._exit(node, until=self.now + EXIT_WITHIN)
+
+    def _stand_still(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
+        found = self._node(node)
+        if found.alive:
+            self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
+            found.process.pause(threads=threads)
+            self._later(seconds, partial(self.resume, found))
+        return Done(None)
+
+    def _heal(self, node: ClusterNode) -> None:
+        self.say(f"{node.name} is connected again")
+        for source in node.sources:
+            self._world.network.heal(source)
+
+    def _later(self, seconds: float | None, action: Callable[[], object]) -> None:
+        if seconds is not None:
+            self._director.call_later(seconds, action)
+
+    def _note(self, done: Future[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            self.say(f"in vain: {error}")
+
+
+def cluster(
+    nodes: int,
+    *,
+    seed: int = 0,
+    durable: bool = True,
+    latency: tuple[float, float] = (0.0005, 0.002),
+    may_raise: type[Exception] | tuple[type[Exception], ...] = (),
+    **settings: Any,
+) -> Cluster:
+    """Make a cluster of nodes on virtual time: `async with rdzv.testing.cluster(4, seed=1) as cluster`.
+
+    Args:
+        nodes: How many nodes it has at first.
+        seed: Of everything that is left to chance: one seed is one story.
+        durable: Whether the store keeps its data when it is stopped.
+        latency: Seconds that anything takes from a node to the store, or back, between these bounds.
+        may_raise: What the nodes' bodies may raise; anything else is a failure of the test.
+        settings: Parameters of the run, for URLs that do not say otherwise; `min_nodes` is the number of nodes without
+            them. The environment of the test counts for nothing.
+    """
+    return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
+
+
+def _for(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {seconds:.2f} s"

@@ -1,0 +1,181 @@
+"""Shell: one simulated node of a cluster, its process, and the handlers that its code makes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rdzv.backends.builtin import maker_of_handlers
+from rdzv.config.endpoint import split_url
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousStateError
+from rdzv.node.handler import Handler
+from rdzv.testing.machines import NODE_THREAD, Process, client_of, handler_of
+from rdzv.testing.story import where
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from rdzv.interface import RendezvousHandler
+    from rdzv.membership import RendezvousInfo
+    from store.client.client import Client
+
+__all__ = ["ClusterNode", "ClusterRound", "Surroundings"]
+
+URL = "tcp://store/test"
+
+
+@dataclass(slots=True)
+class ClusterRound:
+    """A round, as its members have learned of it.
+
+    Attributes:
+        run_id: Of which run.
+        number: The round's number.
+        world_size: How many members it has.
+        bootstrap_address: Rank 0's.
+        at: When the first of them learned of it, in virtual seconds.
+        ranks: Names of the members that have learned of it, by rank.
+    """
+
+    run_id: str
+    number: int
+    world_size: int
+    bootstrap_address: tuple[str, int]
+    at: float
+    ranks: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the members that have learned of it, in the order of their ranks."""
+        return tuple(self.ranks[rank] for rank in sorted(self.ranks))
+
+
+class Surroundings(Protocol):
+    """What a node is in: its cluster."""
+
+    settings: dict[str, Any]
+
+    def say(self, what: str) -> None:
+        """Add a line to the story."""
+
+    def joined(self, info: RendezvousInfo) -> None:
+        """A node has learned that it is in a round."""
+
+
+class ClusterNode:
+    """One node of a cluster, given to the body that it runs.
+
+    Attributes:
+        index: Its number, from 0.
+        name: What it is called in the run, unless its code says otherwise: `node-0`.
+        url: A run of this cluster; any other URL leads to the cluster's store, too.
+        rng: Chance that is the same for the same seed.
+        error: What its body has raised, of the kinds that it may raise.
+        ended: Whether its body has come to its end.
+    """
+
+    def __init__(self, cluster: Surroundings, index: int, process: Process) -> None:
+        self._cluster = cluster
+        self.index = index
+        self.name = process.name
+        self.url = URL
+        self.rng = random.Random(f"{self.name} {process.rng.random()}")
+        self.process = process
+        self.error: Exception | None = None
+        self.ended = False
+        self.task: asyncio.Task[Any] | None = None
+        self.handlers: list[Handler] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, or stands still."""
+        return self.process.alive
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it lives, and its body has begun, and has not come to its end."""
+        return self.alive and self.task is not None and not self.ended
+
+    @property
+    def has_let_go(self) -> bool:
+        """Whether nothing is left that its process does."""
+        loops = (self.process.host, *self.process.threads.values())
+        return not any(asyncio.all_tasks(loop) for loop in loops)
+
+    @property
+    def sources(self) -> tuple[str, str]:
+        """The names of its connections, those to come included."""
+        return self.process.source, self.process.source + NODE_THREAD
+
+    def say(self, what: str) -> None:
+        """Add a line to the story."""
+        self._cluster.say(f"{self.name}: {what}")
+
+    def start(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:
+        """Run a body in its process; called by the cluster."""
+        context = contextvars.copy_context()
+        context.run(maker_of_handlers.set, self._make_handler)
+        self._cluster.say(f"{self.name} starts")
+        self.task = self.process.host.create_task(_run(body, self), name=self.name, context=context)
+        return self.task
+
+    def describe(self) -> str:
+        """What it does, in words."""
+        if not self.alive:
+            return f"{self.name} is dead"
+        if self.task is None or self.ended:
+            return f"{self.name} has ended"
+        still = ", which stands still" if self.process.host.paused else ""
+        waits = "".join(f"; {handler.reason}" for handler in self.handlers[-1:] if handler.node.joining)
+        return f"{self.name}{still} is at {where(self.task)}{waits}"
+
+    def _make_handler(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
+        """What `rdzv.connect` and `rdzv.rounds` call in a node's body."""
+        if blocking:
+            raise RendezvousStateError(
+                "rdzv.sync would hold up the virtual time of rdzv.testing.cluster for ever: use rdzv.connect or "
+                "rdzv.rounds there, or test blocking code with rdzv.testing.processes"
+            )
+        in_url = split_url(url).parameters
+        usual = {"node_id": self.name, "address": self.name, **self._cluster.settings}
+        usual = {name: value for name, value in usual.items() if name not in in_url}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        settings = parse(url, {**usual, **given}, {})
+        process = self.process
+
+        def open_store() -> Client:
+            return client_of(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout)
+
+        def open_shared_store() -> Client:
+            return client_of(process)
+
+        handler = handler_of(
+            process, settings, open_store=open_store, open_shared_store=open_shared_store, kind=_ObservedHandler
+        )
+        assert isinstance(handler, _ObservedHandler)
+        handler.on_round = self._cluster.joined
+        self.handlers.append(handler)
+        return handler
+
+
+class _ObservedHandler(Handler):
+    """A handler that says when it is in a round."""
+
+    on_round: Callable[[RendezvousInfo], None]
+
+    async def next_rendezvous(self) -> RendezvousInfo:
+        """As of any handler."""
+        info = await super().next_rendezvous()
+        self.on_round(info)
+        return info
+
+
+async def _run(body: Callable[[ClusterNode], Awaitable[object]], node: ClusterNode) -> None:
+    await body(node)

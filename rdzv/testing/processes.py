@@ -1,0 +1,190 @@
+"""Shell: real processes of one run on this machine, and a store for them: what virtual time cannot show.
+
+    with rdzv.testing.processes(4, "train.py") as processes:
+        processes.kill(2)
+        assert processes.wait(within=60) == [0, 0, -9, 0]
+
+Each process finds the run in its environment: `RDZV_URL`, and settings as `RDZV_<NAME>`. What is left of them at the
+end of the block is killed, their children included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import store.sync
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["ProcessesError", "RealProcesses", "processes"]
+
+LOOKS_EVERY = 0.02  # seconds
+OUTPUT_IN_AN_ERROR = 4000  # characters of each process
+
+
+class ProcessesError(AssertionError):
+    """Processes did not end in time; the message ends with what they have written."""
+
+
+class RealProcesses:
+    """Processes of one run, and their store; made by `processes`.
+
+    Attributes:
+        url: The run's.
+    """
+
+    def __init__(self, count: int, command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        if count < 1:
+            raise ValueError(f"processes({count!r}): there is at least one")
+        self._count = count
+        self._command = list(command)
+        self._env = dict(env)
+        self._settings = {"min_nodes": count, "is_host": False, **settings}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._stack = contextlib.ExitStack()
+        self.url = ""
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-processes-")))
+            self.url = f"{stack.enter_context(store.sync.serve()).url}/test"
+            stack.callback(self._end)
+            for index in range(self._count):
+                self.start(index)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def start(self, index: int) -> None:
+        """Start one more process, or one again that has ended; its output goes on."""
+        running = self._processes.get(index)
+        if running is not None and running.poll() is None:
+            raise RuntimeError(f"process {index} runs: kill it first")
+        settings = {f"RDZV_{name.upper()}": _written(value) for name, value in self._settings.items()}
+        env = {**os.environ, "RDZV_NODE_ID": f"node-{index}", **settings, "RDZV_URL": self.url, **self._env}
+        with self._log(index).open("ab") as log:
+            self._processes[index] = subprocess.Popen(  # noqa: S603  the command is the test's own
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+    def kill(self, index: int) -> None:
+        """Kill a process, and what it has started."""
+        self._signal(index, signal.SIGKILL)
+
+    def terminate(self, index: int) -> None:
+        """Tell a process to end (SIGTERM)."""
+        self._signal(index, signal.SIGTERM)
+
+    def pause(self, index: int) -> None:
+        """Let a process stand still (SIGSTOP)."""
+        self._signal(index, signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        """Let it go on (SIGCONT)."""
+        self._signal(index, signal.SIGCONT)
+
+    def pid(self, index: int) -> int:
+        """The process id."""
+        return self._processes[index].pid
+
+    def output(self, index: int) -> str:
+        """All that a process has written so far, to both streams."""
+        return self._log(index).read_text(encoding="utf-8", errors="replace")
+
+    def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:
+        """Wait until a process has written this.
+
+        Raises:
+            ProcessesError: The time is up, or the process has ended without.
+        """
+        until = time.monotonic() + within
+        while text not in self.output(index):
+            ended = self._processes[index].poll() is not None
+            if text not in self.output(index) and (ended or time.monotonic() > until):
+                raise ProcessesError(f"process {index} has not written {text!r:.200}{self._said()}")
+            time.sleep(LOOKS_EVERY)
+
+    def wait(self, *, within: float = 60.0) -> list[int]:
+        """Wait until all have ended; their exit statuses, negative for a signal.
+
+        Raises:
+            ProcessesError: The time is up.
+        """
+        until = time.monotonic() + within
+        while any(process.poll() is None for process in self._processes.values()):
+            if time.monotonic() > until:
+                running = [index for index, process in self._processes.items() if process.poll() is None]
+                raise ProcessesError(f"processes {running} have not ended within {within:g} s{self._said()}")
+            time.sleep(LOOKS_EVERY)
+        return [self._processes[index].wait() for index in sorted(self._processes)]
+
+    def _signal(self, index: int, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._processes[index].pid, number)
+
+    def _end(self) -> None:
+        for index, process in self._processes.items():
+            self.kill(index)
+            process.wait()
+
+    def _log(self, index: int) -> Path:
+        return self._folder / f"{index}.log"
+
+    def _said(self) -> str:
+        said = [f"\n--- process {index}:\n{self.output(index)[-OUTPUT_IN_AN_ERROR:]}" for index in self._processes]
+        return "".join(said)
+
+
+def processes(
+    count: int,
+    script: str | os.PathLike[str] | Sequence[str],
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> RealProcesses:
+    """Start real processes of one run, for as long as the block lasts: `with rdzv.testing.processes(4, script)`.
+
+    Args:
+        count: How many.
+        script: A file that this Python is to run; or a whole command, as a list.
+        arguments: What comes after it.
+        env: More of their environment.
+        settings: Parameters of the run; `min_nodes` is `count` without them.
+    """
+    if isinstance(script, str | os.PathLike):
+        command = [sys.executable, os.fspath(script), *arguments]
+    else:
+        command = [*script, *arguments]
+    return RealProcesses(count, command, env or {}, settings)
+
+
+def _written(value: object) -> str:
+    """A setting, as the environment has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,134 @@
+"""Shell: what has happened in a cluster, line by line, and the errors that carry it."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import logging
+import sysconfig
+from pathlib import Path
+from types import AsyncGeneratorType, CoroutineType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+import store
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+__all__ = ["ClusterError", "ClusterStuckError", "Story", "frames_of", "where"]
+
+LINES_MOST = 100_000
+LINES_IN_AN_ERROR = 200
+LOGGERS = ("rdzv", "store")
+
+NOT_THE_USERS = tuple(
+    f"{folder}/"
+    for folder in (
+        Path(__file__).parents[1],  # rdzv
+        *(Path(module.__file__ or "").parent for module in (store, anyio)),
+        sysconfig.get_path("stdlib"),
+    )
+)
+"""Where code lives that nobody looks for who asks where a test waits."""
+
+
+class ClusterError(AssertionError):
+    """Something has gone wrong in a cluster; the message ends with the story.
+
+    Attributes:
+        story: All that has happened, one line each.
+    """
+
+    def __init__(self, what: str, story: list[str]) -> None:
+        self.what = what
+        self.story = list(story)
+        left_out = len(story) - LINES_IN_AN_ERROR
+        lines = [*([f"  ... {left_out} lines before: see .story"] if left_out > 0 else []), *story[-LINES_IN_AN_ERROR:]]
+        super().__init__("\n".join([what, "the story, in virtual seconds:", *lines]))
+
+
+class ClusterStuckError(ClusterError):
+    """Nodes have not come to their end within the time."""
+
+
+class Story:
+    """What happens, by the virtual clock.
+
+    Args:
+        now: The virtual clock, from 0.
+
+    Attributes:
+        lines: What has happened so far.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.lines: list[str] = []
+
+    def say(self, what: str) -> None:
+        """Add a line."""
+        if len(self.lines) < LINES_MOST:
+            self.lines.append(f"{self._now():10.3f}  {what}")
+
+    @contextlib.contextmanager
+    def with_logs(self) -> Iterator[None]:
+        """Tell, too, what the library logs meanwhile, and spare everybody else's handlers that."""
+        teller = _Teller(self)
+        loggers = [logging.getLogger(name) for name in LOGGERS]
+        before = [(logger.level, logger.propagate) for logger in loggers]
+        for logger in loggers:
+            logger.addHandler(teller)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+        try:
+            yield
+        finally:
+            for logger, (level, propagate) in zip(loggers, before, strict=True):
+                logger.removeHandler(teller)
+                logger.setLevel(level)
+                logger.propagate = propagate
+
+
+class _Teller(logging.Handler):
+    """Tells log records as lines of the story."""
+
+    def __init__(self, story: Story) -> None:
+        super().__init__()
+        self._story = story
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell one."""
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        self._story.say(f"    {record.name}: {level}{record.getMessage()}")
+
+
+def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
+    """Where a suspended task stands: the frame of each coroutine that it is in, the innermost last."""
+    frames: list[FrameType] = []
+    awaited: object = task.get_coro()
+    while (frame := _frame_of(awaited)) is not None:
+        frames.append(frame)
+        awaited = awaited.cr_await if isinstance(awaited, CoroutineType) else getattr(awaited, "ag_await", None)
+    return frames
+
+
+def _frame_of(awaited: object) -> FrameType | None:
+    if isinstance(awaited, CoroutineType):
+        return awaited.cr_frame
+    if isinstance(awaited, AsyncGeneratorType):
+        return awaited.ag_frame
+    return None
+
+
+def where(task: asyncio.Task[Any]) -> str:
+    """The line of the user's code at which a suspended task waits."""
+    frames = frames_of(task)
+    users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
+    if not frames:
+        return "not started"
+    frame = (users or frames)[-1]
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno}): {line}"

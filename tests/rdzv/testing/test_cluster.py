@@ -1,0 +1,260 @@
+"""Users' own code on a cluster in virtual time: what befalls it, what is told, and what is found."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import rdzv
+import rdzv.testing
+from rdzv.testing import Cluster, ClusterError, ClusterNode, ClusterStuckError, cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def four() -> Iterator[Cluster]:
+    with cluster(4, seed=1, min_nodes=2) as made:
+        yield made
+
+
+async def train(node: ClusterNode) -> None:
+    """Ten steps, one a second."""
+    async for round in rdzv.rounds(node.url):
+        async with round:
+            step = int(await round.restore("step") or 0)
+            while step < 10:
+                await round.check(step)
+                await anyio.sleep(1)
+                step += 1
+                await round.keep("step", str(step).encode())
+
+
+async def stay(node: ClusterNode) -> None:
+    """Be a member, and tell of every change."""
+    async with rdzv.connect("tcp://head:29400/job-7?insecure=1") as handler:
+        while True:
+            await handler.next_rendezvous()
+            async with handler.changes() as changes:
+                async for change in changes:
+                    node.say(str(change))
+                    if isinstance(change, rdzv.NodesLost | rdzv.Dropped):
+                        break
+                    if isinstance(change, rdzv.Closed):
+                        return
+
+
+def sizes(made: Cluster) -> list[int]:
+    return [one.world_size for one in made.rounds]
+
+
+def told(made: Cluster, *words: str) -> bool:
+    return any(all(word in line for word in words) for line in made.story)
+
+
+def test_a_body_runs_to_its_end_on_every_node(four: Cluster) -> None:
+    four.run(train)
+    four.finish()
+    assert all(node.ended for node in four.nodes)
+    (only,) = four.rounds
+    assert (only.number, only.world_size, sorted(only.members)) == (0, 4, ["node-0", "node-1", "node-2", "node-3"])
+
+
+async def test_it_runs_inside_a_loop_that_is_running_and_may_be_awaited() -> None:
+    ours = asyncio.current_task()
+    async with cluster(2, seed=1) as made:
+        await made.run(train)
+        await made.advance(5)
+        assert asyncio.current_task() is ours
+        assert await made.join() is made.nodes[2]
+    assert asyncio.get_running_loop().is_running()
+
+
+def test_one_seed_is_one_story() -> None:
+    stories = []
+    for seed in (5, 5, 6):
+        with cluster(3, seed=seed, min_nodes=2) as made:
+            made.run(train)
+            made.advance(3)
+            made.kill(0)
+            made.finish()
+            stories.append(made.story)
+    assert stories[0] == stories[1] != stories[2]
+
+
+def test_a_node_that_is_killed_is_lost_at_once_and_one_without_power_after_its_ttl(four: Cluster) -> None:
+    four.run(stay)
+    four.advance(1)
+    four.kill(0)
+    four.advance(0.5)
+    assert told(four, "NodesLost", "node-0")
+    four.advance(5)
+    assert sizes(four) == [4, 3]
+    four.kill(1, power=True)
+    four.advance(5)
+    assert sizes(four) == [4, 3]
+    four.advance(10)
+    assert sizes(four) == [4, 3, 2]
+    assert not four.nodes[0].alive
+
+
+def test_a_node_that_was_killed_may_start_again(four: Cluster) -> None:
+    four.run(train)
+    four.advance(2)
+    with pytest.raises(rdzv.RendezvousStateError, match="node-3 is alive"):
+        four.restart(3)
+    four.kill(3)
+    four.restart(3)
+    four.finish()
+    assert sizes(four)[0] == sizes(four)[-1] == 4
+
+
+def test_who_stands_still_is_dropped_and_who_hangs_is_not(four: Cluster) -> None:
+    four.run(stay)
+    four.advance(1)
+    four.hang(2, 60)
+    four.advance(70)
+    assert sizes(four) == [4]
+    four.pause(2)
+    four.advance(15)
+    assert sizes(four) == [4, 3]
+    four.resume(2)
+    four.advance(1)
+    assert told(four, "node-2: Dropped")
+
+
+def test_a_cut_is_outlived_if_it_is_short(four: Cluster) -> None:
+    four.run(stay)
+    four.advance(1)
+    four.cut(1, 4)
+    four.advance(10)
+    four.reset(1)
+    four.advance(10)
+    assert sizes(four) == [4]
+    four.cut(1)
+    four.advance(15)
+    assert sizes(four) == [4, 3]
+    four.heal(1)
+    four.advance(15)
+    assert told(four, "node-1: Dropped")
+
+
+def test_a_node_that_drains_leaves_at_a_step_and_a_newcomer_comes_in(four: Cluster) -> None:
+    with pytest.raises(rdzv.RendezvousStateError, match="call `advance`"):
+        four.drain(1)
+    four.run(train)
+    four.advance(2.5)
+    four.drain(1, within=60)
+    four.advance(3)
+    assert four.nodes[1].ended
+    assert sizes(four) == [4, 3]
+    four.join()
+    four.finish()
+    assert sizes(four) == [4, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["stop_store", "pause_store"])
+def test_a_store_that_is_away_for_a_while_costs_no_round(four: Cluster, how: str) -> None:
+    four.run(train)
+    four.advance(3)
+    getattr(four, how)(4)
+    four.finish()
+    assert sizes(four) == [4]
+
+
+def test_a_store_without_a_disk_is_another_one_when_it_is_back() -> None:
+    with cluster(2, seed=1, durable=False, may_raise=rdzv.RendezvousError) as made:
+        made.run(stay)
+        made.advance(3)
+        made.stop_store(1)
+        made.advance(30)
+        assert told(made, "Dropped", "store 1 has been replaced by store 2")
+
+
+async def fails_as_rank_1(node: ClusterNode) -> None:
+    async with rdzv.connect(node.url) as handler:
+        info = await handler.next_rendezvous()
+        await anyio.sleep(1)
+        if info.rank == 1:
+            raise ValueError("out of memory")
+
+
+def test_an_error_of_a_body_fails_the_test_with_its_story() -> None:
+    with cluster(2, seed=7) as made:
+        made.run(fails_as_rank_1)
+        with pytest.raises(ClusterError, match=r"seed 7: node-\d has failed: ValueError\('out of memory'\)") as caught:
+            made.advance(10)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "is rank 1 of 2 in round 0" in str(caught.value)
+
+
+def test_an_error_that_a_body_may_raise_does_not() -> None:
+    with cluster(2, seed=7, may_raise=ValueError) as made:
+        made.run(fails_as_rank_1)
+        made.finish()
+        assert [str(node.error) for node in made.nodes if node.error] == ["out of memory"]
+
+
+def test_nodes_that_come_to_no_end_are_named_with_the_lines_they_wait_at() -> None:
+    async def never(node: ClusterNode) -> None:
+        if node.index == 0:
+            await asyncio.Event().wait()  # for ever
+        await train(node)
+
+    with cluster(2, seed=1) as made:
+        made.run(never)
+        with pytest.raises(ClusterStuckError) as caught:
+            made.finish(within=30)
+    first, zero, one, *_ = str(caught.value).splitlines()
+    assert first == "seed 1: not all nodes have come to their ends within 30 virtual seconds:"
+    assert "node-0 is at " in zero
+    assert "await asyncio.Event().wait()  # for ever" in zero
+    assert "async for round in rdzv.rounds(node.url)" in one
+    assert one.endswith("; 1 of at least 2 nodes")
+
+
+def test_blocking_callers_are_sent_elsewhere() -> None:
+    async def blocks(node: ClusterNode) -> None:
+        with rdzv.sync.connect(node.url):
+            pass
+
+    with cluster(1) as made:
+        made.run(blocks)
+        with pytest.raises(ClusterError, match=r"rdzv\.testing\.processes"):
+            made.advance(1)
+
+
+def test_explore_tells_the_seed_and_the_story_of_the_first_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    def nobody_was_killed(made: Cluster) -> None:
+        assert not told(made, "is killed"), "somebody was"
+
+    with cluster(2, seed=0, min_nodes=1) as made:
+        assert made.explore(train, seeds=range(3), faults=["reset"], during=5).value == 3
+        made.run(train)
+        with pytest.raises(ClusterError, match="seed 4: somebody was") as caught:
+            made.explore(seeds=[4], faults=["kill"], during=5, check=nobody_was_killed)
+    assert str(caught.value) in capsys.readouterr().out
+
+
+def test_what_explore_cannot_do_is_said() -> None:
+    with cluster(1) as made:
+        with pytest.raises(rdzv.RendezvousStateError, match="no body"):
+            made.explore()
+        with pytest.raises(ClusterError, match="there is no fault 'earthquake'; there are kill, pause"):
+            made.explore(train, faults=["earthquake"])
+
+
+def test_a_cluster_that_has_ended_is_of_no_more_use() -> None:
+    with cluster(1) as made:
+        made.run(train)
+        with pytest.raises(IndexError, match="there is no node 1: there are 1, from 0"):
+            made.kill(1)
+    made.end()
+    with pytest.raises(rdzv.RendezvousStateError, match="inside its `with` block"):
+        made.advance(1)
+    with pytest.raises(ValueError, match="at least one node"):
+        cluster(0)
