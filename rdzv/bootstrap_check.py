@@ -22,18 +22,36 @@ from store.net.dialing import describe
 from store.net.sockets import bound_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Collection, Iterable
 
     from rdzv.core.state import Round
 
-__all__ = ["WITHIN", "all_reach", "reach"]
+__all__ = ["all_reach", "check_the_way", "reach"]
 
 WITHIN = 5.0  # seconds for all to come
+UNREACHED_NAMED = 3  # members that have not come to rank 0: one sentence names these
 VERDICT_WITHIN = 2.0  # seconds more to hear of it
 TRY_AGAIN_AFTER = 0.1  # seconds; rank 0 may not listen yet
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
+
+
+async def check_the_way(round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]) -> str:
+    """Whether all reach rank 0 of this round: in words what is wrong, or nothing; `names_of` tells who has a rank."""
+    at = f"{round.host}:{round.port}"
+    if rank:
+        problem = await reach(round, rank)
+        return problem and f"rank 0 at {at}: {problem}"
+    try:
+        missing = list(await all_reach(round))
+    except OSError as error:
+        return f"nobody can listen at {at}: {error.strerror or error}"
+    if not missing:
+        return ""
+    more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""
+    who = " and ".join(await names_of(missing[:UNREACHED_NAMED]))
+    return f"{who}{more} did not come to {at} within {WITHIN:g} s"
 
 
 async def all_reach(round: Round) -> Iterable[int]:

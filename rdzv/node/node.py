@@ -37,20 +37,23 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.node.admission import check_node_id, put_ban, put_drain
-from rdzv.node.joining import IF_HOSTED, Part
+from rdzv.node.part.joining import Joining
+from rdzv.node.part.leaving import Leaving
+from rdzv.node.part.noticing import Noticing
+from rdzv.node.part.state import IF_HOSTED, Part
 from rdzv.node.status import read_history, read_status
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, StoreError, StoreReplaced
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
     from rdzv.membership import Membership
-    from rdzv.node.joining import HeldPort
     from rdzv.node.loops import NodeLoop
+    from rdzv.node.part.ports import HeldPort
     from store import Store
 
 __all__ = ["Node", "Ticket"]
@@ -104,9 +107,10 @@ class Node:
         self.node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners = Listeners()
-        self.part = Part(
-            settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
-        )
+        self.part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
+        self._leaving = Leaving(self.part)
+        self._joining = Joining(self.part, self._leaving, loop=loop, rng=rng)
+        self._noticing = Noticing(self.part, self._leaving)
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
@@ -139,7 +143,7 @@ class Node:
             self._connecting_scope.cancel()
         try:
             await self._end_join()
-            await self.part.withdraw(self._link)
+            await self._leaving.withdraw(self._link)
         finally:
             self.withdrawn.set_result(None)
             try:
@@ -173,7 +177,7 @@ class Node:
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 stack.enter_context(link.follower.listeners.listening(self.listeners))
-                link.start(self.part.notice(link), f"notice what befalls node {self.node_id}")
+                link.start(self._noticing.run(link), f"notice what befalls node {self.node_id}")
                 link.start(
                     link.say_when_away(self._what_absence_means), f"notice the store's absence from {self.run_id}"
                 )
@@ -208,6 +212,15 @@ class Node:
         if self._link is not None and not self.in_reach and self.settings.endpoint.info.family == "tcp":
             what += f"; {IF_HOSTED}"
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
+
+    @contextlib.asynccontextmanager
+    async def _asking_the_store(self) -> AsyncIterator[Link]:
+        """The link, for some requests; if they fail, the error says it as our own do."""
+        link = await self.connect()
+        try:
+            yield link
+        except StoreError as error:
+            raise self.connection_error(error) from error
 
     def check_usable(self) -> None:
         """Refuse to go on once this node is closed; from any thread."""
@@ -261,7 +274,7 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                return await self.part.join(link, clock, examine)
+                return await self._joining.join(link, clock, examine)
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
@@ -285,7 +298,7 @@ class Node:
             await self._end_join()
         elif not self._closed:
             # It had brought a round, of which nobody has heard.
-            await self.part.withdraw(self._link)
+            await self._leaving.withdraw(self._link)
             if self._link is not None:
                 await self._link.step_down()
 
@@ -309,7 +322,7 @@ class Node:
         await self._end_join(abandoned_only=True)
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id}; cancel that call instead")
-        await self.part.withdraw(self._link)
+        await self._leaving.withdraw(self._link)
         if self._link is not None:
             await self._link.step_down()
 
@@ -390,80 +403,55 @@ class Node:
     async def drain(self, node_id: str, *, within: float, reason: str = "") -> None:
         """Announce that a node is to leave; see `Handler.drain`."""
         check_node_id(node_id)
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             await put_drain(link.store, self.keys, node_id, Drain(within=within, reason=reason))
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def keep(self, name: str, data: bytes) -> None:
         """Keep a little state of the run, on condition that this node is in the round; see `Handler.keep`."""
-        link, membership = await self.connect(), self.membership
-        try:
+        async with self._asking_the_store() as link:
+            membership = self.membership
             if membership is None or not await link.keep(membership, name, data):
                 raise RoundSupersededError(f"node {self.node_id} is in no round of run {self.run_id}; nothing was kept")
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def restore(self, name: str) -> bytes | None:
         """What was kept last under a name; None if nothing was."""
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             entry = await link.store.get(self.keys.kept(name))
-        except StoreError as error:
-            raise self.connection_error(error) from error
-        return None if entry is None else entry.value
+            return None if entry is None else entry.value
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; see `Handler.ban`."""
         check_node_id(node_id)
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             ban = Ban(reason=reason, by=self.node_id, now=now)
             await put_ban(link.store, self.keys, node_id, ban, keep=self.settings.closed_ttl)
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
         check_node_id(node_id)
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             await link.store.delete(self.keys.banned(node_id))
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def answer(self, question: str, text: str) -> None:
         """Write this node's answer to what an operator asks; see `rdzv.core.asking`."""
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             await link.store.put(self.keys.answers(question) + self.node_id, pack_answer(text), ttl=ANSWER_TTL)
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             return await read_status(link.store, self.keys, link.follower.head)
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def history(self) -> list[Chapter]:
         """What is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
-        link = await self.connect()
-        try:
+        async with self._asking_the_store() as link:
             return await read_history(link.store, self.keys)
-        except StoreError as error:
-            raise self.connection_error(error) from error
 
     async def roster(self, membership: Membership) -> list[Participant]:
         """All members of a round, by rank, with what each brought."""
-        link, round = await self.connect(), membership.round
-        try:
+        round = membership.round
+        async with self._asking_the_store() as link:
             entries = await link.store.list(self.keys.roster(round.number, round.term))
-        except StoreError as error:
-            raise self.connection_error(error) from error
         roster = [one for entry in entries for one in unpack_roster(entry.value)]
         if len(roster) != round.size:
             raise RoundSupersededError(

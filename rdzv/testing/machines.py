@@ -13,9 +13,9 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from rdzv.node.handler import Handler
-from rdzv.node.joining import HeldPort
 from rdzv.node.loops import LoopAtHand
 from rdzv.node.node import Node
+from rdzv.node.part.ports import HeldPort
 from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Timeline

@@ -18,7 +18,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.node import joining
+from rdzv.node.part import joining as room_of_joining
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
@@ -367,7 +367,7 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
                 await lose_lease(run, a, "b")
             return member
 
-        monkeypatch.setattr(joining, "find_member", slowly)
+        monkeypatch.setattr(room_of_joining, "find_member", slowly)
         heard = await listen(run, b)
         joins = await run.join(a)
         first = await b.next_rendezvous()

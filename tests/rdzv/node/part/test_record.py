@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from typing import Any, cast
 
 import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from rdzv.node.joining import HeldPort, Part
-from rdzv.node.loops import LoopAtHand
+from rdzv.node.part.record import Recording
+from rdzv.node.part.state import Part
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
 
@@ -42,13 +41,13 @@ class AwayStore:
 async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
     keys = Keys("/rdzv", "job")
     link = Link(cast("Any", store), keys, node_id="a", closed_ttl=60.0, rng=random.Random(1))
-    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), loop=LoopAtHand(), rng=random.Random(1))
+    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), rng=random.Random(1))
 
     async def say() -> Any:
         try:
-            return await part._new_record(link)
+            return await Recording(part).new_record(link)
         finally:
-            part._port.release()
+            part.port.release()
 
     saying = asyncio.create_task(say())
     await asyncio.sleep(60)
@@ -75,18 +74,3 @@ async def test_a_node_behind_a_forwarder_says_where_it_sends_from() -> None:
 async def test_an_address_that_is_given_needs_no_store_to_be_seen_by() -> None:
     record = await (await address_said(AwayStore(), "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (record.address, record.store_at) == ("10.0.0.8", "")
-
-
-def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_through(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with socket.create_server(("", 0)) as taken:
-        first = taken.getsockname()[1]
-        last = min(first + 20, 65535)
-        one, other = HeldPort(f"{first}-{last}"), HeldPort(f"{first}-{last}")
-        assert first < one.hold() <= last
-        assert one.hold() == other.hold(), "nodes of one machine: only one of them becomes rank 0"
-        one.release()
-        other.release()
-        assert HeldPort(str(first)).hold() == first
-        assert f"somebody listens at each port of master_port={first}" in caplog.text

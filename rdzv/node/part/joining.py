@@ -1,0 +1,280 @@
+"""Shell: a node comes to be a member of the next round: it arrives, and waits for a round that holds its arrival.
+
+Where its record stands is `arrival.Arrival`, a pure machine; the rooms here send what that machine says is under way,
+and tell it what became of it. One call of `next_rendezvous` writes one record. Then it waits for the head to change,
+and asks `follow` what that means. Being cancelled, timing out and leaving take the record back.
+
+A store that is away is waited out, within the join timeout. Only one that has been replaced ends the call, and the node
+joins anew, over a new link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.bootstrap_check import check_the_way
+from rdzv.config.settings import describe_difference
+from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
+from rdzv.core.named import named
+from rdzv.core.ranks import order_named
+from rdzv.core.state import unpack_roster
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.node.admission import report_health
+from rdzv.node.coordinator import Candidacy
+from rdzv.node.part.record import Recording
+from rdzv.node.part.state import NOT_WAITING
+from rdzv.node.status import find_member
+from rdzv.node.store_session import is_away
+from rdzv.node.wakeup import Wakeup
+from store import StoreError, StoreReplaced
+from store.net.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable, Collection
+
+    from rdzv.core.keys import Keys
+    from rdzv.core.state import Round
+    from rdzv.membership import Membership
+    from rdzv.node.loops import NodeLoop
+    from rdzv.node.part.leaving import Leaving
+    from rdzv.node.part.state import Part
+    from rdzv.node.store_session import Link
+
+__all__ = ["Joining"]
+
+log = logging.getLogger(__name__)
+
+NAMES_WITHIN = 2.0  # seconds to read who has a rank; else the ranks are named
+TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
+
+
+class Joining:
+    """Makes a node a member of rounds, over one link to a store after the other.
+
+    Args:
+        part: What the node is in its run.
+        leaving: Takes back what a call has written that does not come to its end.
+        loop: Where a user's `rank_order` runs apart from the node.
+        rng: Spreads the returns to a store that was away.
+    """
+
+    def __init__(self, part: Part, leaving: Leaving, *, loop: NodeLoop, rng: random.Random) -> None:
+        self._part = part
+        self._leaving = leaving
+        self._recording = Recording(part)
+        self._loop = loop
+        self._rng = rng
+
+    async def join(
+        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
+    ) -> Membership:
+        """Come to be a member of the next round, over this link.
+
+        Raises:
+            StoreReplaced: The link is of no more use, and the node is to join over another one.
+        """
+        part = self._part
+        # Whether it is still in it or has left it: the coordinator takes both in before it takes newcomers.
+        last, mine = link.follower.head.round, part.membership
+        was_member = last is not None and mine is not None and mine.round.revision == last.revision
+        me = Me(arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member)
+        part.refusal = None
+        try:
+            await self._check_health(link, clock, examine)
+            while True:
+                membership = await self._join_as(link, clock, me)
+                problem = await self._why_not_reached(link, membership)
+                if not problem:
+                    part.unreached, part.given_up = False, ""
+                    return membership
+                part.unreached = membership.rank == 0
+                part.given_up = f"round {membership.round.number} was given up: {problem}"
+                log.warning("run %s: %s", part.keys.run_id, part.given_up)
+                clock.set(suspended=False, now=anyio.current_time())
+                me = Me(arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=True)
+        except BaseException as error:
+            refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
+            if isinstance(error, StoreReplaced):
+                part.end_membership(f"the store is lost: {error}", dropped=True)
+            with anyio.CancelScope(shield=True):
+                if refused:
+                    await link.step_down()  # who may not take part decides nothing, not even for a moment
+                await self._leaving.withdraw(link)
+                await link.step_down()
+            raise
+        finally:
+            part.reason = NOT_WAITING
+            part.port.release()
+
+    async def _join_as(self, link: Link, clock: JoinClock, me: Me) -> Membership:
+        """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
+        part = self._part
+        while True:
+            try:
+                if not part.arrival.stands(me.arrival):
+                    me = await self._arrive(link, clock, me)
+                membership, me = await self._wait_for_round(link, clock, me)
+                if membership is not None:
+                    return membership
+                # The lease was lost while we waited, or the record with it: arrive once more.
+            except StoreError as error:
+                if not is_away(error, link):
+                    raise
+                now = anyio.current_time()
+                clock.set(suspended=False, now=now)
+                part.wait_for(f"the store at {part.settings.endpoint.url} is away: {error}")
+                if not clock.left(now):
+                    raise part.timeout(in_reach=link.in_reach) from error
+                if await link.in_reach_again(within=clock.left(now)):
+                    await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
+
+    async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
+        """Arrive, within the join timeout: a store that does not answer does not suspend that."""
+        part = self._part
+        clock.set(suspended=False, now=anyio.current_time())
+        part.reason = "waiting for the store to take its arrival"
+        with anyio.move_on_after(clock.left(anyio.current_time())):
+            me = await self._recording.write(link, clock, me)
+            # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
+            link.run_for_coordinator(lambda: self._candidacy(link).run())
+            link.keep_run()
+            return me
+        raise part.timeout(in_reach=link.in_reach)
+
+    async def _check_health(
+        self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
+    ) -> None:
+        """Run the user's health check, if there is one, within the join timeout."""
+        part = self._part
+        if examine is None:
+            return
+        part.reason = "waiting for its own health check"
+        with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+            failure = await examine()
+            lease = await link.run_lease()
+            await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
+        if limit.cancelled_caught:
+            raise part.timeout(in_reach=link.in_reach)
+
+    async def _wait_for_round(self, link: Link, clock: JoinClock, me: Me) -> tuple[Membership | None, Me]:
+        """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
+        part = self._part
+        wakeup = Wakeup()
+        with part.listeners.listening(wakeup):
+            while True:
+                if link.follower.error is not None:
+                    raise link.follower.error
+                if part.refusal is not None:
+                    raise part.refusal
+                if not part.arrival.stands(me.arrival):
+                    return None, me
+                now = link.store.time()
+                match follow(me, link.follower.head, now=now):
+                    case RoundToCheck(round=round):
+                        member = await find_member(
+                            link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival
+                        )
+                        if not part.arrival.stands(me.arrival):
+                            continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
+                        if member is not None:
+                            return part.become_member(round, member.rank, me), me
+                        me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
+                        part.known_round = max(part.known_round, round.number)
+                    case Refused(closed=closed, spare=spare):
+                        raise part.closed_error(closed, spare=spare)
+                    case Parked(reason=reason, suspended=suspended, until=until):
+                        ban = link.follower.head.bans.get(part.node_id)
+                        if ban is not None:
+                            raise part.banned_error(ban)
+                        reason += link.slowness()
+                        reason_now = partial(_parked_reason, link, me, asyncio.get_running_loop(), otherwise=reason)
+                        part.wait_for(reason, reason_now)
+                        clock.set(suspended=suspended, now=now)
+                        deadline = clock.deadline(now)
+                        if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
+                            continue
+                        part.reason = part.reason  # as of now: what it will be once our record is gone is another's
+                        round_now = await self._leaving.give_up(link, me)
+                        if round_now is None:
+                            raise part.timeout(in_reach=link.in_reach)
+                        link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+
+    async def _why_not_reached(self, link: Link, membership: Membership) -> str:
+        """Why this round is to be given up, if its members check whether all of them reach rank 0, and not all do."""
+        part = self._part
+        round, rank = membership.round, membership.rank
+        if not round.checked:
+            return ""
+        part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
+        part.port.release()
+        names = partial(_names_of, link, part.keys, round)
+        checking = asyncio.create_task(
+            check_the_way(round, rank, names), name=f"check the way to rank 0 of {part.keys.run_id}"
+        )
+        wakeup = Wakeup()
+        checking.add_done_callback(lambda _: wakeup.changed())
+        try:
+            with part.listeners.listening(wakeup):
+                while not checking.done():
+                    if membership.over is not None or membership.lost_ids:
+                        return ""  # its caller is told that, as of any round
+                    await wakeup.sleep_until(None)
+            problem = checking.result()
+        finally:
+            await cancel_and_wait(checking)
+        return problem and f"node {part.node_id} (rank {rank}): {problem}"
+
+    def _candidacy(self, link: Link) -> Candidacy:
+        part = self._part
+        settings = part.settings
+
+        def overruled(theirs: dict[str, object]) -> None:
+            """Somebody has rewritten the run's settings: this node is in it by mistake."""
+            part.refusal = RendezvousSettingsError(
+                f"run {part.keys.run_id} has got other settings: {describe_difference(settings.shared(), theirs)}"
+            )
+            part.listeners.changed()
+
+        return Candidacy(
+            link,
+            keys=part.keys,
+            rules=Rules(
+                needed=settings.needed,
+                capacity=settings.capacity,
+                unit=settings.node_unit,
+                last_call=settings.last_call_timeout,
+                early_last_call=settings.early_last_call,
+                order=order_named(settings.rank_order),
+                expected=settings.expected,
+            ),
+            agreed=part.agreed,
+            overruled=overruled,
+            node_id=part.node_id,
+            ttl=settings.ttl,
+            gone_ttl=settings.gone_ttl,
+            rng=self._rng,
+            apart=self._loop.apart if callable(settings.rank_order) else None,
+        )
+
+
+async def _names_of(link: Link, keys: Keys, round: Round, ranks: Collection[int]) -> list[str]:
+    """Who has these ranks in a round, and where, as far as the store says so in a short time."""
+    found: dict[int, str] = {}
+    with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
+        for entry in await link.store.list(keys.roster(round.number, round.term)):
+            found |= {one.rank: named(one.node_id, one.address) for one in unpack_roster(entry.value)}
+    return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
+
+
+def _parked_reason(link: Link, me: Me, loop: asyncio.AbstractEventLoop, *, otherwise: str) -> str:
+    """What a parked node waits for as of now; from any thread."""
+    answer = follow(me, link.follower.head, now=loop.time())
+    return answer.reason + link.slowness() if isinstance(answer, Parked) else otherwise

@@ -1,0 +1,121 @@
+"""Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
+
+Before a commit that refuses the commit; after it, it is leaving the round. A commit that came first wins over a
+timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.core.state import NAMED_MOST, Round
+from rdzv.node.wakeup import Wakeup
+from store import Get, Put, StoreError, when
+
+if TYPE_CHECKING:
+    from rdzv.core.decision import Me
+    from rdzv.node.part.state import Part
+    from rdzv.node.store_session import Link
+
+__all__ = ["Leaving"]
+
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
+WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
+
+
+class Leaving:
+    """Takes back what a node has written of itself.
+
+    Args:
+        part: What the node is in its run.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._withdrawing = asyncio.Lock()
+
+    async def withdraw(self, link: Link | None) -> None:
+        """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
+        part = self._part
+        async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
+            part.end_membership("this node has left it")
+            withdrawal = part.arrival.withdraw()
+            try:
+                if link is None or not withdrawal.needed:
+                    return
+                if not withdrawal.in_doubt and await self._take_back(link):
+                    return
+                # The record stands, or may; it must not be kept alive, and goes with its lease.
+                assert withdrawal.lease is not None
+                part.arrival.lease = None
+                await withdrawal.lease.release()
+            finally:
+                if link is not None:
+                    link.release_run()
+                part.arrival.gone()
+
+    async def _take_back(self, link: Link) -> bool:
+        """Delete the record, and whether that was done in time."""
+        part = self._part
+        record, lease, key = part.arrival.record, part.arrival.lease, part.keys.node(part.node_id)
+        assert record is not None
+        assert lease is not None
+        with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+            # It stays on its lease: should we die before we delete it, it still goes.
+            result = await link.store.transact(
+                when=(when.mod_revision(key) == record.arrival,),
+                then=(Put(key, replace(record, left=True).pack(), lease=lease.id),),
+            )
+            if result.succeeded:
+                await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._see_departure_reported(link)
+            return True
+        return False
+
+    async def _see_departure_reported(self, link: Link) -> None:
+        """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
+        part = self._part
+        membership, reported = part.membership, Wakeup()
+        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+            while membership is not None:
+                head = link.follower.head
+                ours = head.coordinator is not None and head.coordinator.node_id == part.node_id
+                progress = head.progress
+                if not ours or head.round is None or head.round.number != membership.round.number:
+                    return
+                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
+                if part.node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                    return
+                await reported.sleep_until(None)
+
+    async def give_up(self, link: Link, me: Me) -> Round | None:
+        """Take the record back if no round has come meanwhile; the round, if one has: then it wins over the timeout."""
+        part = self._part
+        if not link.in_reach:
+            return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
+        known = link.follower.head.round
+        key = part.keys.node(part.node_id)
+        assert part.arrival.record is not None
+        assert part.arrival.lease is not None
+        result = await link.store.transact(
+            when=(
+                when.mod_revision(part.keys.round) == (known.revision if known else 0),
+                when.mod_revision(key) == me.arrival,
+            ),
+            then=(Put(key, replace(part.arrival.record, left=True).pack(), lease=part.arrival.lease.id),),
+            otherwise=(Get(part.keys.round),),
+        )
+        if result.succeeded:
+            await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            part.arrival.gone()
+            return None
+        (entry,) = result.results
+        if entry is None or isinstance(entry, int) or (known is not None and entry.mod_revision == known.revision):
+            part.arrival.gone()  # the record itself has gone: nothing to take back
+            return None
+        return Round.unpack(entry.value, revision=entry.mod_revision)

@@ -1,0 +1,112 @@
+"""Shell: what others do to a node: a later round without it, a ban, a record that was deleted, a drain, a loss.
+
+The head of the run tells it; where that does not, since it was reset or a ban was lifted in between, the node looks
+whether its own record is still there. A node that was dropped says so itself, and arrives again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from rdzv.node.agreement import Steps
+from rdzv.node.part.arrival import State
+from rdzv.node.wakeup import Wakeup
+from store import StoreError
+
+if TYPE_CHECKING:
+    from rdzv.core.state import Ban
+    from rdzv.membership import Membership
+    from rdzv.node.part.leaving import Leaving
+    from rdzv.node.part.state import Part
+    from rdzv.node.store_session import Link
+
+__all__ = ["Noticing"]
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
+
+
+class Noticing:
+    """Compares what becomes known of the run with what its node believes to be.
+
+    Args:
+        part: What the node is in its run.
+        leaving: Takes it out of its round when its time is over.
+    """
+
+    def __init__(self, part: Part, leaving: Leaving) -> None:
+        self._part = part
+        self._leaving = leaving
+
+    async def run(self, link: Link) -> None:
+        """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
+        part = self._part
+        wakeup, follower = Wakeup(), link.follower
+        resets, banned_at = follower.resets, 0
+        steps = Steps(part.keys, part.node_id)
+        again: float | None = None
+        with part.listeners.listening(wakeup):
+            while True:
+                await wakeup.sleep_until(again)
+                again = None
+                try:
+                    banned, banned_before = follower.own_ban, banned_at
+                    if banned is not None and banned.revision > max(banned_before, part.arrival.revision):
+                        await self._notice_ban(link, banned.ban)
+                        banned_at = banned.revision
+                    missed = follower.resets
+                    if missed != resets:
+                        await self._see_whether_it_stands(link)
+                        resets = missed
+                    if part.membership is not None and part.membership.over is None:
+                        self._notice_as_member(link, part.membership)
+                        again = await steps.heed(link, part.membership, lease=part.arrival.lease)
+                        if self._drained(link):
+                            await self._leaving.withdraw(link)
+                except StoreError as error:
+                    log.debug("what befalls node %s is not known: %s", part.node_id, error)
+                    again = anyio.current_time() + LOOK_AGAIN_AFTER
+
+    def _notice_as_member(self, link: Link, membership: Membership) -> None:
+        part = self._part
+        round = link.follower.head.round
+        progress = link.follower.head.progress
+        if link.follower.error is not None:
+            part.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
+        elif round is not None and round.revision > membership.round.revision:
+            part.end_membership(f"round {round.number} was completed without this node", dropped=True)
+        elif progress is not None and progress.round == membership.round.number:
+            membership.lose(progress.lost_ids)
+
+    def _drained(self, link: Link) -> bool:
+        """Whether this node was to leave by now, and is still a member."""
+        part = self._part
+        leaving = link.follower.head.drains.get(part.node_id)
+        return leaving is not None and leaving.until <= link.store.time() and part.arrival.state is State.TAKEN_IN
+
+    async def _notice_ban(self, link: Link, ban: Ban) -> None:
+        """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
+        part = self._part
+        if ban.now and part.arrival.state is State.TAKEN_IN:
+            part.arrival.gone()  # whoever banned it has deleted it, or is about to
+            part.end_membership(f"this node is {ban}", dropped=True)
+            await link.step_down()  # who was put out decides nothing for those who are in
+        else:
+            await self._see_whether_it_stands(link)
+
+    async def _see_whether_it_stands(self, link: Link) -> None:
+        """Look whether our record is still there: somebody may have deleted it while nobody told us."""
+        part = self._part
+        record = part.arrival.record
+        if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):
+            return
+        entry = await link.store.get(part.keys.node(part.node_id))
+        if not part.arrival.stands(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
+            return
+        part.arrival.gone()
+        part.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
+        part.listeners.changed()

@@ -1,0 +1,185 @@
+"""Shell: what one node is in its run, as far as it knows; all rooms of its part read and write it.
+
+It outlives the link to a store. It is written in the node's loop alone, and may be read from any thread. The rooms
+beside it act: `joining` comes to be a member, with `record` to write the arrival; `leaving` takes it back; `noticing`
+hears what others do to it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from rdzv.core.decision import GIVEN_UP_MOST
+from rdzv.core.state import pack_settings
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousRefusedError,
+    RendezvousTimeoutError,
+)
+from rdzv.membership import Membership
+from rdzv.node.part.arrival import Arrival
+from rdzv.node.part.ports import HeldPort
+from store.printable import without_durations
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from rdzv.config.settings import Settings
+    from rdzv.core.decision import Me
+    from rdzv.core.keys import Keys
+    from rdzv.core.state import Ban, Closed, Head, Round
+    from rdzv.node.wakeup import Listeners
+    from store.client.keepalive import HeldLease
+
+__all__ = ["IF_HOSTED", "NOT_WAITING", "Part"]
+
+log = logging.getLogger(__name__)
+
+IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
+NOT_WAITING = "not waiting for anything"
+
+
+class Part:
+    """What one node is in one run.
+
+    Attributes:
+        settings: What was chosen.
+        keys: The run's keys.
+        node_id: The node's name.
+        incarnation: Random; another process of the same name is somebody else.
+        listeners: Who is woken when any of this changes.
+        agreed: The run's settings as this node expects them in the store.
+        port: Where the others would meet, were this node rank 0.
+        arrival: Where the node's record stands.
+        membership: The last round it was in; it says itself whether the node still is.
+        known_round: The last round that it knows of; -1 for none.
+        lapsed_in: The round that this node was dropped from; -1 for none.
+        unreached: It was rank 0 of the last round, which was given up since not all members reached it.
+        given_up: Which round was given up, and why, in words; empty if none was since the last that held.
+        refusal: What the run holds against this node since it has arrived.
+        progress: What its next arrival says of the steps it has finished; see `NodeRecord`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        keys: Keys,
+        *,
+        node_id: str,
+        listeners: Listeners,
+        rng: random.Random,
+        port: HeldPort | None = None,
+    ) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.node_id = node_id
+        self.incarnation = f"{rng.getrandbits(64):016x}"
+        self.agreed = pack_settings(settings.shared()) if settings.can_join else b""
+        self.port = port or HeldPort(settings.master_port)
+        self.listeners = listeners
+        self.arrival: Arrival[HeldLease] = Arrival()
+        self.membership: Membership | None = None
+        self.known_round = -1
+        self.unreached = False
+        self.given_up = ""
+        self.lapsed_in = -1
+        self._reason = NOT_WAITING
+        self._reason_now: Callable[[], str] | None = None  # where its durations run on
+        self.refusal: RendezvousError | None = None
+        self.progress: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """What it waits for, in words, as of now; from any thread."""
+        reason_now = self._reason_now
+        return self._reason if reason_now is None else reason_now()
+
+    @reason.setter
+    def reason(self, reason: str) -> None:
+        self._reason, self._reason_now = reason, None
+
+    def wait_for(self, reason: str, reason_now: Callable[[], str] | None = None) -> None:
+        """Note what it waits for; into the log, too, if that is another thing than before.
+
+        Args:
+            reason: In words.
+            reason_now: Says it as of now, since its durations run on.
+        """
+        if without_durations(reason) != without_durations(self._reason):
+            log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
+        self._reason, self._reason_now = reason, reason_now
+
+    def timeout(self, *, in_reach: bool) -> RendezvousTimeoutError:
+        """The error for a call whose time is over."""
+        problem = "" if in_reach else "; the store is out of reach"
+        if problem and self.settings.endpoint.info.family == "tcp":
+            problem += f"; {IF_HOSTED}"
+        reason = self.reason  # which has it already if that is what the coordinator says of all
+        if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
+            problem += f"; {self.given_up}"
+        return RendezvousTimeoutError(
+            f"run {self.keys.run_id}, node {self.node_id}: no round within "
+            f"join_timeout={self.settings.join_timeout:g} s at {self.settings.endpoint.url}: "
+            f"{reason}{problem}"
+        )
+
+    def refuse_if_closed(self, head: Head, me: Me) -> None:
+        """Go no further if the run is closed, unless a round came first that may hold this arrival."""
+        if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
+            raise self.closed_error(head.closed, spare=False)
+
+    def banned_error(self, ban: Ban) -> RendezvousRefusedError:
+        """The error for a node that is banned."""
+        return RendezvousRefusedError(f"run {self.keys.run_id}: node {self.node_id} is {ban}")
+
+    def closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
+        """The error for a call that finds the run closed."""
+        reason = f": {closed.reason}" if closed.reason else ""
+        by = f" by {closed.by}" if closed.by else ""
+        message = f"run {self.keys.run_id} is closed{by}{reason}"
+        if spare:
+            return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
+        return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
+
+    def become_member(self, round: Round, rank: int, me: Me) -> Membership:
+        """Be a member of the round that holds us."""
+        self.arrival.taken_in()
+        self.lapsed_in = -1
+        self.membership = membership = Membership(round=round, rank=rank, arrival=me.arrival)
+        self.known_round = max(self.known_round, round.number)
+        log.info(
+            "run %s, round %d: node %s has rank %d of %d",
+            self.keys.run_id,
+            round.number,
+            self.node_id,
+            rank,
+            round.size,
+        )
+        return membership
+
+    def end_membership(self, reason: str, *, dropped: bool = False) -> None:
+        """This node is no longer in its round: it went on, it left, or it was dropped without being asked."""
+        membership = self.membership
+        if membership is None or membership.over is not None:
+            return
+        if dropped:
+            self.note_lapse()
+        membership.end(reason, dropped=dropped)
+        if dropped:
+            log.warning(
+                "run %s, round %d: node %s was dropped: %s",
+                self.keys.run_id,
+                membership.round.number,
+                self.node_id,
+                reason,
+            )
+        self.listeners.changed()
+
+    def note_lapse(self) -> None:
+        """Remember that this node does not leave its round by itself: coming back, it says that others may, too."""
+        if self.membership is not None and self.membership.over is None:
+            self.lapsed_in = self.membership.round.number
