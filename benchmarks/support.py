@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib.util
 import itertools
 import math
@@ -75,11 +76,27 @@ def workers(*calls: tuple[Any, ...]) -> Iterator[list[Worker]]:
             worker.process.join()
 
 
+@dataclass(frozen=True)
+class Served:
+    """A store in a process of its own."""
+
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def served() -> Iterator[Served]:
+    """A new store in a process of its own."""
+    with workers((_serve,)) as (server,):
+        assert server.process.pid is not None
+        yield Served(server.hear(timeout=60), server.process.pid)
+
+
 @contextlib.contextmanager
 def serving() -> Iterator[str]:
     """A new store in a process of its own; its URL."""
-    with workers((_serve,)) as (server,):
-        yield server.hear(timeout=60)
+    with served() as server:
+        yield server.url
 
 
 def _serve(pipe: Connection) -> None:
@@ -109,6 +126,27 @@ def torch_server(pipe: Connection) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipe.send(server.port)
     pipe.recv()
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """What a process has used of the processors, all of its threads that still run together (Linux)."""
+    total = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+            total += int(file.read().split()[0])
+    return total / 1e9
+
+
+def peak_memory(pid: int | None) -> int:
+    """The most bytes of memory that a process has had (Linux)."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+
+
+def as_in_a_process_of_its_own() -> None:
+    """A node does not pay for the garbage collector's walks over all the others that happen to share its process."""
+    gc.collect()
+    gc.freeze()
 
 
 def shares(total: int, parts: int) -> list[range]:

@@ -226,7 +226,7 @@ class Client(interface.Store):
                 previous: Link | None = None
                 while link is not None:  # each is followed by a fresh one if it falls silent
                     began = self.time()
-                    welcomed, fresh_link = await self._converse(link, previous)
+                    welcomed, fresh_link = await self._converse(link, previous, heartbeats=2.0 ** min(attempt, 4))
                     if welcomed:
                         attempt, away_since = 0, self.time()
                         # The server takes who does not come back for dead (R20). One that has said why it hangs up
@@ -253,13 +253,17 @@ class Client(interface.Store):
     def _has_problem(self, problem: str) -> None:
         self._last_problem = problem
 
-    async def _converse(self, link: Link, previous: Link | None) -> tuple[bool, Link | None]:
+    async def _converse(
+        self, link: Link, previous: Link | None, *, heartbeats: float = 1.0
+    ) -> tuple[bool, Link | None]:
         """Carry one connection from its first byte to its last, or until a fresh one is greeted in its place.
 
         Args:
             link: The connection.
             previous: The connection in whose place this one came. It is kept until we are welcomed: what its end would
                 mean to the server (a process that died) is not so.
+            heartbeats: How many of them a server that greets nobody is given: more each time, since whoever hangs up on
+                one that is busy stands last in its queue again.
 
         Returns:
             Whether it got as far as a welcome, and the fresh connection.
@@ -272,7 +276,7 @@ class Client(interface.Store):
             silence.expect_answer()  # the greeting may be here, the welcome is not
         try:
             link.take_up()
-            await self._until_over(link, silence.successor)
+            await self._until_over(link, silence.successor, heartbeats)
         finally:
             if silence.successor.done():
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
@@ -288,7 +292,7 @@ class Client(interface.Store):
         self._patience.changed_connection()
         return welcomed, silence.successor.result()
 
-    async def _until_over(self, link: Link, successor: asyncio.Future[Link]) -> None:
+    async def _until_over(self, link: Link, successor: asyncio.Future[Link], heartbeats: float) -> None:
         """Wait until a connection has ended or has a successor; hang up if it stays silent."""
         asked_at: float | None = None
         held = 0
@@ -307,7 +311,8 @@ class Client(interface.Store):
                 asked_at = None
             # Silence counts only after a question: before it, it may be ours, who were busy and asked nothing.
             unanswered = now - asked_at if asked_at is not None else 0.0 if self._ready else silence
-            if unanswered >= HEARTBEAT and silence >= 2 * HEARTBEAT:
+            patient = 1.0 if self._ready else heartbeats
+            if unanswered >= HEARTBEAT * patient and silence >= 2 * HEARTBEAT * patient:
                 hint = "; if it speaks TLS, write tcps://" if link.mute and not self.met else ""
                 link.farewell = f"it has been silent for {silence:.0f} s{hint}"
                 break
@@ -526,7 +531,8 @@ class Client(interface.Store):
         self._flushing = False
         if self._out and self._failed is None and self._link is not None and self._link.transport is not None:
             out, self._out = self._out, []
-            self._link.transport.write(out[0] if len(out) == 1 else b"".join(out))
+            if not self._link.transport.is_closing():  # uvloop raises then; what is in flight is sent again anyway
+                self._link.transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
         """A caller's time is over."""

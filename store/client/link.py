@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from store.net.dialing import HungUp, LeftWithoutAWord, describe
-from store.net.sockets import forget, let_go_in_children, prepare, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, forget, let_go_in_children, prepare, queued_bytes
 
 if TYPE_CHECKING:
     from typing import Any
@@ -115,6 +115,11 @@ class Link(asyncio.Protocol):
         held = 0 if self.transport is None else self.transport.get_write_buffer_size()
         under_way, unsent = (0, 0) if self._socket is None else queued_bytes(self._socket)
         return held + under_way + unsent, not under_way and held + unsent > 0
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the other side's system has certainly taken all that was sent; not known everywhere."""
+        return SYSTEM_TELLS and self._socket is not None and self.queue() == (0, False)
 
     def abort(self) -> None:
         """Close it at once."""

@@ -28,6 +28,8 @@ BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however
 HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
+BUSY_FACTOR = 8.0  # times as long is waited for a server whose system acknowledges what it is sent ...
+BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
 ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
 FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is
 ATTEMPT_MOST = 5.0  # seconds between attempts that were taken and heard nothing: more of them would not help the server
@@ -75,9 +77,16 @@ class Patience:
         """A fresh connection has taken the place of a silent one."""
         self._unanswered_changes += 1
 
-    def silence(self) -> float:
-        """Seconds without an answer after which a fresh connection is tried."""
+    def silence(self, *, acknowledged: bool = False) -> float:
+        """Seconds without an answer after which a fresh connection is tried.
+
+        Args:
+            acknowledged: Whether the other side's system has acknowledged all that was sent. Then the network works,
+                and the server is slow: a fresh connection would burden it with more, and be as slow.
+        """
         longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
+        if acknowledged:
+            return max(min(longest * BUSY_FACTOR, self._remaining() * BUSY_SHARE_OF_LEASE), self._least_attempt())
         return max(min(longest, self._share_of_lease()), self._least_attempt())
 
     def attempt(self, unheard: int) -> float:

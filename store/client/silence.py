@@ -2,7 +2,9 @@
 
 After half of the client's patience it asks once more: whoever answers that is only slow with the rest. After all of it
 the search begins; it ends as soon as the silent connection is heard again. Bytes that the other side's system still
-takes count as an answer: a large value over a slow network is no silence.
+takes count as an answer: a large value over a slow network is no silence. Where that system has acknowledged all that
+was sent, the network works, and the server is only busy: thousands of fresh connections would keep it busier still, so
+that the search begins much later. Time in which this process was too busy to look is not the server's silence, either.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Silence"]
 
+LATE = 0.1  # seconds; a look that comes so late finds that its own loop was held up
 LOOKS = 8  # that are taken within the patience at most, where it has become shorter meanwhile
 
 
@@ -43,6 +46,7 @@ class Silence:
         self._pinged = False  # since then
         self._unsent_bytes = 0  # at the last look
         self._look: asyncio.TimerHandle | None = None  # when the next one is taken
+        self._look_at = 0.0
         self._finding: asyncio.Task[None] | None = None
         self._ended: set[asyncio.Task[None]] = set()  # searches that were cancelled and have not quite ended
         self.successor: asyncio.Future[Link] = self._loop.create_future()  # the connection that was found
@@ -87,6 +91,7 @@ class Silence:
             self._look_in(self._patience.silence() / 2)
 
     def _look_in(self, seconds: float) -> None:
+        self._look_at = self._loop.time() + seconds
         self._look = self._loop.call_later(seconds, self._look_now)
 
     def _look_now(self) -> None:
@@ -96,9 +101,14 @@ class Silence:
         before = self._unsent_bytes
         self._unsent_bytes, held_back = self._link.queue()
         now = self._loop.time()
+        late = now - self._look_at
         if held_back or self._unsent_bytes < before:
             self._asked_at = now
+        elif late >= LATE:  # what was answered meanwhile has not been read yet
+            self._asked_at = min(self._asked_at + late, now)
         silence, longest = now - self._asked_at, self._patience.silence()
+        if self._pinged and silence >= longest and self._link.acknowledged:
+            longest = max(longest, self._patience.silence(acknowledged=True))
         if silence >= longest:
             self._finding = asyncio.create_task(self._find_successor(), name="find a fresh connection")
             return

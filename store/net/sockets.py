@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import termios
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "SYSTEM_TELLS",
     "bound_sockets",
     "forget",
     "free_port",
@@ -36,6 +38,7 @@ __all__ = [
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts the probes sent without an answer
 PROBES_ANSWERED = 1  # so many may be without an answer for a moment, at a peer that takes no more and is there
+SYSTEM_TELLS = sys.platform == "linux"  # what it holds of what was sent
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
 

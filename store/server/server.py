@@ -286,14 +286,15 @@ class Server:
             if request is not None and peer.work is None:
                 return
             peer.unread = iter(()) if request is not None else peer.connection.receive(data)
-        elif len(data) < SMALL_BYTES:
+            copied = False
+        elif copied := len(data) < SMALL_BYTES:
             peer.unread = peer.connection.receive(bytes(data))
         else:
             peer.unread = peer.connection.receive(data)
         before = peer.connection.held_bytes
         peer.count_inbox(before + len(data), progress=False)
         self.go_on(peer)
-        if peer.unread is not None:
+        if not copied and peer.unread is not None:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
             self.buffer = memoryview(bytearray(RECEIVE_BYTES))
             peer.count_inbox(before + RECEIVE_BYTES, progress=True)
@@ -700,7 +701,7 @@ class Server:
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
             self._peers[previous].abort()
         peer.greeted()
-        self.strangers.went(peer)
+        self.strangers.proved(peer, now)
         assert peer.connection is not None
         self._say(
             peer,

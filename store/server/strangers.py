@@ -3,7 +3,9 @@
 Before it has said hello, and proven the token if one is wanted, a connection costs memory (with TLS a third of a
 megabyte) and belongs to anybody. So such connections are bounded apart from the others: what is left of
 `connections_max` is for those who do. When there is no room for another, those who have been silent for a second make
-way, first of the address that has most of them; newcomers wait in the system's queue until then.
+way, first of the address that has most of them; newcomers wait in the system's queue until then. Where those who do
+prove themselves take longer than that, since their machines or this server are busy, all are given longer: whoever is
+turned away there comes again, which keeps everybody busier still.
 
 One address may have only so many connections, and wrong guesses at the token are answered only so often. Loopback is
 exempt from the former: whoever is on this machine has other means.
@@ -18,6 +20,9 @@ from typing import Protocol
 __all__ = ["Stranger", "Strangers"]
 
 YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network has said hello
+YIELD_FACTOR = 3.0  # times what the slowest honest client has taken lately, if that is more ...
+YIELD_MOST = 8.0  # ... but at most so many seconds
+LATELY = 30.0  # seconds
 GUESSES_AT_ONCE = 100.0  # wrong tokens of one address; a job of so many nodes on one host is told of each
 GUESSES_PER_SECOND = 1.0  # after that
 ADDRESSES_MOST = 10_000  # of wrong guesses, that are remembered
@@ -45,6 +50,8 @@ class Strangers:
         self._unproven: OrderedDict[Stranger, tuple[str, float]] = OrderedDict()  # address and time, in order of coming
         self._connections: Counter[str] = Counter()
         self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, and as of when
+        self._slowest = 0.0  # seconds that an honest client has taken ...
+        self._slowest_at = 0.0  # ... and when that was
 
     def __len__(self) -> int:
         return len(self._unproven)
@@ -58,15 +65,27 @@ class Strangers:
         """Somebody has connected."""
         self._unproven[who] = address, now
 
+    def proved(self, who: Stranger, now: float) -> None:
+        """It has proven what is wanted."""
+        if who in self._unproven:
+            took = now - self._unproven[who][1]
+            if took >= self._slowest or now - self._slowest_at > LATELY:
+                self._slowest, self._slowest_at = took, now
+            self.went(who)
+
     def went(self, who: Stranger) -> None:
-        """It has proven what is wanted, or has gone."""
+        """It has gone."""
         self._unproven.pop(who, None)
 
     def to_make_way(self, now: float) -> Stranger | None:
         """Who must go so that another may come; None while nobody has been silent for long."""
         if not self.full:
             return None
-        silent = [(who, address) for who, (address, since) in self._unproven.items() if now - since >= YIELD_AFTER]
+        slowest = self._slowest if now - self._slowest_at <= LATELY else 0.0
+        yield_after = max(YIELD_AFTER, min(YIELD_FACTOR * slowest, YIELD_MOST))
+        if now - next(iter(self._unproven.values()))[1] < yield_after:  # who came first has been silent for longest
+            return None
+        silent = [(who, address) for who, (address, since) in self._unproven.items() if now - since >= yield_after]
         if not silent:
             return None
         ((most, _),) = Counter(address for _, address in silent).most_common(1)

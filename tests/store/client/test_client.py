@@ -24,6 +24,7 @@ from store.errors import (
     UsedAfterFork,
 )
 from store.limits import Limits
+from store.net.threads import loop_factory
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -587,3 +588,24 @@ async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
         with pytest.raises(ConnectionLost, match="has ended with its event loop"):
             await lease.revoke(timeout=2)
         assert now() - at < 1
+
+
+def test_what_is_asked_while_the_connection_ends_is_sent_on_the_next_one_and_nobody_hears_of_it() -> None:
+    """uvloop raises where asyncio passes over a write to a connection that is closing: each was logged as a defect."""
+    defects: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context["message"]))
+        async with store.serve() as server, store.connect(server.url) as client:
+            assert isinstance(client, Client)
+            for number in range(3):
+                link = client._link
+                assert link is not None
+                asking = asyncio.create_task(client.put(f"key/{number}", b""))
+                await asyncio.sleep(0)
+                link.abort()
+                await asking
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
+    assert defects == []

@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from store.client.patience import BACKOFF_LEASED, FIRST_ATTEMPT, LEAST, SILENCE, SILENCE_MOST, Patience, backoff
+from store.client.patience import (
+    BACKOFF_LEASED,
+    BUSY_FACTOR,
+    FIRST_ATTEMPT,
+    LEAST,
+    SILENCE,
+    SILENCE_MOST,
+    Patience,
+    backoff,
+)
 
 
 def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Patience:
@@ -66,3 +75,11 @@ def test_nobody_is_given_up_before_an_answer_could_have_come(remaining: float) -
     made.connected(3.0)  # the quickest counts
     assert made.attempt(0) >= 2 * 1.5
     assert made.silence() >= 2 * 1.5
+
+
+def test_a_server_whose_system_acknowledges_what_it_is_sent_is_given_longer_within_the_lease() -> None:
+    made = patience()
+    assert made.silence(acknowledged=True) == BUSY_FACTOR * SILENCE
+    made = patience(remaining=4.0)
+    assert made.silence(acknowledged=True) == pytest.approx(3.0)
+    assert made.silence() == pytest.approx(1.0)

@@ -15,6 +15,7 @@ from store.engine.engine import Applied, Engine
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
 from store.messages import Delete, Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch, Written
+from store.protocol import wire
 from store.protocol.wire import Bye, Events, Lagged, encode_bye
 from store.server.server import LEAVE_WITHIN, PIECE_BYTES, Server
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
@@ -73,6 +74,26 @@ async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> Non
         entry = await other.get("after")
         assert entry is not None
         assert entry.value == b"as it was asked"
+
+
+@pytest.mark.virtual_time
+async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not_a_buffer_each() -> None:
+    """Of 10,000 nodes that came at once, each was counted with the 256 KiB of the shared buffer, and hung up on."""
+    network = MemoryNetwork()
+    async with serve_in_memory(network) as server:
+        peers = [await introduce(network) for _ in range(16)]
+        buffer = server.buffer
+        for peer, at_server in zip(peers, server._peers.values(), strict=True):
+            server._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits for the next
+            frame = wire.encode_request(7, 0, Ping())
+            server.buffer[: len(frame)] = frame
+            at_server.buffer_updated(len(frame))
+            assert not peer.replies()
+        assert server.figures()["inbox_bytes"] < 16 * 1024
+        assert server.buffer is buffer, "nothing of it was given away"
+        for peer in peers:
+            await peer.until(peer.replies)
+            assert [reply.request_id for reply in peer.replies()] == [7]
 
 
 @pytest.mark.virtual_time

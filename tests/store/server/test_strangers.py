@@ -6,7 +6,10 @@ from store.server.strangers import (
     ADDRESSES_MOST,
     GUESSES_AT_ONCE,
     GUESSES_PER_SECOND,
+    LATELY,
     YIELD_AFTER,
+    YIELD_FACTOR,
+    YIELD_MOST,
     Strangers,
 )
 
@@ -44,6 +47,27 @@ def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_be
     hasty.came(newest, "10.0.0.2", 0.0)
     assert hasty.to_make_way(YIELD_AFTER / 2) is None
     assert hasty.to_make_way(YIELD_AFTER) is newest
+
+
+def test_where_honest_clients_take_long_all_are_given_longer() -> None:
+    """On a machine that is busy a client may take seconds to say hello; turned away, it comes again, and takes more."""
+    strangers = Strangers(most=2, per_address_max=10)
+    slow, silent, newest = Someone(), Someone(), Someone()
+    strangers.came(slow, "10.0.0.1", 0.0)
+    strangers.proved(slow, 2.0)
+    assert len(strangers) == 0
+    strangers.came(silent, "10.0.0.1", 10.0)
+    strangers.came(newest, "10.0.0.1", 10.0)
+    assert strangers.to_make_way(10.0 + YIELD_AFTER) is None
+    assert strangers.to_make_way(10.0 + 2.0 * YIELD_FACTOR) is silent
+    assert strangers.to_make_way(2.0 + LATELY + YIELD_AFTER) is silent, "that was long ago"
+    strangers.went(silent)
+    strangers.came(slow, "10.0.0.1", 100.0)
+    strangers.proved(slow, 200.0)
+    strangers.came(silent, "10.0.0.1", 200.0)
+    strangers.went(newest)
+    strangers.came(newest, "10.0.0.1", 200.0)
+    assert strangers.to_make_way(200.0 + YIELD_MOST) is silent, "there is an end to it"
 
 
 def test_one_address_has_so_many_connections_and_loopback_any() -> None:

@@ -1,0 +1,80 @@
+"""When a client takes a connection for broken, and when only for slow."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from store.client.patience import SILENCE, Patience
+from store.client.silence import Silence
+
+if TYPE_CHECKING:
+    from store.client.link import Link
+
+pytestmark = pytest.mark.virtual_time
+
+
+class FakeLink:
+    """A connection on which nothing is heard."""
+
+    def __init__(self, *, acknowledged: bool) -> None:
+        self.acknowledged = acknowledged
+
+    def queue(self) -> tuple[int, bool]:
+        """Nothing waits to be sent."""
+        return 0, False
+
+
+class Watched:
+    """One silence, and when a fresh connection was looked for."""
+
+    def __init__(self, *, acknowledged: bool) -> None:
+        patience = Patience(random.Random(0))
+        patience.connected(0.001)
+        link = cast("Link", FakeLink(acknowledged=acknowledged))
+        self.pings = 0
+        self.looked_at: float | None = None
+        self.silence = Silence(link, patience, ping=self._ping, find=self._find)
+
+    def _ping(self) -> None:
+        self.pings += 1
+
+    async def _find(self) -> Link:
+        self.looked_at = asyncio.get_running_loop().time()
+        never: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        return await never
+
+
+async def test_a_fresh_connection_is_looked_for_after_a_second_and_much_later_where_the_system_answers() -> None:
+    began = asyncio.get_running_loop().time()
+    broken, busy = Watched(acknowledged=False), Watched(acknowledged=True)
+    for one in (broken, busy):
+        one.silence.expect_answer()
+    await asyncio.sleep(5 * SILENCE)
+    assert broken.looked_at is not None
+    assert broken.looked_at - began == pytest.approx(SILENCE)
+    assert (busy.looked_at, busy.pings) == (None, 1)
+    await asyncio.sleep(5 * SILENCE)
+    assert busy.looked_at is not None, "a proxy may answer for a server that is gone"
+    for one in (broken, busy):
+        await one.silence.aclose()
+
+
+async def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
+    """With thousands of clients in one loop, what the server had answered was taken for silence before it was read."""
+    watched = Watched(acknowledged=False)
+    watched.silence.expect_answer()
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(SILENCE / 4)
+    loop._jumping_selector.now += 30.0  # type: ignore[attr-defined]  # one callback that takes half a minute
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    looked_at = [watched.looked_at]
+    await asyncio.sleep(SILENCE)
+    looked_at.append(watched.looked_at)
+    assert looked_at[0] is None
+    assert looked_at[1] is not None
+    await watched.silence.aclose()
