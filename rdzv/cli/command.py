@@ -54,6 +54,7 @@ class Command:
         add_arguments: Describes its arguments to a parser.
         takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
+        limited: Whether `--timeout` limits all of it; else each answer of the store, as for what goes on for long.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None] = _add_nothing
     takes_url: bool = False
     takes_command: bool = False
+    limited: bool = False
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
@@ -97,5 +99,5 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=ANSWER_WITHIN,
         metavar="SECONDS",
-        help="how long the store may take to answer (default: %(default)g)",
+        help="how long all of it may take; of what goes on for long, one answer of the store (default: %(default)g)",
     )

@@ -10,7 +10,7 @@ Under `srun rdzv doctor URL` each node looks for itself, and names itself in eac
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import contextlib
 import json
 import os
 import socket
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
@@ -27,6 +28,7 @@ from rdzv.cli.command import DONE, FAILED, Command, add_timeout
 from rdzv.cli.runs import open_store
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
+from rdzv.core.addresses import is_loopback
 from rdzv.core.keys import Keys
 from store.connecting import is_etcd
 from store.net.address import host_and_port
@@ -34,7 +36,7 @@ from store.printable import printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rdzv.core.state import RunStatus
 
@@ -43,6 +45,7 @@ __all__ = ["COMMANDS"]
 VERSION: Final = 1
 """Of what `--json` prints; it steps when a field goes or changes its meaning."""
 
+STEPS = 3  # looking a name up, connecting, being greeted: each may take this part of `--timeout`
 PINGS = 5
 SLOW = 0.25  # seconds for an answer: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
@@ -76,7 +79,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _doctor(options: argparse.Namespace) -> int:
-    checks = await _examine(options)
+    checks: list[Check] = []
+    with anyio.move_on_after(options.timeout) as limit:
+        await _examine(options, checks)
+    if limit.cancelled_caught:
+        checks.append(
+            Check(
+                name="timeout",
+                good=False,
+                found=f"the store took the connection, and then did not answer in time ({options.timeout:g} s in all)",
+                remedy="it is overloaded; or large packets are lost on the way: see that the MTU is the same "
+                "everywhere, and that no firewall drops ICMP's word that a packet is too large",
+            )
+        )
     good, node = all(check.good for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
@@ -95,34 +110,37 @@ def _table(node: str, checks: Iterable[Check]) -> list[str]:
     return lines
 
 
-async def _examine(options: argparse.Namespace) -> list[Check]:
+async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
+    """Look at one thing after the other, until one is wrong that the others rest on."""
     run_id = split_url(options.url).run_id
     where, question_mark, parameters = options.url.partition("?")
     url = options.url if run_id else f"{where.rstrip('/')}/any{question_mark}{parameters}"
     given = {"expected_file": options.expected} if options.expected else {}
     settings = with_expected_nodes(parse(url, given, os.environ))
-    checks: list[Check] = []
-    reached = False
+    own_address, step = "", options.timeout / STEPS
     for host, port in settings.endpoint.hosts:
-        addresses = await _resolve(host, port, checks, timeout=options.timeout)
-        reached = (bool(addresses) and await _reach(host, port, addresses, checks, options.timeout)) or reached
-    if not reached:
-        return checks
+        addresses = await _resolve(host, port, checks, timeout=step)
+        own_address = (addresses and await _reach(host, port, addresses, checks, step)) or own_address
+    if not own_address:
+        return
+    if not is_loopback(own_address):
+        own_name = socket.gethostname()
+        chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+        checks.append(gloo_check(own_name, await _addresses_of(own_name, step), own_address, chosen=chosen))
     try:
-        async with open_store(options.url, timeout=options.timeout) as (_, client):
+        async with open_store(options.url, timeout=step) as (_, client):
             checks.append(_answered(settings.endpoint.url, has_token=settings.token_file or settings.token))
             seconds = await _time(client, checks)
             await _compare_clocks(client, checks, seconds=seconds, etcd=is_etcd(settings.endpoint.url))
             exists = bool(run_id) and bool(await client.count(Keys(settings.prefix, settings.run_id).root))
     except store.StoreError as error:
         checks.append(_refused(error))
-        return checks
+        return
     if run_id and not exists:
         checks.append(Check(name="run", good=not settings.expected, found=f"the store has no run {run_id} yet"))
     elif run_id:
         async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
             await _look_at_run(await handler.status(), settings.expected, checks, timeout=options.timeout)
-    return checks
 
 
 async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float) -> list[str]:
@@ -142,9 +160,9 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float)
         )
         return []
     addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
-    trapped = [address for address in addresses if _is_loopback(address)]
+    trapped = [address for address in addresses if is_loopback(address)]
     named = ", ".join(addresses)
-    if trapped and host != "localhost" and not _is_loopback(host):
+    if trapped and host != "localhost" and not is_loopback(host):
         checks.append(
             Check(
                 name="name",
@@ -160,20 +178,14 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float)
     return addresses
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-async def _reach(host: str, port: int, addresses: list[str], checks: list[Check], timeout: float) -> bool:
-    """Connect to each address; True if one takes us."""
-    problems, reached = [], []
+async def _reach(host: str, port: int, addresses: list[str], checks: list[Check], timeout: float) -> str:
+    """Connect to each address; from which address of ours one takes us, or nothing."""
+    problems, reached, own_address = [], [], ""
     for address in addresses:
         try:
             with anyio.fail_after(timeout / len(addresses)):
                 stream = await anyio.connect_tcp(address, port)
+                own_address = str(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610  it is not Django's
                 await stream.aclose()
                 reached.append(address)
         except TimeoutError:
@@ -194,7 +206,38 @@ async def _reach(host: str, port: int, addresses: list[str], checks: list[Check]
                 f"let port {port} through the firewall",
             )
         )
-    return bool(reached)
+    return own_address
+
+
+async def _addresses_of(name: str, timeout: float) -> list[str]:
+    """What a name stands for here; nothing if that is not known in time."""
+    with anyio.move_on_after(timeout), contextlib.suppress(OSError):
+        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return []
+
+
+def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
+    """Return whether PyTorch's gloo will listen where other hosts reach it: it goes by what the host's name stands for.
+
+    Args:
+        own_name: This host's name.
+        own: What that stands for here.
+        leads_there: The address of this host from which it reaches the store.
+        chosen: The interface that gloo is told to take, if it is.
+    """
+    if chosen:
+        return Check(name="gloo", good=True, found=f"GLOO_SOCKET_IFNAME={chosen}")
+    if leads_there in own[:1]:
+        return Check(name="gloo", good=True, found=f"gloo will listen on {leads_there}, as {own_name} stands for that")
+    why = f"{own_name}, this host's own name, stands for {own[0]}" if own else f"{own_name} has no address here"
+    return Check(
+        name="gloo",
+        good=False,
+        found=f"gloo will not listen on {leads_there}, from which this host reaches the store: {why}",
+        remedy=f"for PyTorch's gloo set GLOO_SOCKET_IFNAME to the interface of {leads_there} (ip address show), and "
+        "NCCL_SOCKET_IFNAME to the same",
+    )
 
 
 def _answered(url: str, *, has_token: object) -> Check:

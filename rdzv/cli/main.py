@@ -15,6 +15,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
+import anyio
+
 import store
 from rdzv._version import __version__
 from rdzv.cli import data, demo, doctor, observe, operate, run, runs, serve, stacks, token
@@ -42,6 +44,9 @@ ROOMS: Final = (demo, serve, run, observe, doctor, operate, stacks, runs, data, 
 
 COMMANDS: Final[dict[str, Command]] = {command.name: command for room in ROOMS for command in room.COMMANDS}
 
+LAST_WORD_WITHIN: Final = 0.2
+"""Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
+
 OF_RUN: Final = 119
 """What is added to an exit status of ours under `rdzv run`: commands seldom end with 120 to 124 themselves."""
 
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(COMMANDS[options.command].run(options))
+            return runner.run(_run(COMMANDS[options.command], options))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # whoever read our output has enough of it, and of what is still to be flushed
@@ -72,6 +77,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         sys.stderr.write(f"rdzv {options.command}: {printable(str(error), most=ERROR_LETTERS_MOST)}\n")
         return _status_of(error) + (OF_RUN if COMMANDS[options.command].takes_command else 0)
+
+
+async def _run(command: Command, options: argparse.Namespace) -> int:
+    """Run a subcommand, within its `--timeout`.
+
+    Raises:
+        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
+    """
+    if not command.limited or getattr(options, "watch", False):
+        return await command.run(options)
+    with anyio.move_on_after(options.timeout + LAST_WORD_WITHIN):
+        return await command.run(options)
+    raise store.StoreTimeoutError(
+        f"not done within {options.timeout:g} s (--timeout); the store takes connections, and its answers do not come: "
+        "it is overloaded, or large packets are lost on the way (rdzv doctor looks)"
+    )
 
 
 def _status_of(error: Exception) -> int:

@@ -145,6 +145,7 @@ COMMANDS = (
         run=_status,
         add_arguments=_add_status_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="history",
@@ -152,6 +153,7 @@ COMMANDS = (
         run=_history,
         add_arguments=add_run,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="timeline",
@@ -159,5 +161,6 @@ COMMANDS = (
         run=_timeline,
         add_arguments=_add_timeline_arguments,
         takes_url=True,
+        limited=True,
     ),
 )

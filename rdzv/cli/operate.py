@@ -104,6 +104,7 @@ COMMANDS = (
         run=_close,
         add_arguments=_add_close_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="ban",
@@ -111,6 +112,7 @@ COMMANDS = (
         run=_ban,
         add_arguments=_add_ban_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="unban",
@@ -118,6 +120,7 @@ COMMANDS = (
         run=_unban,
         add_arguments=_add_unban_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="drain",
@@ -125,6 +128,7 @@ COMMANDS = (
         run=_drain,
         add_arguments=_add_drain_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="ping",
@@ -132,5 +136,6 @@ COMMANDS = (
         run=_ping,
         add_arguments=_add_ping_arguments,
         takes_url=True,
+        limited=True,
     ),
 )

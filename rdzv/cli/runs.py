@@ -254,6 +254,7 @@ COMMANDS = (
         run=_runs,
         add_arguments=_add_runs_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="forget",
@@ -261,6 +262,7 @@ COMMANDS = (
         run=_forget,
         add_arguments=_add_forget_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="stats",
@@ -268,5 +270,6 @@ COMMANDS = (
         run=_stats,
         add_arguments=_add_runs_arguments,
         takes_url=True,
+        limited=True,
     ),
 )

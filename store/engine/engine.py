@@ -44,8 +44,11 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
+    from store.engine.leases import LeaseRecord
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
@@ -73,6 +76,7 @@ class Engine:
     Attributes:
         read_only: Why nothing can be written now; None if it can.
         only_deletes: Why nothing but deletes can be written now; None if more can.
+        on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
     def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
@@ -110,6 +114,7 @@ class Engine:
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._lapsed = 0
+        self.on_lapse: Callable[[LeaseRecord], None] | None = None
 
     @property
     def groups(self) -> Groups:
@@ -303,12 +308,27 @@ class Engine:
                 self._leases.due_again(lease)
                 continue
             self._lapsed += not lease.ending
+            if self.on_lapse is not None and not lease.ending and not lease.anonymous:
+                self.on_lapse(lease)
             room -= self._changes.end_lease(lease, most=room)
             if lease.keys:
                 self._leases.due_again(lease)
             self._announce()
         self._expire_sessions(now)
         return self._take_deliveries()
+
+    def kept_by(self, peer: int) -> list[LeaseRecord]:
+        """The leases that a connection keeps."""
+        return self._leases.kept_by(peer)
+
+    def session_of(self, peer: int) -> int | None:
+        """The number of a connection's session; None if it has none."""
+        session = self._session_of.get(peer)
+        return None if session is None else session.number
+
+    def silent_leases(self, fraction: float) -> list[tuple[int, LeaseRecord, float]]:
+        """The leases whose keepers are connected and have not renewed them for this part of their TTL; O(n)."""
+        return self._leases.silent(fraction)
 
     def next_tick_in(self) -> float | None:
         """Seconds until the next lease may lapse; None if there is none."""

@@ -61,6 +61,7 @@ from store.server.limit_warnings import LimitWarnings
 from store.server.log_limiter import Complaints
 from store.server.outbox import PIECE_BYTES, Budget, weight
 from store.server.peer import LEAVE_WITHIN, Peer
+from store.server.session_log import SILENT_AFTER, SessionLog
 from store.server.strangers import Strangers
 from store.server.tls_accept import Doorstep
 from store.server.turns import TURN, Turns
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from store.engine.leases import LeaseRecord
     from store.limits import Limits
     from store.messages import Event, Request
     from store.server.journal import Journal
@@ -82,6 +84,7 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
+SILENCE_EVERY = 1.0  # seconds; how late it may be noticed that a lease is not renewed
 WARN_EVERY = 5.0  # seconds; how late it may be noticed that a limit is near
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
@@ -141,6 +144,9 @@ class Server:
         self._refuses = False  # connections, since the last one that was taken in
         self._complaints = Complaints()
         self._limit_warnings = LimitWarnings()
+        self._session_log = SessionLog() if log.isEnabledFor(logging.INFO) else None
+        if self._session_log is not None:
+            engine.on_lapse = self._say_lapsed
         self._leaving = False
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
@@ -399,6 +405,10 @@ class Server:
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
         self._bytes_out += peer.bytes_out
+        session = self._engine.session_of(peer.id)
+        if self._session_log is not None and session is not None and not self._leaving:
+            kept, now = self._engine.kept_by(peer.id), self._clock()
+            _log_line(self._session_log.closed(session, peer.name, peer.closing, kept, now=now))
         self._engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
         self._record()
         if not self._peers:
@@ -696,6 +706,10 @@ class Server:
             )
             return
         session, previous = opened
+        if self._session_log is not None:
+            old = self._peers.get(previous) if previous is not None else None
+            replaces = None if old is None else old.name
+            _log_line(self._session_log.opened(session, peer.name, replaces=replaces, now=now))
         if previous is not None and previous in self._peers:
             # The client came back before its old connection was seen to end; it renews its leases on the new one. At
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
@@ -738,6 +752,21 @@ class Server:
                 self._record()
                 self._deliver(deliveries)
                 self._flush()
+
+    def _say_lapsed(self, lease: LeaseRecord) -> None:
+        assert self._session_log is not None, "it asked to be told"
+        _log_line(self._session_log.lapsed(lease, now=self._clock()))
+
+    async def tell_of_silence(self) -> None:
+        """Log which sessions do not renew their leases, for as long as the server runs, if anybody reads that."""
+        while self._session_log is not None:
+            await anyio.sleep(SILENCE_EVERY)
+            now, silent = self._clock(), self._engine.silent_leases(SILENT_AFTER)
+            self._session_log.heard({lease.id for _, lease, _ in silent})
+            for peer_id, lease, remaining in silent:
+                peer, session = self._peers.get(peer_id), self._engine.session_of(peer_id)
+                if peer is not None and session is not None:
+                    _log_line(self._session_log.silent(session, peer.name, lease, remaining=remaining, now=now))
 
     def _may_lapse(self) -> bool:
         """Whether a lapse could be written down: on a full disk, and when leaving, leases stay until it can.
@@ -826,6 +855,11 @@ class Server:
         """Raise what a timer has failed of."""
         if self._failure is not None:
             raise self._failure
+
+
+def _log_line(line: str | None) -> None:
+    if line is not None:
+        log.info("%s", line)
 
 
 def _backlog(peer: Peer) -> int:
@@ -947,7 +981,12 @@ async def serve(
         server.start_journal()
         timers = [
             asyncio.create_task(timer)
-            for timer in (server.keep_time(), server.drop_the_silent(), server.warn_of_limits())
+            for timer in (
+                server.keep_time(),
+                server.drop_the_silent(),
+                server.warn_of_limits(),
+                server.tell_of_silence(),
+            )
         ]
         for timer in timers:
             timer.add_done_callback(server.timer_ended)

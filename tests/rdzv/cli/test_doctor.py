@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import socket
 from typing import TYPE_CHECKING, Any
+
+import anyio
 
 import rdzv
 import store
@@ -99,3 +102,50 @@ async def test_a_name_that_is_loopback_here_is_a_trap_and_an_unknown_one_a_troub
     assert "/etc/hosts" in trap.remedy
     assert not unknown.good
     assert "Name or service not known" in unknown.found
+
+
+async def test_a_store_that_takes_the_connection_and_goes_silent_is_told_of_within_the_timeout() -> None:
+    """Through a path that drops large packets each step waited for its own 10 s, and the whole took 30."""
+    welcome = asyncio.Event()
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await welcome.wait()
+        writer.close()
+
+    silent = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with silent:
+        port = silent.sockets[0].getsockname()[1]
+        status, checks = await examined(f"tcp://127.0.0.1:{port}/job", "--timeout", "1.5")
+        welcome.set()
+    assert status == 1
+    assert not checks["store"]["good"]
+
+
+async def test_what_goes_wrong_last_does_not_hide_what_was_found_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hangs(*_: object, **__: object) -> float:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(doctor, "_time", hangs)
+    checks: list[doctor.Check] = []
+    async with store.serve() as server:
+        options = argparse.Namespace(url=f"{server.url}/job", timeout=0.5, expected=None, json=False)
+        assert await doctor._doctor(options) == 1
+        with anyio.move_on_after(0.5):
+            await doctor._examine(options, checks)
+    assert [check.name for check in checks] == ["name", "port", "store"]
+
+
+def test_gloo_is_looked_at_where_the_hosts_own_name_stands_for_something_else() -> None:
+    good = doctor.gloo_check("gpu-1", ["10.0.0.1", "fd00::1"], "10.0.0.1", chosen=None)
+    assert good.good
+    assert doctor.gloo_check("gpu-1", ["127.0.1.1"], "10.0.0.1", chosen="eth0").good
+    for own, why in (
+        (["127.0.1.1"], "stands for 127.0.1.1"),
+        (["192.168.0.1", "10.0.0.1"], "192.168"),
+        ([], "no address"),
+    ):
+        bad = doctor.gloo_check("gpu-1", own, "10.0.0.1", chosen=None)
+        assert not bad.good
+        assert why in bad.found
+        assert "GLOO_SOCKET_IFNAME to the interface of 10.0.0.1" in bad.remedy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import dataclasses
 import json
 import re
@@ -14,6 +16,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as cli
+from rdzv.cli.command import DONE, Command
 from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tests.support.processes import Child, free_port, start, start_python
 
@@ -319,3 +322,25 @@ async def test_without_a_url_anywhere_its_absence_is_said(monkeypatch: pytest.Mo
     status, line = await fails("status")
     assert status == 2
     assert "required: URL" in line
+
+
+@pytest.mark.virtual_time
+async def test_the_timeout_of_a_command_limits_all_of_it_but_for_what_is_to_go_on() -> None:
+    """Each step of `rdzv status` had 10 s for itself: 30 s through a path that drops large packets."""
+
+    async def takes_long(_: argparse.Namespace) -> int:
+        await asyncio.sleep(60)
+        return DONE
+
+    options = argparse.Namespace(timeout=10.0, watch=False)
+    looks = Command(name="status", help="look", run=takes_long, limited=True)
+    with pytest.raises(store.StoreTimeoutError, match="not done within 10 s"):
+        await cli._run(looks, options)
+    goes_on = argparse.Namespace(timeout=10.0, watch=True)
+    assert await cli._run(looks, goes_on) == DONE
+    assert await cli._run(dataclasses.replace(looks, limited=False), options) == DONE
+
+
+def test_every_command_that_only_asks_is_limited_by_its_timeout() -> None:
+    asks = {"status", "history", "timeline", "close", "ban", "unban", "drain", "ping", "runs", "forget", "stats"}
+    assert {name for name, command in cli.COMMANDS.items() if command.limited} >= asks
