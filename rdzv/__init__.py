@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Phase,
         RunStatus,
     )
+    from rdzv.core.stopping import Resized
     from rdzv.errors import (
         GiveUp,
         MembersLostError,
@@ -81,6 +82,7 @@ else:
             "rdzv.core.state": (
                 "Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Participant Phase RunStatus"
             ),
+            "rdzv.core.stopping": "Resized",
             "rdzv.errors": (
                 "GiveUp MembersLostError QueueEmptyError RendezvousClosedError RendezvousClosedException "
                 "RendezvousConnectionError RendezvousError RendezvousException "
@@ -130,6 +132,7 @@ __all__ = [
     "RendezvousStateError",
     "RendezvousTimeoutError",
     "RendezvousTimeoutException",
+    "Resized",
     "Round",
     "RoundChanged",
     "RoundSupersededError",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
     from rdzv.core.state import Change, RunStatus
+    from rdzv.core.stopping import Resized
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.loop.member import OnWaiting
     from rdzv.node.loops import NodeLoop
@@ -187,6 +188,11 @@ class Handler(RendezvousHandler):
         """Announce that this node is to leave; see the async twin."""
         node = self._of_ours("drain")
         self._call(node.drain(node.node_id, within=within, reason=reason), see_to_its_end=True)
+
+    def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
+        """Give the run another minimum or maximum of nodes while it lives; see the async twin."""
+        work = self._of_ours("resize").resize(min_nodes=min_nodes, max_nodes=max_nodes, reason=reason)
+        return self._call(work, see_to_its_end=True)
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run from round to round; see the async twin."""

@@ -17,6 +17,7 @@ from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, FAILED, Command, add_run
 from rdzv.cli.runs import open_store, usages
 from rdzv.config.endpoint import split_url
+from rdzv.config.resizing import describe_size
 from rdzv.core.history import describe, timeline
 from rdzv.core.keys import Keys
 from rdzv.core.named import named
@@ -90,6 +91,12 @@ def _describe(status: RunStatus) -> str:
         for node_id in status.waiting
     )
     lines.extend(f"    missing  {named(node_id, at(node_id))}: {how}" for node_id, how in status.missing.items())
+    for node_id, (seconds_left, reason) in status.draining.items():
+        lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")
+    if status.resized is not None:
+        size = describe_size(status.resized.min_nodes, status.resized.max_nodes)
+        why = f": {status.resized.reason}" if status.resized.reason else ""
+        lines.append(f"    resized  to {size} from the next round on, by {status.resized.by}{why}")
     by_reason: dict[str, list[str]] = {}
     for node_id, reason in status.refused.items():
         by_reason.setdefault(reason, []).append(node_id)

@@ -1,4 +1,4 @@
-"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, drain, ping.
+"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, drain, resize, ping.
 
 They need no `min_nodes`, and never host a store.
 """
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
 from rdzv.cli.runs import open_store
-from rdzv.errors import RendezvousStateError
+from rdzv.config.resizing import describe_size
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
 from store.printable import printable
 
@@ -81,6 +82,27 @@ async def _drain(options: argparse.Namespace) -> int:
     return DONE
 
 
+def _add_resize_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    for name, what in (("min", "fewest"), ("max", "most")):
+        parser.add_argument(
+            f"--{name}", type=whole_number(1), metavar="N", help=f"the {what} nodes of a round; not given: as it is"
+        )
+    parser.add_argument("--reason", default="", help="why; every member is told")
+
+
+async def _resize(options: argparse.Namespace) -> int:
+    if options.min is None and options.max is None:
+        raise RendezvousSettingsError("resize to what? give --min, --max or both")
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        if not isinstance(handler, Handler):
+            raise RendezvousStateError(f"the backend of run {options.url} does not offer resize")
+        resized = await handler.resize(options.min, options.max, reason=options.reason)
+        size = describe_size(resized.min_nodes, resized.max_nodes)
+        print(f"run {handler.run_id} is resized to {size}, from its next round on")
+    return DONE
+
+
 def _add_ping_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
     parser.add_argument(
@@ -129,6 +151,13 @@ COMMANDS = (
         add_arguments=_add_drain_arguments,
         takes_url=True,
         limited=True,
+    ),
+    Command(
+        name="resize",
+        help="give a run another minimum or maximum of nodes while it lives",
+        run=_resize,
+        add_arguments=_add_resize_arguments,
+        takes_url=True,
     ),
     Command(
         name="ping",

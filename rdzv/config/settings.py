@@ -37,7 +37,7 @@ from store.messages import GONE_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PARAMETERS", "Settings", "describe_difference", "parse"]
+__all__ = ["PARAMETERS", "Settings", "capacity_of", "describe_difference", "needed_of", "parse"]
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class Settings:
         Raises:
             RendezvousSettingsError: This is an observer.
         """
-        return _rounded_up(self._joiner(self.min_nodes), self.node_unit)
+        return needed_of(self._joiner(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
@@ -145,7 +145,7 @@ class Settings:
         Raises:
             RendezvousSettingsError: This is an observer.
         """
-        return self._joiner(self.max_nodes) // self.node_unit * self.node_unit
+        return capacity_of(self._joiner(self.max_nodes), self.node_unit)
 
     def _joiner(self, nodes: int | None) -> int:
         if nodes is None:
@@ -235,8 +235,14 @@ class _Shown:
         return value if isinstance(value, int | float) else shown(value)
 
 
-def _rounded_up(nodes: int, unit: int) -> int:
-    return -(-nodes // unit) * unit
+def needed_of(min_nodes: int, unit: int) -> int:
+    """Return the fewest nodes that make a round: the minimum, rounded up to a unit."""
+    return -(-min_nodes // unit) * unit
+
+
+def capacity_of(max_nodes: int, unit: int) -> int:
+    """Return the most nodes that fit in a round: the maximum, rounded down to a unit."""
+    return max_nodes // unit * unit
 
 
 def _check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.ranks import RankOrder
     from rdzv.core.state import NodeRecord
+    from rdzv.core.stopping import Resized
     from rdzv.core.view import View
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "follow",
     "hindered",
     "report_due",
+    "too_large",
 ]
 
 
@@ -268,7 +270,8 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     room = rules.admitted(len(arrivals))
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     kept = [record for record in arrivals if record.node_id in previous]
-    if len(kept) > room:
+    if len(kept) > room:  # the run was resized: those with the lowest ranks stay, and not those who came back first
+        kept.sort(key=lambda record: previous[record.node_id])
         chosen = list(_choose(rules, kept, (), room))
     else:
         newcomers = [record for record in arrivals if record.node_id not in previous]
@@ -491,6 +494,9 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
     if leaving:
         reason = head.drains[leaving[0]].reason
         return f"{', '.join(leaving[:NAMED_MOST])} to leave{f': {reason}' if reason else ''}"
+    if len(live) > progress.capacity:
+        reason = head.resized.reason if head.resized is not None else ""
+        return f"the run was resized to at most {_nodes(progress.capacity)}{f': {reason}' if reason else ''}"
     return f"{_nodes(progress.waiting)} waiting to come in" if progress.waiting else ""
 
 
@@ -526,6 +532,11 @@ def _addresses(progress: Progress, node_ids: Collection[str]) -> dict[str, str]:
     return {one.node_id: one.address for one in missing if one.address and one.node_id in node_ids}
 
 
+def too_large(round: Round, resized: Resized | None) -> bool:
+    """Return whether a round has more members than the run may have since, and its members should meet again."""
+    return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
+
+
 def changes_since(
     seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, now: float = 0.0
 ) -> list[Change]:
@@ -554,6 +565,8 @@ def changes_since(
         soonest = min(head.drains.values(), key=lambda leaving: leaving.until)
         ids = tuple(sorted(head.drains))[:NAMED_MOST]
         all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
+    if round is not None and head.resized is not None and head.resized.revision > round.revision:
+        all_of_it.append(head.resized)
     if dropped is not None:
         all_of_it.append(Dropped(dropped))
     return [change for change in all_of_it if change not in seen]

@@ -10,6 +10,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
     head/progress                   how far the next round is, and who has gone from the last one
+    head/resized                    that the run has got other numbers of nodes
     head/banned/<id>                that a node may not join, and why
     head/asked/<question>           what an operator asks of nodes
     answers/<question>/<id>         what a node has answered
@@ -93,6 +94,11 @@ class Keys:
     def stop(self) -> str:
         """Where the members of the round are asked, and told, at which step all leave."""
         return f"{self.head}stop"
+
+    @property
+    def resized(self) -> str:
+        """That the run has got other numbers of nodes."""
+        return f"{self.head}resized"
 
     @property
     def drains(self) -> str:

@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as what JSON knows: dictionaries, lists, strings, numbers, booleans, None."""
-    bootstrap = status.bootstrap_address
+    bootstrap, resized = status.bootstrap_address, status.resized
     return {
         "version": VERSION,
         "run_id": status.run_id,
@@ -46,6 +46,18 @@ def report(status: RunStatus) -> dict[str, Any]:
             for node_id, reason in status.refused.items()
             if node_id not in status.bans
         ],
+        "draining": [
+            {"node_id": node_id, "seconds_left": round(seconds_left, 1), "reason": reason}
+            for node_id, (seconds_left, reason) in status.draining.items()
+        ],
+        "resized": None
+        if resized is None
+        else {
+            "min_nodes": resized.min_nodes,
+            "max_nodes": resized.max_nodes,
+            "reason": resized.reason,
+            "by": resized.by,
+        },
         "releases": dict(status.releases),
         "settings": {name: _plain(value) for name, value in status.settings.items()},
     }

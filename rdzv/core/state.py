@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv.core.absent import Absent
 from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
+from rdzv.core.stopping import Resized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -525,6 +526,7 @@ class Head:
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
+    resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -591,7 +593,7 @@ class Draining:
     reason: str = ""
 
 
-Change = NodesWaiting | NodesLost | NodesLeft | Draining | Closed | Dropped
+Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,6 +618,8 @@ class RunStatus:
         releases: How many of the nodes that are here are of which release.
         missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
         addresses: Where each node is reached, or was, of those that are here and those that are missing.
+        draining: Nodes that are to leave, and what was said of it: within how many seconds, and why.
+        resized: The last resize of the run, as long as no round has begun with it; else None.
     """
 
     run_id: str
@@ -635,6 +639,8 @@ class RunStatus:
     releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    draining: Mapping[str, tuple[float, str]] = field(default_factory=lambda: MappingProxyType({}))
+    resized: Resized | None = None
 
 
 # ------------------------------------------------------------------------------------------------ settings

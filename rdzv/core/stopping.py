@@ -20,7 +20,7 @@ to agree on, and all may stop at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.plain_data import maybe, of, pack, unpack
@@ -28,7 +28,7 @@ from rdzv.core.plain_data import maybe, of, pack, unpack
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["Drain", "StepGate", "Stop", "pack_begun", "stop_of", "unanswered", "unpack_begun"]
+__all__ = ["Drain", "Resized", "StepGate", "Stop", "pack_begun", "stop_of", "unanswered", "unpack_begun"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,44 @@ class Drain:
         return unpack(
             "a drain", value, lambda plain: cls(within=of(float, plain["within"]), reason=of(str, plain["reason"]))
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resized:
+    """The run has got other numbers of nodes, which are in force from the next round on.
+
+    Attributes:
+        min_nodes: The fewest nodes that a round may have.
+        max_nodes: The most.
+        reason: As given by whoever resized it, perhaps empty.
+        by: Who did.
+        revision: That of the writing.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    reason: str = ""
+    by: str = ""
+    revision: int = field(default=0, repr=False)
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"min": self.min_nodes, "max": self.max_nodes, "reason": self.reason, "by": self.by})
+
+    @classmethod
+    def unpack(cls, value: bytes, *, revision: int) -> Resized:
+        """Unpack what the key holds; `revision` is that at which it was written."""
+
+        def build(plain: Mapping[str, Any]) -> Resized:
+            return cls(
+                min_nodes=of(int, plain["min"]),
+                max_nodes=of(int, plain["max"]),
+                reason=of(str, plain.get("reason", "")),
+                by=of(str, plain.get("by", "")),
+                revision=revision,
+            )
+
+        return unpack("a resize", value, build)
 
 
 def pack_begun(round: int, step: int | None) -> bytes:

@@ -128,6 +128,12 @@ class View:
         if self.synced:
             self._count(now)
 
+    def resized(self, *, needed: int, now: float) -> None:
+        """From now on, so many arrivals are enough."""
+        self._needed = needed
+        if self.synced:
+            self._count(now)
+
     def record(self, node_id: str) -> NodeRecord:
         """Return what a node that is here has said of itself, whether it is in the last round or waits for the next."""
         return self._records[node_id]

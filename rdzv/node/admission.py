@@ -10,17 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from rdzv.config.config_errors import refuse, shown
+from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
 from rdzv.config.value_types import NAME
-from rdzv.core.state import Ban, Round, pack_settings, unpack_settings
-from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
+from rdzv.core.decision import Rules
+from rdzv.core.ranks import order_named
+from rdzv.core.state import Ban, Closed, Round, pack_settings, unpack_settings
+from rdzv.core.stopping import Resized
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousRefusedError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+)
 from rdzv.node.status import find_member, read_nodes
-from store import ConditionFailed, Delete, Lease, LimitExceeded, Put, StoreError, when
+from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,9 +39,11 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Drain
-    from store import Entry, Store
+    from store import Store, TransactionResult
 
 __all__ = [
+    "Agreed",
+    "OverruledError",
     "agree_on_settings",
     "check_node_id",
     "examine",
@@ -38,8 +51,12 @@ __all__ = [
     "put_ban",
     "put_drain",
     "report_health",
+    "resize_run",
     "take_run_lease",
+    "take_settings",
 ]
+
+log = logging.getLogger(__name__)
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
@@ -139,41 +156,149 @@ async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str,
 # ----------------------------------------------------------------------------------------------------- the settings
 
 
+class Agreed:
+    """What the nodes of a run have agreed on, as far as this node knows, and the rules that follow from it.
+
+    A run may be resized while it lives (`rdzv.config.resizing`); then this takes the run's numbers.
+
+    Args:
+        settings: This node's own, by which it may join.
+
+    Attributes:
+        value: What is expected in the store.
+        rules: What that means to a coordinator.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._run_id = settings.run_id
+        self._ours = settings.shared()
+        self._agreed = self._ours
+        self.value = pack_settings(self._ours)
+        self.rules = Rules(
+            needed=settings.needed,
+            capacity=settings.capacity,
+            unit=settings.node_unit,
+            last_call=settings.last_call_timeout,
+            early_last_call=settings.early_last_call,
+            order=order_named(settings.rank_order),
+            expected=settings.expected,
+        )
+
+    def take(self, there: bytes) -> str:
+        """Go by what the run has, if this node can; else say in words how it differs from this node's own settings.
+
+        They are compared field by field, so that another release may know a field more; what the run has is then taken
+        as it stands.
+        """
+        theirs = unpack_settings(there)
+        difference = describe_difference(self._ours, theirs)
+        if difference and not was_resized_from(theirs, self._ours):
+            return difference
+        sizes = [(agreed["min_nodes"], agreed["max_nodes"]) for agreed in (self._agreed, theirs)]
+        if sizes[0] != sizes[1]:
+            log.warning(
+                "run %s was resized to %s; this node goes by that, and no longer by %s",
+                self._run_id,
+                describe_size(*sizes[1]),
+                describe_size(*sizes[0]),
+            )
+        self._agreed, self.value = theirs, there
+        needed, capacity = sizes_of(theirs)
+        self.rules = replace(self.rules, needed=needed, capacity=capacity)
+        return ""
+
+    def forget(self) -> None:
+        """Go by this node's own settings again: nobody is left who has agreed on others."""
+        assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
+
+
 async def agree_on_settings(
-    store: Store, keys: Keys, settings: Settings, lease: Lease, *, incarnation: str, there: Entry | None
-) -> bytes:
+    store: Store, keys: Keys, agreed: Agreed, lease: Lease, *, incarnation: str, there: Entry | None
+) -> None:
     """See to it that the run has this node's settings; if nobody else is in it, they are rewritten.
 
-    They are compared field by field, so that another release may know a field more; what the run has is then taken as
-    it stands. Every node that arrives writes the settings again, unchanged: so a rewriting, which is conditional on
-    their revision, fails if anybody has arrived since it looked.
+    A run that was resized keeps its numbers for nodes that were told the former ones, also where none is left in it.
+    Every node that arrives writes the settings again, unchanged: so a rewriting, which is conditional on their
+    revision, fails if anybody has arrived since it looked.
 
     Args:
         store: The store.
         keys: The run's keys.
-        settings: This node's.
+        agreed: What this node expects there; it is told what holds.
         lease: The run's.
         incarnation: This node's; another process of the same name is somebody else.
         there: Those of the run, as they were a moment ago.
 
-    Returns:
-        What to expect in the store from now on.
-
     Raises:
         RendezvousSettingsError: Others are in it, with other settings.
     """
-    ours = pack_settings(settings.shared())
     if there is None:
-        await store.compare_and_set(keys.settings, ours, expected_revision=0, lease=lease)
-    elif there.value != ours:
-        difference = describe_difference(settings.shared(), unpack_settings(there.value))
-        if not difference:
-            return there.value
+        await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
+    elif there.value != agreed.value and (difference := agreed.take(there.value)):
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
-        await store.compare_and_set(keys.settings, ours, expected_revision=there.mod_revision, lease=lease)
-    return ours
+        agreed.forget()
+        await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
+
+
+class OverruledError(Exception):
+    """The run has other settings than this node decides by."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__("the run has got other settings")
+        self.settings = settings
+
+
+def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
+    """Take the run's settings if a transaction that gives them otherwise was refused for their sake; whether it was.
+
+    Raises:
+        OverruledError: This node cannot go by them.
+    """
+    entry = refused.results[-1]
+    if not isinstance(entry, Entry) or entry.value == agreed.value:
+        return False
+    if agreed.take(entry.value):
+        raise OverruledError(unpack_settings(entry.value))
+    return True
+
+
+async def resize_run(
+    store: Store, keys: Keys, *, by: str, min_nodes: int | None, max_nodes: int | None, reason: str
+) -> Resized:
+    """Give a run another minimum and maximum, which are in force from its next round on; everybody is told.
+
+    Raises:
+        RendezvousSettingsError: The numbers contradict each other, or the run's unit.
+        RendezvousStateError: The run has no settings, as no node has come yet.
+        RendezvousClosedError: The run is closed.
+    """
+    there = await store.get(keys.settings)
+    while there is not None:
+        assert there.lease is not None, "the settings are on the run's lease"
+        new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
+        resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=by)
+        result = await store.transact(
+            # By value: each node that arrives writes the same settings again.
+            when=(when.value(keys.settings) == there.value, when.missing(keys.closed)),
+            then=(
+                Put(keys.settings, pack_settings(new), lease=there.lease),
+                Put(keys.resized, resized.pack(), lease=there.lease),
+            ),
+            otherwise=(Get(keys.settings), Get(keys.closed)),
+        )
+        if result.succeeded:
+            return replace(resized, revision=result.revision)
+        settings, closing = result.results
+        if isinstance(closing, Entry):
+            closed = Closed.unpack(closing.value)
+            raise RendezvousClosedError(
+                f"run {keys.run_id} is closed{f': {closed.reason}' if closed.reason else ''}; it cannot be resized",
+                reason=closed.reason,
+            )
+        there = settings if isinstance(settings, Entry) else None
+    raise RendezvousStateError(f"run {keys.run_id} has no settings that could change: no node has come to it yet")
 
 
 # ------------------------------------------------------------------------------------------------------------- bans

@@ -31,7 +31,6 @@ import anyio
 from rdzv.core.decision import (
     TRY_AGAIN_AFTER,
     Complete,
-    Rules,
     Wait,
     decide,
     explain,
@@ -57,6 +56,7 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
+from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.store_session import SharedLease
 from rdzv.node.wakeup import Wakeup
@@ -80,10 +80,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Coroutine, Iterator
 
-    from rdzv.core.decision import Decision
+    from rdzv.core.decision import Decision, Rules
     from rdzv.core.keys import Keys
+    from rdzv.node.admission import Agreed
     from rdzv.node.store_session import Link
-    from store import Condition, Event, TransactionResult
+    from store import Condition, Event
     from store.interface import LeaseLike
 
 __all__ = ["Candidacy"]
@@ -109,8 +110,7 @@ class Candidacy:
     Args:
         link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
         keys: The run's keys.
-        rules: The run's settings.
-        agreed: Those, as they stand in the store: whoever finds others there decides nothing.
+        agreed: The run's settings: whoever finds others in the store, and cannot go by them, decides nothing.
         overruled: Called with the run's settings if they are others by now.
         node_id: Who takes the role.
         ttl: That of a member's lease.
@@ -124,8 +124,7 @@ class Candidacy:
         link: Link,
         *,
         keys: Keys,
-        rules: Rules,
-        agreed: bytes,
+        agreed: Agreed,
         overruled: Callable[[dict[str, Any]], None],
         node_id: str,
         ttl: float,
@@ -136,7 +135,6 @@ class Candidacy:
         self._link = link
         self._store = link.store
         self._keys = keys
-        self._rules = rules
         self._agreed = agreed
         self._overruled = overruled
         self._node_id = node_id
@@ -163,7 +161,7 @@ class Candidacy:
         """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
         try:
             await self._take_role()
-        except _OverruledError as error:
+        except OverruledError as error:
             self._overruled(error.settings)
             await anyio.sleep_forever()  # until this node has left, of which it is told now
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
@@ -197,7 +195,7 @@ class Candidacy:
         keys = self._keys
         try:
             taken = await self._store.transact(
-                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed),
+                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
                 then=(
                     Put(keys.coordinator, self._node_id.encode(), lease=lease.id),
                     Get(keys.round),
@@ -211,29 +209,12 @@ class Candidacy:
                 _, *found = taken.results
                 with lost, contextlib.suppress(ConditionFailed):
                     await _Term(self, taken.revision, lease, run_lease).lead(*found)  # type: ignore[arg-type]
-            else:
-                _check_settings(taken, self._agreed)
-                if self._follower.head.coordinator is None:
-                    # The watch will tell who it is.
-                    await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
+            elif not take_settings(taken, self._agreed) and self._follower.head.coordinator is None:
+                # The watch will tell who it is.
+                await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
         finally:
             with anyio.CancelScope(shield=True):
                 await lease.release()
-
-
-class _OverruledError(Exception):
-    """The run has other settings than this node decides by."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        super().__init__("the run has got other settings")
-        self.settings = settings
-
-
-def _check_settings(refused: TransactionResult, agreed: bytes) -> None:
-    """Raise `_OverruledError` if a transaction that gives the settings otherwise was refused for their sake."""
-    entry = refused.results[-1]
-    if isinstance(entry, Entry) and entry.value != agreed:
-        raise _OverruledError(unpack_settings(entry.value))
 
 
 class _Term:
@@ -242,7 +223,6 @@ class _Term:
     def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike, run_lease: Lease) -> None:
         self._store = candidacy._store
         self._keys = candidacy._keys
-        self._rules = candidacy._rules
         self._agreed = candidacy._agreed
         self._apart = candidacy._apart
         self._follower = candidacy._follower
@@ -250,7 +230,9 @@ class _Term:
         self._term = term
         self._lease = lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
-        self._view = View(nodes_prefix=self._keys.nodes, needed=self._rules.needed, expected=self._rules.expected)
+        rules = self._agreed.rules
+        self._view = View(nodes_prefix=self._keys.nodes, needed=rules.needed, expected=rules.expected)
+        self._resized_at = 0  # the revision of the last resize that was heeded
         self._events: deque[Event] = deque()
         self._wakeup = Wakeup()
         self._watch_failed: Exception | None = None
@@ -322,6 +304,7 @@ class _Term:
 
     async def _decide_until_closed(self) -> None:
         while True:
+            await self._heed_resize()
             await self._take_in_until(0)
             match decision := await self._decide():
                 case Wait(until=until, error=error):
@@ -336,6 +319,22 @@ class _Term:
                     await self._wakeup.sleep_until(wake_at)
                 case Complete():
                     await self._commit_if_there_is_room(decision)
+
+    @property
+    def _rules(self) -> Rules:
+        """The run's settings, as they are now."""
+        return self._agreed.rules
+
+    async def _heed_resize(self) -> None:
+        """Go by the run's new numbers of nodes, if it has been resized."""
+        resized = self._follower.head.resized
+        if resized is None or resized.revision <= self._resized_at:
+            return
+        there = await self._store.get(self._keys.settings)
+        if there is not None and self._agreed.take(there.value):
+            raise OverruledError(unpack_settings(there.value))
+        self._resized_at = resized.revision
+        self._view.resized(needed=self._rules.needed, now=self._store.time())
 
     async def _decide(self) -> Decision:
         """What should now happen. An order of the user's runs apart from this loop, which keeps leases, too."""
@@ -369,7 +368,9 @@ class _Term:
         """Have the members agree on a step if somebody wants in or out; whether nothing of that is pending."""
         head = self._follower.head
         why = why_to_stop(progress, head, live=self._view.live)
-        await self._agreement.attend(head.stop, why=why, for_newcomers=not (head.closed or head.drains))
+        surplus = len(self._view.live) > progress.capacity
+        for_newcomers = not (head.closed or head.drains or surplus)
+        await self._agreement.attend(head.stop, why=why, for_newcomers=for_newcomers)
         return self._agreement.is_settled(head.stop)
 
     async def _report(self, progress: Progress) -> float | None:
@@ -448,7 +449,7 @@ class _Term:
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
         arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
-        agreed = when.value(self._keys.settings) == self._agreed
+        agreed = when.value(self._keys.settings) == self._agreed.value
         self._shared.used = True  # from now on: the answer to the commit may be lost
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
@@ -472,8 +473,8 @@ class _Term:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
             # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
             await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
-            if result is not None:
-                _check_settings(result, self._agreed)
+            if result is not None and take_settings(result, self._agreed):
+                self._view.resized(needed=self._rules.needed, now=self._store.time())
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, Round
-from rdzv.core.stopping import Drain, Stop
+from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.wakeup import Listeners
 
@@ -126,6 +126,8 @@ class Follower:
             return replace(head, progress=progress, progress_at=self._store.time())
         if event.key == keys.stop:
             return replace(head, stop=Stop.unpack(event.value) if put else None)
+        if event.key == keys.resized:
+            return replace(head, resized=Resized.unpack(event.value, revision=event.revision) if put else None)
         if event.key.startswith(keys.drains):
             drained = event.key.removeprefix(keys.drains)
             drains = {node_id: leaving for node_id, leaving in head.drains.items() if node_id != drained}

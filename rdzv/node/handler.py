@@ -6,7 +6,8 @@ twice; what it has begun is seen to its end all the same:
 
 - `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, which takes two
   seconds at most; a second one does not.
-- `leave`, `set_closed`, `ban`, `unban` and `aclose` go on. The first cancel of `aclose` waits for its end, too.
+- `leave`, `set_closed`, `drain`, `resize`, `ban`, `unban` and `aclose` go on. The first cancel of `aclose` waits for
+  its end, too.
 - What only asks ends.
 
 Two things are not the node's. The round's shared store has a client of its own, in the caller's loop, made at first
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from rdzv.core.asking import Question
     from rdzv.core.history import Chapter
     from rdzv.core.state import Participant, RunStatus
+    from rdzv.core.stopping import Resized
     from store import BlockingStore, Store
 
 __all__ = ["Handler", "RendezvousInfo"]
@@ -297,6 +299,22 @@ class Handler(RendezvousHandler):
             RendezvousStateError: No such node is in the run.
         """
         await self._call(self.node.drain(node_id, within=within, reason=reason), see_to_its_end=True)
+
+    async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
+        """Give the run another minimum or maximum of nodes while it lives; None leaves a number as it is.
+
+        It is in force from the next round on. A round with more members than that ends at a `check`, the same for all,
+        and those with the highest ranks become spares; where there is room for nodes that wait, they come in likewise.
+        A round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
+        come with the numbers that the run had before take the new ones.
+
+        Raises:
+            RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
+            RendezvousStateError: No node has come to the run yet.
+            RendezvousClosedError: The run is closed.
+        """
+        work = self.node.resize(min_nodes=min_nodes, max_nodes=max_nodes, reason=reason)
+        return await self._call(work, see_to_its_end=True)
 
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run from round to round.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.decision import JoinClock
+from rdzv.core.decision import JoinClock, too_large
 from rdzv.core.keys import Keys
 from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
 from rdzv.core.stopping import Drain
@@ -36,7 +36,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
 )
-from rdzv.node.admission import check_node_id, put_ban, put_drain
+from rdzv.node.admission import check_node_id, put_ban, put_drain, resize_run
 from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
+    from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.loops import NodeLoop
     from rdzv.node.part.ports import HeldPort
@@ -361,9 +362,10 @@ class Node:
             gone = membership.dropped or (link is not None and link.follower.error is not None)
             return int(gone and on_loss)
         progress = link.follower.head.progress
+        surplus = int(too_large(membership.round, link.follower.head.resized))
         if progress is None or progress.round != membership.round.number:
-            return 0
-        return progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+            return surplus
+        return surplus + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
@@ -405,6 +407,13 @@ class Node:
         check_node_id(node_id)
         async with self._asking_the_store() as link:
             await put_drain(link.store, self.keys, node_id, Drain(within=within, reason=reason))
+
+    async def resize(self, *, min_nodes: int | None, max_nodes: int | None, reason: str = "") -> Resized:
+        """Give the run another minimum and maximum; see `Handler.resize`."""
+        async with self._asking_the_store() as link:
+            return await resize_run(
+                link.store, self.keys, by=self.node_id, min_nodes=min_nodes, max_nodes=max_nodes, reason=reason
+            )
 
     async def keep(self, name: str, data: bytes) -> None:
         """Keep a little state of the run, on condition that this node is in the round; see `Handler.keep`."""

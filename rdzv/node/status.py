@@ -23,6 +23,7 @@ from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
+    from rdzv.core.stopping import Resized
     from store import Store
 
 __all__ = ["find_member", "read_history", "read_nodes", "read_status"]
@@ -87,6 +88,11 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         releases=dict(releases),
         missing=_missing(head, now=store.time()),
         addresses={**_missing_at(head), **addresses},
+        draining={
+            node_id: (max(leaving.until - store.time(), 0.0), leaving.reason)
+            for node_id, leaving in head.drains.items()
+        },
+        resized=_resized(head),
     )
 
 
@@ -137,6 +143,12 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
     if head.round is not None and _is_news(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
     return explain(head.progress, elapsed=now - head.progress_at)
+
+
+def _resized(head: Head) -> Resized | None:
+    """The last resize, as long as no round has begun with it."""
+    in_force = head.resized is None or (head.round is not None and head.round.revision > head.resized.revision)
+    return None if in_force else head.resized
 
 
 def _missing(head: Head, *, now: float) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""R23 **Announced changes cost no step.** A node that drains is known to all before it happens; nobody's restart is
-counted. A verdict not to go on (`GiveUp`) ends the run everywhere, with one reason, kept in its record.
+"""R23 **Announced changes cost no step.** A node that drains, or a run that is resized, is known to all before it
+happens; nobody's restart is counted. A verdict not to go on (`GiveUp`) ends the run everywhere, with one reason, kept
+in its record.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ import asyncio
 
 import pytest
 
-from rdzv import Draining
+from rdzv import Draining, NodesWaiting, Resized
+from rdzv.errors import RendezvousClosedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop.ending import EndKind
 from rdzv.loop.rounds import rounds_of
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
-from tests.support.runs import listen
+from tests.support.runs import VirtualRun, listen
 
 pytestmark = pytest.mark.virtual_time
 
@@ -51,3 +53,108 @@ async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_w
         assert 19 < told.seconds_left <= 20
         await until(lambda: b.node.membership is not None and b.node.membership.over is not None)
         assert 19.9 < asyncio.get_running_loop().time() - began < 21
+
+
+async def test_r23_a_run_that_is_made_smaller_stops_at_a_step_and_keeps_the_lowest_ranks() -> None:
+    async with a_run() as run:
+        trainers = [Trainer(name) for name in "abcd"]
+        handlers = [run.handler(name) for name in "abcd"]
+        for trainer, handler in zip(trainers, handlers, strict=True):
+            run.start(trainer.train(rounds_of(handler)))
+        await until(lambda: all(trainer.step == 5 for trainer in trainers))
+        resized = await handlers[3].resize(max_nodes=2, reason="the price went up")
+        assert (resized.min_nodes, resized.max_nodes) == (1, 2)
+        stay = [trainer for trainer in trainers if trainer.played[0][1] < 2]
+        go = [trainer for trainer in trainers if trainer not in stay]
+        await until(lambda: all(len(trainer.played) == 2 for trainer in stay))
+        assert len({trainer.left_before[0] for trainer in trainers}) == 1, "all leave before the same step"
+        stop = stay[0].left_before[0]
+        assert [step for of, step in stay[0].begun if of == 0] == list(range(stop)), "no step is lost"
+        ending = stay[0].rounds[0].ending
+        assert ending is not None
+        assert (ending.kind, ending.reason) == (
+            EndKind.AGREED,
+            "the run was resized to at most 2 nodes: the price went up",
+        )
+        assert [trainer.played[1][1:] for trainer in sorted(stay, key=lambda one: one.played[0][1])] == [(0, 2), (1, 2)]
+        async for status in handlers[0].statuses():
+            if len(status.spares) == 2:
+                break
+        assert all(len(trainer.played) == 1 for trainer in go), "who is over stays as a spare"
+        await handlers[0].resize(max_nodes=3)
+        await until(lambda: len(stay[0].played) == 3)
+        assert stay[0].played[2][2] == 3, "and comes in where there is room again"
+
+
+async def test_r23_a_run_that_is_made_larger_takes_in_who_waits_at_a_step() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
+        trainers = [Trainer(name) for name in "abc"]
+        handlers = [run.handler(name) for name in "abc"]
+        for trainer, handler in zip(trainers, handlers, strict=True):
+            run.start(trainer.train(rounds_of(handler)))
+        await until(lambda: sum(trainer.step >= 5 for trainer in trainers) == 2)
+        (spare,) = [trainer for trainer in trainers if not trainer.played]
+        inside = [trainer for trainer in trainers if trainer.played]
+        await handlers[0].resize(max_nodes=3)
+        await until(lambda: bool(spare.played))
+        assert spare.played[0][2] == 3
+        assert inside[0].left_before == inside[1].left_before
+        assert [step for of, step in inside[0].begun if of == 0] == list(range(inside[0].left_before[0]))
+
+
+async def test_r23_a_larger_minimum_lets_the_round_go_on_until_there_are_enough_nodes() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        heard = await listen(run, a)
+        await b.resize(3, 4)
+        await heard.until(Resized)
+        assert not any(isinstance(change, NodesWaiting) for change in heard.changes)
+        c = run.handler("c")  # was told the numbers that the run had before
+        joining = run.start(c.next_rendezvous())
+        await heard.until(NodesWaiting)
+        assert a.num_nodes_changed() == 1
+        both = [run.start(handler.next_rendezvous()) for handler in (a, b)]
+        infos = [await task for task in (*both, joining)]
+        assert {info.world_size for info in infos} == {3}
+        status = await a.status()
+        assert (status.settings["min_nodes"], status.settings["max_nodes"], status.resized) == (3, 4, None)
+
+
+async def test_r23_a_resize_holds_for_whoever_coordinates_next_and_for_who_comes_when_all_have_gone() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        coordinator = (await a.status()).coordinator
+        survivors = [handler for handler in (a, b, c) if handler.node_id != coordinator]
+        await a.resize(max_nodes=1)
+        assert coordinator is not None
+        run.crash(coordinator)
+        await until(lambda: survivors[0].num_nodes_changed() >= 2)  # one is lost, and one is too many
+        joining = [run.start(handler.next_rendezvous()) for handler in survivors]
+        done, pending = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().world_size for task in done] == [1]
+        assert len(pending) == 1
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(joining)
+        for handler in survivors:
+            await handler.aclose()
+        d = run.handler("d")
+        assert (await run.meet(d))[0].world_size == 1
+        assert (await d.status()).settings["max_nodes"] == 1
+        with pytest.raises(RendezvousSettingsError, match="max_nodes is 7 here and 1 in the run"):
+            await run.handler("e", max_nodes=7).next_rendezvous()
+
+
+async def test_r23_a_run_without_nodes_and_one_that_is_closed_cannot_be_resized() -> None:
+    async with a_run() as run:
+        a = run.handler("a")
+        with pytest.raises(RendezvousStateError, match="no node has come to it yet"):
+            await a.resize(2, 3)
+        await run.meet(a)
+        with pytest.raises(RendezvousSettingsError, match="min_nodes=9 and max_nodes=8"):
+            await a.resize(9)
+        await a.set_closed("done")
+        with pytest.raises(RendezvousClosedError, match="is closed: done; it cannot be resized"):
+            await a.resize(2, 3)

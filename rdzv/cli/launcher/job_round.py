@@ -31,6 +31,7 @@ import anyio
 from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.stopping import Resized
 from rdzv.errors import RoundSupersededError
 from rdzv.loop.ending import names_of
 from store import StoreError
@@ -182,16 +183,16 @@ class JobRound:
         """Wait for what ends the round; whoever else will feel it has been told who began."""
         while True:
             match await self._heard.get():
-                case NodesWaiting(count=count) as waiting if count and self._running and self._lets_wait:
-                    end = await self._let_wait(waiting)
+                case (NodesWaiting() | Draining() | Resized()) as wished if self._lets_wait(wished):
+                    end = await self._let_wait(wished)
                 case heard:
                     end = await self._judge(heard)
             if end is not None:
                 return end
 
-    @property
-    def _lets_wait(self) -> bool:
-        return self._job.on_change is not OnChange.TERM
+    def _lets_wait(self, wished: NodesWaiting | Draining | Resized) -> bool:
+        """Whether what somebody wishes has to wait for a checkpoint of the job."""
+        return self._job.on_change is not OnChange.TERM and bool(self._running and self._ends_round(wished))
 
     async def _judge(self, heard: Change | Process) -> End | signal.Signals | None:
         """Say what a change, or the end of a process, means for the round; None if it goes on."""
@@ -205,13 +206,31 @@ class JobRound:
             case Closed() as closed:
                 return closed
             case change:
-                why = _ends_round(change)
+                why = self._ends_round(change)
                 if why is None:
                     return None
                 if self._running == 0 and await self._count(0):
                     return Succeeded()
                 await is_to_blame(self._info)
                 return Changed(why=why)
+
+    def _ends_round(self, change: Change) -> str | None:
+        """Say why a change means meeting again; None if it does not."""
+        match change:
+            case NodesLost(count=count) as lost:
+                return f"{count} lost: {names_of(lost)}"
+            case NodesLeft(count=count) as left:
+                return f"{count} left: {names_of(left)}"
+            case NodesWaiting(count=count):
+                return f"{count} waiting to come in" if count else None
+            case Draining(node_ids=ids, reason=reason):
+                return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
+            case Resized(max_nodes=most, reason=reason):
+                too_many = self._info.world_size > most
+                return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None
+            case Dropped(reason=reason):
+                return f"this node was dropped: {reason}"
+        return None
 
     async def _count(self, more: int) -> bool:
         """Count this node among those that have succeeded, or not; whether all have."""
@@ -240,24 +259,28 @@ class JobRound:
         assert failed.status is not None
         return Failed(rank=failed.rank, status=failed.status, counts=counts)
 
-    async def _let_wait(self, waiting: NodesWaiting) -> End | signal.Signals | None:
-        """Let newcomers wait until the job is at a checkpoint, or the grace is over; None if they do not any more."""
-        why = _ends_round(waiting)
+    async def _let_wait(self, wished: NodesWaiting | Draining | Resized) -> End | signal.Signals | None:
+        """Let newcomers wait until the job is at a checkpoint, or the grace is over; None if they do not any more.
+
+        So must who is to leave, for as long as it has.
+        """
+        why = self._ends_round(wished)
         assert why is not None, "somebody waits"
-        log.info("%s, for a checkpoint of the job, at most %g s", why, self._job.grace)
+        within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
+        log.info("%s, for a checkpoint of the job, at most %g s", why, within)
         tells = self._job.on_change is OnChange.USR1
         before = self._checkpoint()
         if tells:
             await is_to_blame(self._info)  # others may fail as soon as processes here have ended
             for process in self._processes:
                 process.tell(signal.SIGUSR1)
-        until = anyio.current_time() + self._job.grace
+        until = anyio.current_time() + within
         while self._running and anyio.current_time() < until and self._checkpoint() == before:
             heard: Change | Process | None = None
             with anyio.move_on_after(LOOK_AGAIN):  # if the time is up, what is in the queue stays there
                 heard = await self._heard.get()
             match heard:
-                case NodesWaiting(count=0) if not tells:
+                case NodesWaiting(count=0) if not tells and isinstance(wished, NodesWaiting):
                     return None
                 case None | NodesWaiting():
                     pass
@@ -267,7 +290,7 @@ class JobRound:
                     end = await self._judge(heard)
                     if end is not None:
                         return end
-        return Changed(why=why) if tells else await self._judge(waiting)
+        return Changed(why=why) if tells else await self._judge(wished)
 
     def _checkpoint(self) -> int:
         """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""
@@ -310,21 +333,6 @@ class JobRound:
             await process.release()
         if self._stacks is not None:
             self._stacks.forget_ended()
-
-
-def _ends_round(change: NodesWaiting | NodesLost | NodesLeft | Draining | Dropped) -> str | None:
-    """Say why a change means meeting again; None if it does not."""
-    match change:
-        case NodesLost(count=count) as lost:
-            return f"{count} lost: {names_of(lost)}"
-        case NodesLeft(count=count) as left:
-            return f"{count} left: {names_of(left)}"
-        case NodesWaiting(count=count):
-            return f"{count} waiting to come in" if count else None
-        case Draining(node_ids=ids, reason=reason):
-            return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
-        case Dropped(reason=reason):
-            return f"this node was dropped: {reason}"
 
 
 async def is_to_blame(info: RendezvousInfo) -> bool:

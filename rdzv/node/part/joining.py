@@ -21,9 +21,8 @@ import anyio
 
 from rdzv.bootstrap_check import check_the_way
 from rdzv.config.settings import describe_difference
-from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, Rules, follow
+from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.named import named
-from rdzv.core.ranks import order_named
 from rdzv.core.state import unpack_roster
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.admission import report_health
@@ -246,15 +245,6 @@ class Joining:
         return Candidacy(
             link,
             keys=part.keys,
-            rules=Rules(
-                needed=settings.needed,
-                capacity=settings.capacity,
-                unit=settings.node_unit,
-                last_call=settings.last_call_timeout,
-                early_last_call=settings.early_last_call,
-                order=order_named(settings.rank_order),
-                expected=settings.expected,
-            ),
             agreed=part.agreed,
             overruled=overruled,
             node_id=part.node_id,

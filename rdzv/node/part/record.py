@@ -60,13 +60,13 @@ class Recording:
             writes = [Put(key, record.pack(), lease=lease.id)]
             if not expected:
                 # Unchanged, so that nobody rewrites the settings who has looked before we came.
-                writes.append(Put(part.keys.settings, part.agreed, lease=run_lease.id))
+                writes.append(Put(part.keys.settings, part.agreed.value, lease=run_lease.id))
             part.arrival.send(record)
             sent_at = link.store.time()
             try:
                 result = await link.store.transact(
                     when=(
-                        when.value(part.keys.settings) == part.agreed,
+                        when.value(part.keys.settings) == part.agreed.value,
                         when.mod_revision(key) == expected,
                         when.missing(banned),
                     ),
@@ -90,10 +90,10 @@ class Recording:
             settings_entry, there, ban = result.results
             if isinstance(ban, Entry):
                 raise part.banned_error(Ban.unpack(ban.value))
-            part.agreed = await agree_on_settings(
+            await agree_on_settings(
                 link.store,
                 part.keys,
-                part.settings,
+                part.agreed,
                 run_lease,
                 incarnation=part.incarnation,
                 there=settings_entry,  # type: ignore[arg-type]  # results of Gets

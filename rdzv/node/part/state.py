@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.core.decision import GIVEN_UP_MOST
-from rdzv.core.state import pack_settings
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -20,6 +19,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
+from rdzv.node.admission import Agreed
 from rdzv.node.part.arrival import Arrival
 from rdzv.node.part.ports import HeldPort
 from store.printable import without_durations
@@ -52,7 +52,6 @@ class Part:
         node_id: The node's name.
         incarnation: Random; another process of the same name is somebody else.
         listeners: Who is woken when any of this changes.
-        agreed: The run's settings as this node expects them in the store.
         port: Where the others would meet, were this node rank 0.
         arrival: Where the node's record stands.
         membership: The last round it was in; it says itself whether the node still is.
@@ -78,7 +77,7 @@ class Part:
         self.keys = keys
         self.node_id = node_id
         self.incarnation = f"{rng.getrandbits(64):016x}"
-        self.agreed = pack_settings(settings.shared()) if settings.can_join else b""
+        self._agreed = Agreed(settings) if settings.can_join else None
         self.port = port or HeldPort(settings.master_port)
         self.listeners = listeners
         self.arrival: Arrival[HeldLease] = Arrival()
@@ -91,6 +90,12 @@ class Part:
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
+
+    @property
+    def agreed(self) -> Agreed:
+        """The run's settings, as this node expects them in the store and goes by them."""
+        assert self._agreed is not None, "an observer does not join"
+        return self._agreed
 
     @property
     def reason(self) -> str:

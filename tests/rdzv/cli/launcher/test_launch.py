@@ -567,6 +567,27 @@ async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_statu
         assert any("says not to go on" in line for line in b.output), b.written()
 
 
+async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wait_as_spares(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
+    async with node(url, "a") as a, node(url, "b") as b:
+        first, second = await started(a), await started(b)
+        async with (
+            start_python("-m", "rdzv", "resize", f"{server}/job", "--max", "1", "--reason", "cost") as resize,
+            start_python("-m", "rdzv", "resize", f"{server}/job") as nothing,
+        ):
+            assert await resize.wait(timeout=30) == 0, resize.written()
+            assert await nothing.wait(timeout=30) == 2, nothing.written()
+        assert "run job is resized to 1 node, from its next round on" in resize.stdout
+        stays, goes = (a, b) if first["RANK"] == "0" else (b, a)
+        assert {first["RANK"], second["RANK"]} == {"0", "1"}
+        again = await started(stays)
+        assert places(again) == [("1", "0", "1")]
+        tell(again, SUCCEED)
+        assert await stays.wait(timeout=30) == 0
+        assert await goes.wait(timeout=30) == 0, "it was a spare, and is not needed"
+        assert any("resized to at most 1: cost; meeting again" in line for line in (*a.output, *b.output))
+
+
 async def test_a_node_that_is_to_leave_does_and_the_others_meet_again_without_it(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=0.5"
     async with node(url, "a") as a, node(url, "b") as b:

@@ -1,0 +1,71 @@
+"""Pure: a run that is resized while it lives: its settings get another minimum and maximum, and say what they were.
+
+A node is told the run's numbers when it starts, and a run may outlive them by weeks. So the settings keep the numbers
+that the run had before, under `RESIZED_FROM`: a node that comes with any of those was told right at the time, and takes
+the run's; one that comes with numbers that the run never had is told so, as ever (promise R18).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.config.config_errors import refuse
+from rdzv.config.settings import capacity_of, describe_difference, needed_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RESIZED_FROM", "describe_size", "resize", "sizes_of", "was_resized_from"]
+
+RESIZED_FROM: Final = "resized_from"
+"""In a run's settings: the minimum and maximum that it had, in pairs, the first ones and then the last ones."""
+
+FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run every minute, and nodes know the first
+
+
+def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
+    """Return a run's settings with other numbers of nodes; None leaves a number as it is.
+
+    Raises:
+        RendezvousSettingsError: They contradict each other.
+    """
+    old = [agreed["min_nodes"], agreed["max_nodes"]]
+    new = [old[0] if min_nodes is None else min_nodes, old[1] if max_nodes is None else max_nodes]
+    least, most = new
+    if least < 1 or most < least:
+        refuse(
+            f"min_nodes={least} and max_nodes={most}: the run is resized to at least 1 node, and its minimum is not "
+            f"more than its maximum; give both"
+        )
+    needed, capacity = sizes_of({**agreed, "min_nodes": least, "max_nodes": most})
+    if capacity < needed:
+        refuse(
+            f"min_nodes={least} in units of node_unit={agreed['node_unit']} is {needed}, and must not be more than "
+            f"max_nodes={most}; raise max_nodes to {needed}"
+        )
+    if new == old:
+        return dict(agreed)
+    former = [list(pair) for pair in agreed.get(RESIZED_FROM, ()) if list(pair) not in (old, new)] + [old]
+    if len(former) > FORMER_MOST:
+        former = [former[0], *former[-FORMER_MOST + 1 :]]
+    return {**agreed, "min_nodes": least, "max_nodes": most, RESIZED_FROM: former}
+
+
+def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Return whether the run's settings differ from a node's own by a resize alone."""
+    numbers = {name: ours[name] for name in ("min_nodes", "max_nodes")}
+    if describe_difference(ours, {**theirs, **numbers}):
+        return False
+    return list(numbers.values()) in [list(pair) for pair in theirs.get(RESIZED_FROM, ())]
+
+
+def sizes_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the fewest and the most nodes of a round, in units."""
+    unit = agreed["node_unit"]
+    return needed_of(agreed["min_nodes"], unit), capacity_of(agreed["max_nodes"], unit)
+
+
+def describe_size(min_nodes: int, max_nodes: int) -> str:
+    """Return the numbers in words."""
+    count = f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes} to {max_nodes}"
+    return f"{count} node{'' if max_nodes == 1 else 's'}"

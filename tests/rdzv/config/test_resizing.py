@@ -1,0 +1,64 @@
+"""The room `rdzv.config.resizing`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdzv.config.resizing import FORMER_MOST, RESIZED_FROM, describe_size, resize, sizes_of, was_resized_from
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousSettingsError
+
+
+def shared(query: str = "min_nodes=2&max_nodes=4") -> dict[str, Any]:
+    return parse(f"tcp://127.0.0.1:29400/job?{query}", {}, {}).shared()
+
+
+def test_a_resize_changes_the_numbers_and_keeps_the_former_ones() -> None:
+    once = resize(shared(), min_nodes=4, max_nodes=8)
+    assert (once["min_nodes"], once["max_nodes"], once[RESIZED_FROM]) == (4, 8, [[2, 4]])
+    twice = resize(once, min_nodes=None, max_nodes=6)
+    assert (twice["min_nodes"], twice["max_nodes"], twice[RESIZED_FROM]) == (4, 6, [[2, 4], [4, 8]])
+    assert resize(twice, min_nodes=4, max_nodes=None) == twice
+    assert {name: twice[name] for name in twice if "nodes" not in name and name != RESIZED_FROM} == {
+        name: value for name, value in shared().items() if "nodes" not in name
+    }
+
+
+def test_a_node_that_was_told_any_former_numbers_goes_by_the_runs() -> None:
+    run = resize(resize(shared(), min_nodes=4, max_nodes=8), min_nodes=1, max_nodes=2)
+    assert was_resized_from(run, shared())
+    assert was_resized_from(run, shared("min_nodes=4&max_nodes=8"))
+    assert not was_resized_from(run, shared("min_nodes=3&max_nodes=8"))
+    assert not was_resized_from(run, shared("min_nodes=2&max_nodes=4&last_call_timeout=7")), "that was not resized"
+    assert not was_resized_from(shared("min_nodes=1&max_nodes=2"), shared())
+
+
+def test_the_first_numbers_are_kept_however_often_a_run_is_resized() -> None:
+    run = shared()
+    for most in range(5, 50):
+        run = resize(run, min_nodes=None, max_nodes=most)
+    assert len(run[RESIZED_FROM]) == FORMER_MOST
+    assert was_resized_from(run, shared())
+    assert was_resized_from(run, shared("min_nodes=2&max_nodes=48"))
+    back = resize(run, min_nodes=2, max_nodes=4)
+    assert [2, 4] not in back[RESIZED_FROM], "these are its numbers now"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "query", "says"),
+    [
+        (5, None, "min_nodes=2&max_nodes=4", "min_nodes=5 and max_nodes=4.*give both"),
+        (0, None, "min_nodes=2&max_nodes=4", "at least 1 node"),
+        (3, 3, "min_nodes=2&max_nodes=4&node_unit=2", "node_unit=2 is 4, and must not be more than max_nodes=3"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(least: int, most: int | None, query: str, says: str) -> None:
+    with pytest.raises(RendezvousSettingsError, match=says):
+        resize(shared(query), min_nodes=least, max_nodes=most)
+
+
+def test_sizes_are_in_units_and_have_words() -> None:
+    assert sizes_of(resize(shared("min_nodes=2&max_nodes=4&node_unit=2"), min_nodes=3, max_nodes=7)) == (4, 6)
+    assert [describe_size(*pair) for pair in ((1, 1), (2, 2), (1, 4))] == ["1 node", "2 nodes", "1 to 4 nodes"]
