@@ -161,6 +161,8 @@ def tcp_handler(settings: Settings) -> Handler:
             server_tls = credentials.server_tls() if settings.uses_tls else None
             hosting = Hosting(settings, token=credentials.token, tls=server_tls)
             node.on_close(hosting.aclose)
+            hosted = hosting
+            node.hosts_store = lambda: hosted.hosts
         await hosting.begin()
         async with client(settings.join_timeout) as opened:
             hosting.settle()

@@ -105,6 +105,14 @@ class Hosting:
         """A store was found: this process will not start one any more."""
         self._settled.set()
 
+    @property
+    def hosts(self) -> bool:
+        """Whether this process serves the store; from any thread."""
+        task = self._task
+        return (
+            task is not None and task.done() and not task.cancelled() and not task.exception() and bool(task.result())
+        )
+
     async def aclose(self) -> None:
         """End the store that this process hosts, if it does; also when nobody waited for it to be started."""
         self.settle()

@@ -91,6 +91,7 @@ class Node:
         withdrawn: Done once a node that is being closed has left its round; the store may still be served from here,
             for as long as anybody is connected to it.
         time: The clock by which it knows when others are to leave, once it has connected; from any thread.
+        hosts_store: Whether this process serves the run's store; from any thread.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Node:
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0
+        self.hosts_store: Callable[[], bool] = lambda: False
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -206,6 +208,11 @@ class Node:
         stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
         with anyio.CancelScope(shield=True):
             await stack.aclose()
+
+    async def give_up_store(self, reason: str) -> None:
+        """End whatever waits for the store: somebody knows that it will not come back."""
+        if self._link is not None:
+            self._link.give_up(ConnectionLost(reason, maybe_applied=True))
 
     def connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""

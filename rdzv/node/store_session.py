@@ -92,6 +92,12 @@ class Link:
         failure: StoreError | None = getattr(self.store, "failure", None)
         return failure
 
+    def give_up(self, error: StoreError) -> None:
+        """The store will not come back: everything that waits for it ends with this error, if its client can say so."""
+        fail = getattr(self.store, "fail", None)
+        if fail is not None:
+            fail(error)
+
     async def in_reach_again(self, *, within: float) -> bool:
         """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first."""
         with anyio.move_on_after(within) as limit:

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rdzv import errors as ours
 from rdzv import sync
@@ -18,13 +18,24 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.torch.memory_store import MemoryStore
-from rdzv.torch.pytorch import RendezvousGracefulExitError, SignalException, runs_under_torchrun, torch_api
-from rdzv.torch.screen import Screen, configure_logging, end_with
+from rdzv.torch.pytorch import (
+    ChildFailedError,
+    RendezvousGracefulExitError,
+    SignalException,
+    agent_above,
+    in_words,
+    runs_under_torchrun,
+    torch_api,
+)
+from rdzv.torch.screen import WORKERS, Screen, configure_logging, end_with
 from rdzv.torch.store import TorchStore, unconnected_handler
 from rdzv.torch.tcp_store import open_tcp_store
 from rdzv.torch.unnamed_run import NO_NAME, begin_anew
 from store import StoreError
 from store.net.sockets import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["TorchRendezvousHandler"]
 
@@ -231,27 +242,44 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         began = time.monotonic()
-        if self._memory_store is not None:
-            try:
-                self._memory_store.raise_if_gone()
-            except ours.RendezvousConnectionError:
-                self._was_member = False  # there is nothing left to close or to leave
-                raise
         handler = self._connected()
+        agent = agent_above()
+        if self._was_member and agent is not None and agent.problem:
+            self._screen.explain(handler.node_id, agent.problem)
         while True:
-            with self._screen.meeting(handler):
+            with self._screen.meeting(handler), self._while_store_may_come_back(handler):
                 info = self._next_round(handler)
-            self._tcp_store = None
-            if self._settings.torch_store == "tcp":
-                if info.rank == 0:
-                    info.store.set(WORKERS_PORT, str(free_port()))
-                self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
-            if handler.all_here(timeout=self._choices.read_timeout.total_seconds()):
+                self._tcp_store = None
+                if self._settings.torch_store == "tcp":
+                    if info.rank == 0:
+                        info.store.set(WORKERS_PORT, str(free_port()))
+                    self._tcp_store = open_tcp_store(info, self._choices.read_timeout)
+                all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
+            if all_here:
                 if self._memory_store is None:
                     self._memory_store = self._memory_store_of_run()
                 self._screen.met(info, time.monotonic() - began)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
+
+    @contextlib.contextmanager
+    def _while_store_may_come_back(self, handler: sync.Handler) -> Iterator[None]:
+        """End the block's waiting once the store was in memory only and its process is gone.
+
+        Raises:
+            RendezvousConnectionError: It is, or was before.
+        """
+        if self._memory_store is None:
+            yield
+            return
+        with self._memory_store.watched(handler) as gone:
+            try:
+                yield
+            except ours.RendezvousError as error:
+                if not gone:
+                    raise
+                self._was_member = False  # there is nothing left to close or to leave
+                raise gone[0] from error
 
     def _memory_store_of_run(self) -> MemoryStore | None:
         with (
@@ -282,9 +310,18 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if self._handler is None:
             configure_logging()
             self._stack.callback(self._screen.stop)
-            self._handler = self._stack.enter_context(sync.connect(self._choices.url, **self._choices.overrides))
-            self._screen.listen(self._handler)
+            agent = agent_above()
+            overrides = self._choices.overrides
+            if agent is not None:
+                attributes = {**self._settings.attributes, WORKERS: str(agent.workers)}
+                overrides = {**overrides, "attributes": attributes}
+            self._handler = handler = self._stack.enter_context(sync.connect(self._choices.url, **overrides))
+            workers = agent.workers if agent is not None else None
+            self._screen.begins(self._settings, handler.node_id, workers, hosts=_hosts(handler))
+            self._screen.listen(handler)
             atexit.register(self._leave_at_exit)
+            if runs_under_torchrun():
+                self._screen.end_quietly(lambda: _hosts(handler))
         return self._handler
 
     def _explained(self, error: ours.RendezvousError) -> Exception:
@@ -343,7 +380,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         elif self._was_member or not self._kept_out:
             handler = self._connected()
             if not handler.is_closed():
-                handler.set_closed("an agent has ended" if self._was_member else "shut down before it began")
+                handler.set_closed(_why_it_ends() if self._was_member else "shut down before it began")
 
     def _close(self) -> None:
         try:
@@ -354,8 +391,22 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""
         if self._handler is not None and self._pid == os.getpid():
+            self._screen.explain(self._handler.node_id)
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
+
+
+def _hosts(handler: sync.Handler) -> bool:
+    return handler.node is not None and handler.node.hosts_store()
+
+
+def _why_it_ends() -> str:
+    """Why an agent that shuts us down ends, which is what the others are told."""
+    error = sys.exception()
+    if isinstance(error, ChildFailedError):
+        _, failure = error.get_first_failure()
+        return f"an agent has failed: {in_words(failure)}"
+    return "an agent has ended"
 
 
 def _stopped_by_a_signal() -> bool:

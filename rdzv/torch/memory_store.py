@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Final, Self
 
-from rdzv.errors import RendezvousConnectionError
+from rdzv.errors import RendezvousConnectionError, RendezvousError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from rdzv import sync
     from rdzv.config.settings import Settings
 
 __all__ = ["MemoryStore"]
 
 log = logging.getLogger("rdzv.torch")
 
-COMES_BACK_WITHIN: Final = 3.0
+COMES_BACK_WITHIN: Final = 2.0
 """In seconds: how long a process that is gone may take to be replaced by one that listens."""
 
 LOOK_EVERY: Final = 0.2
@@ -46,8 +48,39 @@ class MemoryStore:
             return None
         return cls(settings)
 
-    def raise_if_gone(self) -> None:
+    @contextlib.contextmanager
+    def watched(self, handler: sync.Handler) -> Iterator[list[RendezvousConnectionError]]:
+        """End whatever the block waits for once the process is gone; what is yielded then has the reason."""
+        gone: list[RendezvousConnectionError] = []
+        done = threading.Event()
+        watching = threading.Thread(
+            target=self._watch, args=(handler, done, gone), name="rdzv memory store", daemon=True
+        )
+        watching.start()
+        try:
+            yield gone
+        finally:
+            done.set()
+            watching.join(COMES_BACK_WITHIN)
+
+    def _watch(self, handler: sync.Handler, done: threading.Event, gone: list[RendezvousConnectionError]) -> None:
+        node = handler.node
+        while node is not None and not done.is_set():
+            if not node.in_reach:
+                try:
+                    self.raise_if_gone(done)
+                except RendezvousConnectionError as error:
+                    gone.append(error)
+                    with contextlib.suppress(RuntimeError, RendezvousError):  # it has been closed meanwhile
+                        node.loop.start(node.give_up_store(str(error)))
+                    return
+            done.wait(LOOK_EVERY)
+
+    def raise_if_gone(self, done: threading.Event) -> None:
         """Return at once if somebody listens; else wait for a moment, and say for what.
+
+        Args:
+            done: Set once nobody wants to know any more.
 
         Raises:
             RendezvousConnectionError: Its process is gone. A host that cannot be reached says nothing about that.
@@ -67,7 +100,8 @@ class MemoryStore:
                     "run %s: nobody listens at %s, where the store was, in memory only; waiting %g s for another one",
                     *(self._run_id, self._name, COMES_BACK_WITHIN),
                 )
-            time.sleep(LOOK_EVERY)
+            if done.wait(LOOK_EVERY):
+                return
 
     def _refuses(self) -> bool:
         with contextlib.suppress(OSError):

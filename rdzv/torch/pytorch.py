@@ -14,6 +14,7 @@ try:
     import torch
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 except ImportError as error:
@@ -26,15 +27,21 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = [
+    "LISTENING_STORE",
     "OLDEST",
     "PRIVATE",
+    "RELEASE",
+    "Agent",
+    "ChildFailedError",
     "Private",
     "QueueEmptyError",
     "RendezvousBackend",
     "RendezvousGracefulExitError",
     "SignalException",
     "abort_process_group",
+    "agent_above",
     "dist",
+    "in_words",
     "runs_under_torchrun",
     "set_group_timeout",
     "torch",
@@ -44,6 +51,10 @@ __all__ = [
 
 OLDEST: Final = (2, 4)
 """The oldest release that has `RendezvousInfo` and the store shared with the agent."""
+
+
+RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
+"""The one that is installed: `(2, 13)`, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,7 @@ class Private:
 
 
 _ELASTIC: Final = "torch.distributed.elastic"
+_AGENT: Final = f"{_ELASTIC}.agent.server.api"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
 PRIVATE: Final = (
@@ -91,6 +103,12 @@ PRIVATE: Final = (
         module="torch.distributed.run",
         name="run",
         used_for="telling torchrun from a caller of elastic_launch: a function of this name in this module",
+    ),
+    Private(
+        module=_AGENT,
+        name="SimpleElasticAgent._invoke_run",
+        used_for="how many workers an agent has, and why it meets again: its variables `spec` and `run_result`; "
+        "without it neither is said",
     ),
     Private(
         module="torch.distributed",
@@ -131,6 +149,10 @@ set_group_timeout: Final[Any] = getattr(dist.distributed_c10d, "_set_pg_timeout"
 """Changes the timeout of a group's collectives, once it has been made."""
 
 
+LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
+"""What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
+
+
 def runs_under_torchrun() -> bool:
     """Whether PyTorch's launcher is above us on the stack: then nobody can take an error, but for the shell."""
     frame: FrameType | None = sys._getframe()
@@ -140,6 +162,42 @@ def runs_under_torchrun() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What PyTorch's agent above us on the stack is about.
+
+    Attributes:
+        workers: How many it runs.
+        problem: What has befallen one of them, for which it meets the others again; empty if nothing has.
+    """
+
+    workers: int
+    problem: str
+
+
+def agent_above() -> Agent | None:
+    """The agent that has called us; None if none has, or if its code is none that we know."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
+            try:
+                workers = int(frame.f_locals["spec"].local_world_size)
+                failures = getattr(frame.f_locals.get("run_result"), "failures", {})
+            except (KeyError, AttributeError, TypeError, ValueError):
+                return None
+            first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
+            return Agent(workers, "" if first is None else in_words(first))
+        frame = frame.f_back
+    return None
+
+
+def in_words(failure: Any) -> str:
+    """What has befallen a worker, of PyTorch's `ProcessFailure`."""
+    if failure.exitcode < 0:
+        return f"worker {failure.local_rank} was killed by signal {-failure.exitcode}"
+    return f"worker {failure.local_rank} ended with status {failure.exitcode}"
 
 
 def underlying_store(store: Any) -> Any:

@@ -1,11 +1,14 @@
 """Shell: what an agent says on its screen of the rendezvous: one line for each thing that happens to the job.
 
     W1122 05:12:48.611 16128 rdzv] run job: node-c is lost; meeting again, 2 of 3 are left
-    I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes; gone: node-c; this one, node-a, has rank 0; ...
+    I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes, world size 4; gone: node-c; this one, node-a, ...
 
 The lines have the prefix of PyTorch's own, and go where those go. LOGLEVEL is obeyed, as PyTorch obeys it; unless it is
 set, these lines are shown from INFO on, and those of the rest of `rdzv` and `store` from WARNING on. Whoever has
 configured logging is left alone: the lines are then the configuration's.
+
+An agent that leaves a round for a reason, such as a worker that was killed, writes it into the round's store first, for
+the others' screens.
 
 The lines are written by the thread that has something to say, and by one that listens to the run's changes for as long
 as the handler lives.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,14 +27,18 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RendezvousError
+from rdzv.torch.pytorch import SignalException
+from store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
 
     from rdzv import sync
+    from rdzv.config.settings import Settings
     from rdzv.core.state import Change
 
-__all__ = ["Screen", "configure_logging", "end_with"]
+__all__ = ["WORKERS", "Screen", "configure_logging", "end_with"]
 
 log = logging.getLogger("rdzv.torch")
 
@@ -46,9 +54,14 @@ JOIN_WITHIN: Final = 1.0
 NAMED_MAX: Final = 8
 """How many nodes a line names."""
 
-
 COMPARED_MAX: Final = 64
 """How large a round may be for its members to be compared with those of the last: each agent reads all their names."""
+
+WORKERS: Final = "workers"
+"""The attribute in which each agent tells how many workers it runs: their sum is the world size."""
+
+WHY: Final = "rdzv/torch/why/"
+"""What the keys of a round's store begin with under which agents tell why they leave it."""
 
 
 class _Formatter(logging.Formatter):
@@ -92,6 +105,45 @@ class Screen:
         self._listener: threading.Thread | None = None
         self._size = 0  # of the round that this node is in
         self._members: frozenset[str] = frozenset()  # of the same, if they are few enough to be named
+        self._store: sync.SharedStore | None = None  # of the same
+        self._told_of: set[str] = set()  # who of the same is known to have gone
+        self._stopped_by = ""
+
+    def begins(self, settings: Settings, node_id: str, workers: int | None, *, hosts: bool) -> None:
+        """Say where the others are to be met, and as whom."""
+        least, most = settings.min_nodes, settings.max_nodes
+        log.info(
+            "run %s: joining at %s, %s node%s; this one is %s%s%s",
+            *(self._run_id, settings.endpoint.url),
+            *(f"{least} to {most}" if least != most else most, "s" * (most != 1), node_id),
+            f", with {workers} worker{'s' * (workers != 1)}" * (workers is not None),
+            ", and serves the store" * hosts,
+        )
+
+    def end_quietly(self, hosts: Callable[[], bool]) -> None:
+        """Let an agent that a signal ends say that in one line, instead of PyTorch's traceback.
+
+        Args:
+            hosts: Whether the store ends with this process.
+        """
+        before = sys.excepthook
+
+        def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if not isinstance(error, SignalException) or log.isEnabledFor(logging.DEBUG):
+                before(kind, error, trace)
+                return
+            self._stopped_by = f"it was told to end by {signal.Signals(error.sigval).name}"
+            what_then = "the store ends with it, and so the run" if hosts() else "the run goes on without it"
+            log.warning("run %s: this agent ends, since %s; %s", self._run_id, self._stopped_by, what_then)
+
+        sys.excepthook = say
+
+    def explain(self, node_id: str, reason: str = "") -> None:
+        """Tell the other members why this one is about to leave the round: what a signal did, if nothing is given."""
+        reason = reason or self._stopped_by
+        if self._store is not None and reason:
+            with contextlib.suppress(RendezvousError, StoreError):
+                self._store.set(WHY + node_id, reason)
 
     def listen(self, handler: sync.Handler) -> None:
         """Say what happens to the run, from now on and until the handler is closed."""
@@ -118,16 +170,22 @@ class Screen:
     def met(self, info: sync.RendezvousInfo, seconds: float) -> None:
         """Say that a round has come about, and who is not in it any more, or is new."""
         before, self._members, self._size = self._members, frozenset(), info.world_size
+        self._store, self._told_of = info.store, set()
+        world = ""
         if info.world_size <= COMPARED_MAX:
             with contextlib.suppress(RendezvousError):  # of which the caller will hear
-                self._members = frozenset(member.node_id for member in info.participants())
+                members = info.participants()
+                self._members = frozenset(member.node_id for member in members)
+                workers = [member.attributes.get(WORKERS, "") for member in members]
+                if all(number.isdecimal() for number in workers):
+                    world = f", world size {sum(map(int, workers))}"
         changed = ""
         if before and self._members:
             gone, new = sorted(before - self._members), sorted(self._members - before)
             changed = f"; gone: {_listed(gone)}" * bool(gone) + f"; new: {_listed(new)}" * bool(new)
         log.info(
-            "run %s, round %d: %d node%s%s; this one, %s, has rank %d; met within %.1f s",
-            *(self._run_id, info.round, info.world_size, "s" * (info.world_size != 1), changed),
+            "run %s, round %d: %d node%s%s%s; this one, %s, has rank %d; met within %.1f s",
+            *(self._run_id, info.round, info.world_size, "s" * (info.world_size != 1), world, changed),
             *(info.node_id, info.rank, seconds),
         )
 
@@ -157,10 +215,11 @@ class Screen:
                 remaining = max(self._size - change.count, 0)
                 log.warning(
                     "run %s: %s lost; %s, %d of %d are left",
-                    *(self._run_id, _named(change), left, remaining, self._size),
+                    *(self._run_id, self._named(change), left, remaining, self._size),
                 )
             case NodesLeft():
-                log.warning("run %s: %s left; %s", self._run_id, _named(change), left)
+                named, why = self._named(change), self._why(change.node_ids)
+                log.warning("run %s: %s left%s; %s", self._run_id, named, why, left)
             case NodesWaiting(count=count) if count:
                 log.info(
                     "run %s: %d node%s to come in; %s", self._run_id, count, " waits" if count == 1 else "s wait", left
@@ -168,15 +227,29 @@ class Screen:
             case Dropped():
                 log.warning("run %s: this node was dropped: %s; %s", self._run_id, change.reason, left)
             case Closed():
-                log.info("run %s is closed%s", self._run_id, f": {change.reason}" if change.reason else "")
+                by = f" by {change.by}" if change.by else ""
+                log.info("run %s is closed%s%s", self._run_id, by, f": {change.reason}" if change.reason else "")
             case _:
                 pass
 
+    def _named(self, change: NodesLost | NodesLeft) -> str:
+        """Who, as a subject with its verb; of those that can be named, those of whom it was not told before."""
+        one, many = ("has", "have") if isinstance(change, NodesLeft) else ("is", "are")
+        names, count = change.node_ids, change.count
+        if len(names) == count:
+            new = [name for name in names if name not in self._told_of]
+            self._told_of.update(names)
+            names, count = (tuple(new), len(new)) if new else (names, count)
+        return f"{_listed(names, count)} {one if count == 1 else many}"
 
-def _named(change: NodesLost | NodesLeft) -> str:
-    """Who, as a subject with its verb."""
-    one, many = ("has", "have") if isinstance(change, NodesLeft) else ("is", "are")
-    return f"{_listed(change.node_ids, change.count)} {one if change.count == 1 else many}"
+    def _why(self, names: Sequence[str]) -> str:
+        """What the last one that left has given as its reason, if it has given any."""
+        if self._store is not None and names:
+            key = WHY + names[-1]
+            with contextlib.suppress(RendezvousError, StoreError):
+                if self._store.check([key]):
+                    return f": {self._store.get(key).decode()}"
+        return ""
 
 
 def _listed(names: Sequence[str], count: int | None = None) -> str:

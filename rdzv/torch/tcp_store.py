@@ -19,7 +19,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from rdzv import errors as ours
-from rdzv.torch.pytorch import dist
+from rdzv.torch.pytorch import LISTENING_STORE, dist
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -57,6 +57,7 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta) -> dist.TCPStore:
             timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=listening.detach(),  # which it closes at its end
+            **LISTENING_STORE,
         )
         info.store.set(PORT, str(port))
         return store

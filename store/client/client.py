@@ -153,14 +153,14 @@ class Client(interface.Store):
         """Nobody is to wait for what cannot come any more: its event loop ends, or a defect, which `aclose` raises."""
         error = None if task.cancelled() else task.exception()
         why = "has ended with its event loop" if error is None else f"has failed: {error!r}"
-        self._fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
+        self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
 
     async def aclose(self) -> None:
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
         if self._ready and self._link is not None and self._link.transport is not None:
             self._flush()
             self._link.transport.write(wire.encode_bye("done"))
-        self._fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
+        self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         task, self._task = self._task, None
         if task is not None:
             await cancel_and_wait(task)
@@ -349,8 +349,8 @@ class Client(interface.Store):
             for callback in self._on_connection:
                 callback(False)
 
-    def _fail(self, error: StoreError) -> None:
-        """This client is of no more use: everyone who waits is told why."""
+    def fail(self, error: StoreError) -> None:
+        """Make this client useless: every call under way raises the error. The first error counts."""
         if self._failed is not None:
             return
         self._failed = error
@@ -412,7 +412,7 @@ class Client(interface.Store):
             if link is not None:
                 self._leave(link, str(error))
         else:
-            self._fail(error)
+            self.fail(error)
 
     def _leave(self, link: Link, reason: str) -> None:
         link.farewell = reason

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,14 +15,12 @@ from tests.support.processes import require
 
 require("torch")  # what follows cannot be imported without
 
-import torch  # noqa: E402
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure  # noqa: E402
 
 import rdzv.torch.pytorch as it  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @pytest.mark.parametrize("private", it.PRIVATE, ids=lambda private: private.name)
@@ -31,7 +30,7 @@ def test_every_private_name_is_there_since_the_release_that_the_list_says(privat
         functools.reduce(getattr, private.name.split("."), importlib.import_module(private.module))
     except AttributeError:
         present = False
-    assert present is (private.since <= INSTALLED), f"{private.module}.{private.name}: {private.used_for}"
+    assert present is (private.since <= it.RELEASE), f"{private.module}.{private.name}: {private.used_for}"
 
 
 def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
@@ -67,3 +66,25 @@ def test_the_launcher_is_known_by_its_function(monkeypatch: pytest.MonkeyPatch) 
     launcher.main(["--rdzv-backend=rdzv", "train.py"])
     launch()()
     assert seen == [True, False]
+
+
+def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
+    """Its variables are no interface: here is where a release that has renamed them is found out."""
+    from torch.distributed.elastic.agent.server import api
+
+    assert {"spec", "run_result"} <= set(api.SimpleElasticAgent._invoke_run.__code__.co_varnames)
+    killed, failed = (
+        ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="") for rank, code in ((0, -9), (1, 1))
+    )
+    killed.timestamp, failed.timestamp = 1, 2
+    code = "def _invoke_run(spec, run_result, call):\n    return call()"
+    agent: dict[str, Any] = {"__name__": api.__name__}
+    exec(code, agent)
+    run = functools.partial(agent["_invoke_run"], call=it.agent_above)
+    spec = SimpleNamespace(local_world_size=2)
+    assert run(spec, SimpleNamespace(failures={})) == it.Agent(2, "")
+    both = SimpleNamespace(failures={5: failed, 4: killed})
+    assert run(spec, both) == it.Agent(2, "worker 0 was killed by signal 9")
+    assert it.in_words(failed) == "worker 1 ended with status 1"
+    assert run(None, both) is None
+    assert it.agent_above() is None

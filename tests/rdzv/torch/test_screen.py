@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import signal
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 import rdzv
 import rdzv.sync
+import store.sync
 from rdzv.errors import RendezvousConnectionError
 from rdzv.torch.memory_store import MemoryStore
+from rdzv.torch.pytorch import SignalException
 from rdzv.torch.screen import Screen, configure_logging, end_with
-from tests.support.processes import free_port, require
+from rdzv.torch.store import unconnected_handler
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,31 +75,34 @@ def test_who_has_configured_logging_is_left_alone() -> None:
 
 def test_a_round_is_told_with_who_is_gone_and_new(url: str, run_id: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    where = f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0"
+    where = f"{url}/{run_id}?min_nodes=1&max_nodes=2&last_call_timeout=0&attributes=workers:2"
     with rdzv.sync.connect(where, node_id="a") as handler:
         screen = Screen(run_id)
         screen.met(handler.next_rendezvous(), 0.1)
         with rdzv.sync.connect(where, node_id="b") as other:
-            joining = threading.Thread(target=other.next_rendezvous)
+            others = Screen(run_id)
+            joining = threading.Thread(target=lambda: others.met(other.next_rendezvous(), 0.0))
             joining.start()
             while not handler.num_nodes_changed():
                 pass
             screen.met(handler.next_rendezvous(), 0.2)
             joining.join()
-            listening = screen
-            listening.listen(handler)
+            others.explain("b", "worker 0 was killed by signal 9")
+            screen.listen(handler)
         while "has left" not in caplog.text:
             pass
         screen.met(handler.next_rendezvous(), 0.3)
     screen.stop()
     told = [
-        record.getMessage().removeprefix(f"run {run_id}") for record in caplog.records if record.name == "rdzv.torch"
+        record.getMessage().removeprefix(f"run {run_id}")
+        for record in caplog.records
+        if record.name == "rdzv.torch" and "this one, b" not in record.getMessage()
     ]
     assert told == [
-        ", round 0: 1 node; this one, a, has rank 0; met within 0.1 s",
-        ", round 1: 2 nodes; new: b; this one, a, has rank 0; met within 0.2 s",
-        ": b has left; meeting again",
-        ", round 2: 1 node; gone: b; this one, a, has rank 0; met within 0.3 s",
+        ", round 0: 1 node, world size 2; this one, a, has rank 0; met within 0.1 s",
+        ", round 1: 2 nodes, world size 4; new: b; this one, a, has rank 0; met within 0.2 s",
+        ": b has left: worker 0 was killed by signal 9; meeting again",
+        ", round 2: 1 node, world size 2; gone: b; this one, a, has rank 0; met within 0.3 s",
     ]
 
 
@@ -108,9 +117,9 @@ def test_what_is_waited_for_is_told(
         Screen(run_id).meeting(handler),
     ):
         handler.next_rendezvous()
-    waiting = [record for record in caplog.records if record.name == "rdzv.torch"]
-    assert len(waiting) == 1, "the seconds that run down are no news"
-    assert "waiting: 1 of at least 2 nodes" in waiting[0].getMessage()
+    told = [record.getMessage() for record in caplog.records if record.name == "rdzv.torch"]
+    assert [line.partition("waiting: ")[2] for line in told[:1]] == ["1 of at least 2 nodes"]
+    assert sum("1 of at least" in line for line in told) == 1, "the seconds that run down are no news"
 
 
 def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,12 +131,58 @@ def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_memory_store_whose_process_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside `next_rendezvous`, too, where it would be waited for as long as `join_timeout` allows."""
     monkeypatch.setattr("rdzv.torch.memory_store.COMES_BACK_WITHIN", 0.3)
-    from rdzv.torch.store import unconnected_handler
+    with contextlib.ExitStack() as serving:
+        server = serving.enter_context(store.sync.serve())
+        with rdzv.sync.connect(f"{server.url}/job?min_nodes=2&is_host=false&join_timeout=1000") as handler:
+            assert MemoryStore.of(handler.settings, {"commits": 3}) is None
+            memory_store = MemoryStore.of(handler.settings, {"commits": 0})
+            assert memory_store is not None
 
-    settings = unconnected_handler(f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1", {}).settings
-    assert MemoryStore.of(settings, {"commits": 3}) is None
-    store = MemoryStore.of(settings, {"commits": 0})
-    assert store is not None
-    with pytest.raises(RendezvousConnectionError, match=r"was in memory only, and its process is gone.*--data-dir"):
-        store.raise_if_gone()
+            def end() -> None:
+                until_waiting(handler)
+                serving.close()
+
+            ending = threading.Thread(target=end)
+            ending.start()
+            with memory_store.watched(handler) as gone, pytest.raises(RendezvousConnectionError, match="memory only"):
+                handler.next_rendezvous()
+            ending.join()
+        with pytest.raises(RendezvousConnectionError, match=r"its process is gone.*--data-dir"):
+            raise gone[0]
+
+
+def until_waiting(handler: rdzv.sync.Handler) -> None:
+    """Wait until its node has arrived."""
+    while handler.node_id not in handler.status().waiting:
+        time.sleep(0.01)  # nothing announces it to another thread
+
+
+def test_an_agent_that_a_signal_ends_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="rdzv.torch")
+    others: list[str] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, *_: others.append(kind.__name__))
+    Screen("job").end_quietly(lambda: False)
+    for error in (SignalException("got signal: 15", sigval=signal.SIGTERM), ValueError("mine")):
+        sys.excepthook(type(error), error, None)
+    assert others == ["ValueError"]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "run job: this agent ends, since it was told to end by SIGTERM; the run goes on without it"
+    )
+    caplog.set_level(logging.DEBUG, logger="rdzv.torch")
+    sys.excepthook(SignalException, SignalException("got signal: 15", sigval=signal.SIGTERM), None)
+    assert others == ["ValueError", "SignalException"]
+
+
+def test_it_is_told_where_the_others_are_to_be_met(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="rdzv.torch")
+    for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
+        settings = unconnected_handler(f"{url}/job?{nodes}", {}).settings
+        Screen("job").begins(settings, "a", 2, hosts=True)
+        assert caplog.records[-1].getMessage() == (
+            f"run job: joining at {url}, {said}; this one is a, with 2 workers, and serves the store"
+        )

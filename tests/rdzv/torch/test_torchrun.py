@@ -43,6 +43,14 @@ dist.destroy_process_group()
 """
 
 
+def torchruns() -> tuple[str, str]:
+    """The modules by which our backend is used: torchrun itself, and ours for PyTorch 2.4, which is good with any."""
+    from rdzv.torch.pytorch import RELEASE
+
+    ours = "rdzv.torchrun"
+    return ("torch.distributed.run" if RELEASE >= (2, 5) else ours), ours
+
+
 class Job:
     """Agents of one run, all on this machine, and the file that tells their workers to end."""
 
@@ -54,13 +62,13 @@ class Job:
         self._stack = contextlib.AsyncExitStack()
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
-    async def agent(self, *options: str, module: str = "torch.distributed.run") -> Child:
+    async def agent(self, *options: str, module: str = "") -> Child:
         """Start one; `options` are torchrun's, besides those that all agents have."""
         # As a module, since torchrun itself may not be on the path.
         return await self._stack.enter_async_context(
             start(
                 sys.executable,
-                *("-m", module, "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
+                *("-m", module or torchruns()[0], "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
                 *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
                 *(str(self._script), str(self._stop)),
                 env={"OMP_NUM_THREADS": "1"},
@@ -82,7 +90,7 @@ class Job:
 
     async def first_step(self, agent: Child) -> dict[str, Any]:
         """What its worker says after its first step in the next round."""
-        says: dict[str, Any] = json.loads(await agent.line(containing='{"rank"', timeout=30))
+        says: dict[str, Any] = json.loads(await agent.line(containing='{"rank"', timeout=60))
         self._workers.add(says["pid"])
         return says
 
@@ -161,7 +169,7 @@ async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(t
         await until_a_spare_waits(server.url)
         # SIGTERM ends one agent, and closes nothing: the spare is taken in.
         replacement.terminate()
-        assert await replacement.wait(timeout=30) != 0
+        assert await replacement.wait(timeout=60) != 0
         again = [await job.first_step(survivor), await job.first_step(spare)]
         assert [step["size"] for step in again] == [2, 2]
         assert again[0]["rank"] == 0
@@ -171,7 +179,10 @@ async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(t
         await until_a_spare_waits(server.url)
         job.stop()
         for agent in (survivor, spare, another):
-            assert await agent.wait(timeout=30) == 0, agent.written()
+            assert await agent.wait(timeout=60) == 0, agent.written()
+        assert "Traceback" not in replacement.written()
+        assert "this agent ends, since it was told to end by SIGTERM; the run goes on" in replacement.written()
+        assert "has left: it was told to end by SIGTERM; meeting again" in survivor.written()
 
 
 async def until_a_spare_waits(url: str) -> None:
@@ -186,13 +197,12 @@ async def until_a_spare_waits(url: str) -> None:
 async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, f"127.0.0.1:{free_port()}") as job:
-        modules = "torch.distributed.run", "rdzv.torchrun"  # the second is for PyTorch 2.4, and good with any
-        pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in modules]
+        pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in torchruns()]
         for agent in pair:
             assert (await job.first_step(agent))["size"] == 2
         job.stop()
         for agent in pair:
-            assert await agent.wait(timeout=30) == 0, agent.written()
+            assert await agent.wait(timeout=60) == 0, agent.written()
 
 
 # Without PyTorch.

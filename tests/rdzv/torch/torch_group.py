@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 import rdzv.torch
+from rdzv.torch.pytorch import RELEASE
 
 
 def over_a_store(url: str, rank: int, size: int) -> None:
@@ -27,8 +28,9 @@ def over_a_store(url: str, rank: int, size: int) -> None:
     calls = counted(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     # One look at all peers' addresses. Asking for each of them with a `wait` and a `get` took twice TCPStore's time.
-    assert calls["multi_get"] == 1, calls
-    assert calls["get"] + calls["wait"] <= 2, calls
+    if RELEASE >= (2, 8):
+        assert calls["multi_get"] == 1, calls
+        assert calls["get"] + calls["wait"] <= 2, calls
     collectives(rank, size)
     odd = dist.new_group(list(range(1, size, 2)))
     if rank % 2:
