@@ -221,9 +221,8 @@ class Screen:
                 named, why = self._named(change), self._why(change.node_ids)
                 log.warning("run %s: %s left%s; %s", self._run_id, named, why, left)
             case NodesWaiting(count=count) if count:
-                log.info(
-                    "run %s: %d node%s to come in; %s", self._run_id, count, " waits" if count == 1 else "s wait", left
-                )
+                waiting = f"{count} node{' waits' if count == 1 else 's wait'} to come in"
+                log.info("run %s: %s%s; %s", self._run_id, waiting, self._why_again(), left)
             case Dropped():
                 log.warning("run %s: this node was dropped: %s; %s", self._run_id, change.reason, left)
             case Closed():
@@ -241,6 +240,18 @@ class Screen:
             self._told_of.update(names)
             names, count = (tuple(new), len(new)) if new else (names, count)
         return f"{_listed(names, count)} {one if count == 1 else many}"
+
+    def _why_again(self) -> str:
+        """Why members have left the round to come in again, of those that have given a reason."""
+        reasons = []
+        if self._store is not None and self._members:  # they are few: so is what is in their store
+            with contextlib.suppress(RendezvousError, StoreError):
+                for key in sorted(key for key in self._store.list_keys() if key.startswith(WHY)):
+                    name = key.removeprefix(WHY)
+                    if name not in self._told_of:
+                        self._told_of.add(name)
+                        reasons.append(f"; {name} again: {self._store.get(key).decode()}")
+        return "".join(reasons[:NAMED_MAX])
 
     def _why(self, names: Sequence[str]) -> str:
         """What the last one that left has given as its reason, if it has given any."""

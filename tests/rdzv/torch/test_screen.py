@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,6 +105,26 @@ def test_a_round_is_told_with_who_is_gone_and_new(url: str, run_id: str, caplog:
         ": b has left: worker 0 was killed by signal 9; meeting again",
         ", round 2: 1 node, world size 2; gone: b; this one, a, has rank 0; met within 0.3 s",
     ]
+
+
+def test_a_member_that_comes_again_says_why(url: str, run_id: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="rdzv.torch")
+    where = f"{url}/{run_id}?min_nodes=2"
+    with rdzv.sync.connect(where, node_id="a") as handler, rdzv.sync.connect(where, node_id="b") as other:
+        screen, others = Screen(run_id), Screen(run_id)
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(other.next_rendezvous)
+            screen.met(handler.next_rendezvous(), 0.0)
+            others.met(joining.result(30), 0.0)
+            others.explain("b", "worker 0 was killed by signal 9")
+            again = pool.submit(other.next_rendezvous)
+            screen.listen(handler)
+            wanted = "1 node waits to come in; b again: worker 0 was killed by signal 9; meeting again"
+            while wanted not in caplog.text:
+                time.sleep(0.01)  # nothing announces a line of a log
+            handler.next_rendezvous()
+            again.result(30)
+    screen.stop()
 
 
 def test_what_is_waited_for_is_told(
