@@ -1,29 +1,8 @@
-"""Shell: the listener, one protocol object per peer, bounded outboxes, and the lease timer.
+"""Shell: a store that is being served: who connects and who leaves, the lease timer, and the way down.
 
-The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
-`engine` applies them, and what is to be said is queued with each peer and written once per batch. From the first byte
-of a request to the queueing of everything it causes there is no `await`: nothing slips between a change and its
-announcement.
-
-What one peer asks is carried out for as long as a turn lasts; what is left of it stands in a ring (`turns`), so that
-others wait for milliseconds, whatever it is (S11).
-
-A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
-revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
-those that were read already: a packet full of requests may ask for gigabytes of answers. Past `outboxes_bytes_max`,
-which is for all of them together, who has most waiting is hung up on; its client comes back and resumes.
-
-A frame that has come in part takes memory, too, for as long as its sender likes: past `inboxes_bytes_max`, which is for
-all of them together, whoever has taken up most of it for longest is hung up on.
-
-Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts (S5).
-
-On a durable store (S3) whatever a step led to is handed to the journal before anything is said, and from then on every
-frame, answers to reads included, waits in its outbox until the journal reports that step durable. While the disk is
-behind by more than `journal_bytes_max`, those who write are not read. If the journal cannot
-write, nothing of what it could not write has been said: the server goes back to what is on disk, drops its connections
-(their clients come back, and ask again what was not answered), refuses writes, and tries once a second to write again.
-If it is not even known what is on disk, since an fsync failed, it takes in nobody until it is.
+What peers ask and are told is in `conversations`; what waits for the disk in `durability`; what all of them may hold in
+`memory`. Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts
+(S5).
 """
 
 from __future__ import annotations
@@ -39,33 +18,30 @@ import ssl
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
-from store.engine.processes import Closing
-from store.errors import AuthenticationError, ProtocolError, StoreUsageError
-from store.messages import Failed, FailureKind, Stats, Watch
+from store.engine.engine import Engine
+from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port
 from store.net.callers import serves, serves_no_more
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.connection import ServerConnection
-from store.protocol.wire import Bye, Hello, Sorry
+from store.protocol.wire import Hello, Sorry
+from store.server.conversations import Conversations
 from store.server.door import Door
-from store.server.limit_warnings import LimitWarnings
-from store.server.log_limiter import Complaints
-from store.server.outbox import PIECE_BYTES, Budget, weight
+from store.server.durability import STOP_WITHIN, Durability
+from store.server.log_lines import SILENT_AFTER, Complaints, LimitWarnings, SessionLog
+from store.server.memory import Memory
+from store.server.outbox import PIECE_BYTES
 from store.server.peer import LEAVE_WITHIN, Peer
-from store.server.session_log import SILENT_AFTER, SessionLog
 from store.server.strangers import Strangers
 from store.server.tls_accept import Doorstep
-from store.server.turns import TURN, Turns
-from store.server.unwritten import Unwritten
 
 if TYPE_CHECKING:
     import os
@@ -73,24 +49,16 @@ if TYPE_CHECKING:
 
     from store.engine.leases import LeaseRecord
     from store.limits import Limits
-    from store.messages import Event, Request
     from store.server.journal import Journal
 
 __all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
 
 log = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
-SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
-SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
-SLOW = 0.05  # seconds of one request that the log has a line for
 SILENCE_EVERY = 1.0  # seconds; how late it may be noticed that a lease is not renewed
 WARN_EVERY = 5.0  # seconds; how late it may be noticed that a limit is near
 LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what counts as a stall
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
-STOP_WITHIN = 3.0  # seconds for the disk to take the last group
-TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
-EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 SPARE_FILES = 64  # for the rest of the process
 STRANGERS_LEAST = 16  # so many may connect at once also where there is room for few
 TOKEN_BYTES_LEAST = 16  # of a token that strangers may guess at
@@ -102,6 +70,7 @@ class Server:
     Attributes:
         host: The address it listens on.
         port: The port it listens on.
+        durability: Its journal, if it has one, and what waits for that.
         store_id: The store's random identity.
     """
 
@@ -116,51 +85,54 @@ class Server:
         in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] = in_thread,
         stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._engine = engine
-        self._journal = journal
-        self._in_thread = in_thread  # where the disk is waited for; on virtual time there are no threads
-        self._unwritten = Unwritten(durable=0, revision=engine.revision)
-        self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._token = token
         self._clock = clock
         self._began = clock()
-        self._stopwatch = stopwatch  # for what turns take; the clock of a test may stand still meanwhile
-        self._turns: Turns[Peer] = Turns()
-        self._pass_comes = False
         self._secure = secure
         self._limits = engine.limits
         self._peers: dict[int, Peer] = {}
-        self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
         self._last_peer = 0
-        self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
-        self._outboxes = Budget()  # counted by the peers, as they queue and send
-        self._inboxes = Budget()  # and as they receive
-        self._outboxes_free = min(
-            self._limits.outbox_bytes_max, self._limits.outboxes_bytes_max
-        )  # whatever else is held
-        self._bytes_in = 0
         self._bytes_out = 0
         self._refused = 0
         self._refuses = False  # connections, since the last one that was taken in
         self._complaints = Complaints()
         self._limit_warnings = LimitWarnings()
         self._session_log = SessionLog() if log.isEnabledFor(logging.INFO) else None
-        if self._session_log is not None:
-            engine.on_lapse = self._say_lapsed
+        # On virtual time there are no threads, and its clock stands still while requests are carried out.
+        self.durability = Durability(engine, journal, limits=self._limits, clock=clock, in_thread=in_thread, host=self)
+        self._memory = Memory(self._limits, self._peers, self)
+        self._conversations = Conversations(
+            engine,
+            self._peers,
+            limits=self._limits,
+            durability=self.durability,
+            memory=self._memory,
+            complaints=self._complaints,
+            clock=clock,
+            stopwatch=stopwatch,
+            host=self,
+        )
+        self._hear_of_lapses(engine)
         self._leaving = False
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
-        self._probing: asyncio.Task[None] | None = None
-        self._goes_back = False  # to what is on disk, and nobody is told anything meanwhile
         self._nobody_left = asyncio.Event()
         self._alone = threading.Event()
         self._alone.set()
         self._connections_max = self._limits.connections_max
         self.strangers = Strangers(most=self._strangers_most(), per_address_max=self._limits.address_connections_max)
-        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.host = ""
         self.port = 0
         self.store_id = engine.store_id
+
+    @property
+    def _engine(self) -> Engine:
+        """The store; another one, once it has been read from its disk again."""
+        return self._conversations.engine
+
+    def start_journal(self) -> None:
+        """Have the journal write from now on."""
+        self.durability.start()
 
     @property
     def url(self) -> str:
@@ -187,15 +159,6 @@ class Server:
         """Whether one more connection may come, beside those there are and so many that are about to be."""
         return not self._leaving and len(self._peers) + others < self._connections_max
 
-    @property
-    def disk_is_behind(self) -> bool:
-        """Whether so much has been done that is not on disk yet that no more is to be taken on."""
-        return self._unwritten.bytes > self._limits.journal_bytes_max
-
-    def waits_for_disk(self, peer: Peer) -> None:
-        """This peer is to be read again when the disk has taken more."""
-        self._slowed[peer] = None
-
     def turned_away(self) -> bool:
         """Somebody is refused or hung up on; whether the log has a line for it."""
         self._refused += 1
@@ -212,7 +175,7 @@ class Server:
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
-        return Peer(self, self._last_peer, outboxes=self._outboxes, inboxes=self._inboxes)
+        return Peer(self._conversations, self._last_peer, outboxes=self._memory.outboxes, inboxes=self._memory.inboxes)
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
@@ -223,16 +186,39 @@ class Server:
             "uptime": self._clock() - self._began,
             "connections": len(self._peers),
             "connections_refused": self._refused,
-            "bytes_in": self._bytes_in,
+            "bytes_in": self._conversations.bytes_in,
             "bytes_out": self._bytes_out + sum(peer.bytes_out for peer in self._peers.values()),
-            "outbox_bytes": self._outboxes.bytes,
-            "inbox_bytes": self._inboxes.bytes,
-            "journal_bytes": self._unwritten.bytes,
-            "memory_bytes": self._engine.memory_bytes + self._held_bytes,
-            "commits": self._journal.commits if self._journal is not None else 0,
+            "outbox_bytes": self._memory.outboxes.bytes,
+            "inbox_bytes": self._memory.inboxes.bytes,
+            "journal_bytes": self.unwritten_bytes,
+            "memory_bytes": self.stored_bytes + self._memory.held_bytes,
+            "commits": self.durability.commits,
         }
 
-    # -------------------------------------------------------------------------------------- called by peers
+    # ------------------------------------------------------------------------------------------ called by its parts
+
+    @property
+    def stored_bytes(self) -> int:
+        """What the store takes, without what is held for connections and for the disk."""
+        return self._engine.memory_bytes
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What is held for the disk."""
+        return self.durability.unwritten.bytes
+
+    def became_durable(self, number: int) -> None:
+        """Everything up to this number is on disk: what waited for it may be said."""
+        self._conversations.became_durable(number)
+
+    def restored(self, engine: Engine) -> None:
+        """Serve this store from now on: it is what is on disk."""
+        self._conversations.engine = engine
+        self._hear_of_lapses(engine)
+
+    def guessed_wrong(self, peer: Peer) -> None:
+        """A peer has not proven what is wanted."""
+        self.strangers.guessed_wrong(peer.address, self._clock())
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
@@ -262,137 +248,12 @@ class Server:
         """Why nobody is taken in now, if so; it may be otherwise soon."""
         if self._leaving:
             return "the server is leaving"
-        if self._goes_back:
-            return f"the store is read from its disk again: {self._engine.read_only}"
-        if self._journal is not None and self._journal.in_doubt:
-            return f"nobody can be told anything now: {self._engine.read_only}, and what is on it is in doubt"
+        refusal = self.durability.refusal()
+        if refusal is not None:
+            return refusal
         if len(self._peers) >= self._connections_max:
             return f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
         return None
-
-    def received(self, peer: Peer, data: memoryview) -> None:
-        """Bytes have come. No await here: a change and its announcements are one step."""
-        self._bytes_in += len(data)
-        if self._leaving:
-            return  # the journal takes its last group: what came after that could not be answered any more
-        assert peer.connection is not None, "only peers that were taken in are read"
-        assert peer.unread is None, "a peer is not read while its requests wait"
-        if not self._turns.over:
-            began = self._stopwatch()
-            try:
-                request = peer.connection.only_request(data)
-                if request is not None:
-                    self._apply(peer, *request, self._clock())
-            except ProtocolError as error:
-                self._hang_up(peer, Sorry("protocol", str(error)))
-                return
-            finally:
-                self._flush()  # whatever happened: what was announced is told
-                self._count_time(self._stopwatch() - began)
-            if request is not None and peer.work is None:
-                return
-            peer.unread = iter(()) if request is not None else peer.connection.receive(data)
-            copied = False
-        elif copied := len(data) < SMALL_BYTES:
-            peer.unread = peer.connection.receive(bytes(data))
-        else:
-            peer.unread = peer.connection.receive(data)
-        before = peer.connection.held_bytes
-        peer.count_inbox(before + len(data), progress=False)
-        self.go_on(peer)
-        if not copied and peer.unread is not None:
-            # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
-            self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-            peer.count_inbox(before + RECEIVE_BYTES, progress=True)
-        if self._inboxes_hold_too_much():
-            self._make_room_in_inboxes(peer.received_at)
-        if peer.connection.held_bytes > PIECE_BYTES and self.disk_is_behind and not peer.gone:
-            peer.wait_for_disk()
-
-    def go_on(self, peer: Peer) -> None:
-        """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
-        if self._leaving or peer.unread is None or peer in self._turns:
-            return
-        if self._turns.over:
-            self._wait_for_turn(peer, used=False)
-            return
-        began = self._stopwatch()
-        try:
-            self._take_turn(peer, began + self._turns.length)
-        except AuthenticationError as error:
-            self.strangers.guessed_wrong(peer.address, self._clock())
-            self._hang_up(peer, Sorry("authentication", str(error)))
-        except ProtocolError as error:
-            self._hang_up(peer, Sorry("protocol", str(error)))
-        finally:
-            self._flush()  # whatever happened: what was announced is told
-            self._count_time(self._stopwatch() - began)
-
-    def _take_turn(self, peer: Peer, until: float) -> None:
-        """Carry out what a peer has asked until its turn is over, its outbox is full, or nothing is left."""
-        now = self._clock()
-        assert peer.unread is not None, "whose turn it is has asked something"
-        while True:
-            if peer.work is not None:
-                self._go_on_with(peer, peer.work)
-            else:
-                try:
-                    item = next(peer.unread)
-                except StopIteration:
-                    self._has_read(peer)
-                    return
-                if item is None:
-                    pass  # a large request is being decoded
-                elif isinstance(item, Hello):
-                    self._take_in(peer, item, now)
-                elif isinstance(item, Bye):
-                    peer.close(Closing.GOODBYE)
-                else:
-                    request_id, acknowledged, request = item
-                    self._apply(peer, request_id, acknowledged, request, now)
-            if peer.gone:
-                return
-            if peer.outbox.bytes > PIECE_BYTES:
-                peer.flush()
-                if peer.reading_paused and peer.outbox.ready:
-                    return
-            if self._stopwatch() >= until:
-                self._wait_for_turn(peer, used=True)
-                return
-
-    def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
-        self._turns.wait(peer, used=used)
-        peer.pause_reading()
-        self._have_pass()
-
-    def _count_time(self, seconds: float) -> None:
-        self._turns.spent += seconds
-        if self._turns.spent > TURN:  # less of it is not worth one more pass of the loop
-            self._have_pass()
-
-    def _have_pass(self) -> None:
-        """Have the next pass of the loop begin with those whose turn it is."""
-        if not self._pass_comes:
-            self._pass_comes = True
-            asyncio.get_running_loop().call_soon(self._begin_pass)
-
-    def _begin_pass(self) -> None:
-        """Let those in the ring have their turns, until it is time to look at the sockets again."""
-        self._pass_comes = False
-        self._turns.spent = 0.0
-        self._flush()
-        while not self._turns.over and (peer := self._turns.next()) is not None:
-            self.go_on(peer)
-            peer.read_on()
-        if self._turns or self._dirty:
-            self._have_pass()
-
-    def _has_read(self, peer: Peer) -> None:
-        """Everything that has come from this peer is done, but for a frame that has not come whole."""
-        assert peer.connection is not None, "only peers that were taken in are read"
-        held = peer.connection.held_bytes
-        peer.unread = None
-        peer.count_inbox(held, progress=held < peer.inbox_bytes)
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
@@ -400,308 +261,25 @@ class Server:
             return
         self.strangers.went(peer)
         self.strangers.disconnected(peer.address)
-        self._dirty.pop(peer, None)
-        self._holding.pop(peer, None)
-        self._slowed.pop(peer, None)
-        self._turns.leave(peer)
         self._bytes_out += peer.bytes_out
         session = self._engine.session_of(peer.id)
         if self._session_log is not None and session is not None and not self._leaving:
             kept, now = self._engine.kept_by(peer.id), self._clock()
             _log_line(self._session_log.closed(session, peer.name, peer.closing, kept, now=now))
         self._engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
-        self._record()
+        self.durability.record()
         if not self._peers:
             self._nobody_left.set()
             self._alone.set()
 
-    # ------------------------------------------------------------------------------------------ one request
-
-    def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
-        began = self._stopwatch()
-        self._engine.held_elsewhere(self._held_bytes)
-        applied = self._engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
-        self._record()
-        response = applied.response
-        if response is not None:
-            if type(request) is Stats:
-                response = type(response)(figures=self.figures())  # type: ignore[call-arg]
-            number, response = self._unwritten.wait_for(request, response)
-            self._say(peer, wire.encode_response(request_id, response), number)
-        peer.work = applied.work
-        self._deliver(applied.deliveries, opening=type(request) is Watch)
-        took = self._stopwatch() - began
-        if took > SLOW and self._complaints.say(now):
-            log.warning("%s: its %s took %d ms", peer.name, type(request).__name__, took * 1000)
-
-    def _go_on_with(self, peer: Peer, work: Work) -> None:
-        """Do one more step of a request that takes several."""
-        applied = self._engine.go_on(work)
-        peer.work = applied.work
-        if applied.response is not None:
-            self._say(peer, wire.encode_response(work.watcher[1], applied.response))
-        self._deliver(applied.deliveries, opening=True)
-
-    def _deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
-        """Queue what a change means to others. A watched event is encoded once, however many watch.
-
-        What a watch that is `opening` is told comes in steps, each of which waits until the outbox is nearly empty.
-        """
-        ended: set[tuple[int, int]] = set()
-        for delivery in deliveries:
-            match delivery:
-                case Answer(peer=peer_id, request_id=request_id, response=response):
-                    self._answer(self._peers[peer_id], request_id, wire.encode_response(request_id, response))
-                case Delivery(watchers=watchers, events=events):
-                    encoded = wire.encode_events(events)
-                    for watcher in watchers:
-                        if opening:
-                            self._say_events(watcher, encoded)
-                        elif watcher not in ended and not self._tell(watcher, encoded, events):
-                            ended.add(watcher)  # nothing comes after its end
-                case Overtaken(watcher=(peer_id, watch_id), revision=revision):
-                    self._say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
-
-    def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
-        """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        if peer.outbox.bytes + weight(len(frame)) > self._limits.outbox_bytes_max:
-            message = (
-                f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
-                f"{self._limits.outbox_bytes_max}: read, and ask again"
-            )
-            frame = wire.encode_response(request_id, Failed(kind=FailureKind.LIMIT, message=message))
-        self._say(peer, frame)
-
-    def _tell(self, watcher: tuple[int, int], encoded: bytes, events: tuple[Event, ...]) -> bool:
-        """Queue events for one watch, or end it if its reader is too far behind; whether it is still open."""
-        peer_id, watch_id = watcher
-        peer = self._peers[peer_id]
-        most = self._limits.outbox_bytes_max
-        # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
-        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
-        if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            self._say_events(watcher, encoded)
-            return True
-        if self._engine.end_watch(peer_id, watch_id):
-            if not peer.lags:
-                peer.lags = True
-                log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
-            self._say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
-        return False
-
-    def _say_events(self, watcher: tuple[int, int], encoded: bytes) -> None:
-        """Queue events for one watch; those that are large are shared with all others who are told of them."""
-        peer_id, watch_id = watcher
-        peer = self._peers[peer_id]
-        if len(encoded) < SHARED_BYTES:
-            self._say(peer, wire.frame_events(watch_id, encoded))
-        else:
-            self._say(peer, wire.events_head(watch_id, len(encoded)))
-            self._say(peer, encoded)
-
-    def _say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
-        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
-        if number is None:
-            number = self._unwritten.appended
-        if number > self._unwritten.durable:
-            peer.hold(frame, number)
-            self._holding[peer] = None
-            if peer.outbox.bytes > PIECE_BYTES or self.disk_is_behind:
-                self._dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
-        else:
-            peer.queue(frame)
-            self._dirty[peer] = None
-        if self._outboxes.bytes > self._outboxes_free and self._outboxes_hold_too_much():
-            self._make_room()
-
-    @property
-    def _held_bytes(self) -> int:
-        """What is held for connections and for the disk."""
-        return self._outboxes.bytes + self._inboxes.bytes + self._unwritten.bytes
-
-    def _holds_too_much(self, budget: Budget, most: int, kept_back: int) -> bool:
-        """Whether all outboxes, or all inboxes, hold more than they may, or more than all else leaves of the memory.
-
-        What is kept back for them is theirs in any case: a store that is full must still be read from.
-        """
-        if budget.bytes <= kept_back:
-            return budget.bytes > most
-        return budget.bytes > most or self._engine.memory_bytes + self._held_bytes > self._limits.memory_bytes_max
-
-    def _bound(self, *, outboxes: bool) -> str:
-        """Which limit is passed, in words."""
-        name = "outboxes_bytes_max" if outboxes else "inboxes_bytes_max"
-        if (self._outboxes if outboxes else self._inboxes).bytes <= getattr(self._limits, name):
-            name = "memory_bytes_max"
-        return f"{name} is {getattr(self._limits, name)}"
-
-    def _outboxes_hold_too_much(self) -> bool:
-        return self._holds_too_much(self._outboxes, self._limits.outboxes_bytes_max, self._limits.outbox_bytes_max)
-
-    def _inboxes_hold_too_much(self) -> bool:
-        return self._holds_too_much(self._inboxes, self._limits.inboxes_bytes_max, self._limits.frame_bytes_max)
-
-    def _make_room(self) -> None:
-        """All outboxes together hold too much: send what can be sent, and then let who is slowest pay for it.
-
-        Not whoever is told something just now: that may be anybody, and a few who read nothing would cost all others
-        their watches.
-        """
-        self._flush()
-        while self._outboxes_hold_too_much():
-            slowest = max((peer for peer in self._peers.values() if not peer.gone), key=_backlog, default=None)
-            if slowest is None:
-                return
-            if self.turned_away():
-                log.warning(
-                    "%s is hung up on: %d bytes wait in all outboxes, and %s; it reads slowest, and %d of them are its",
-                    *(slowest.name, self._outboxes.bytes, self._bound(outboxes=True), slowest.outbox.bytes),
-                )
-            slowest.abort()
-
-    def _make_room_in_inboxes(self, now: float) -> None:
-        """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
-        while self._inboxes_hold_too_much():
-            costliest = max(
-                (peer for peer in self._peers.values() if not peer.gone),
-                key=lambda peer: peer.inbox_cost(now),
-            )
-            what = (
-                f"{self._inboxes.bytes} bytes of unfinished requests wait in all inboxes, and "
-                f"{self._bound(outboxes=False)}; yours have cost most, and for longest"
-            )
-            self._hang_up(costliest, Sorry("limit", what))
-
-    def _flush(self) -> None:
-        """Write what this batch has queued, one write per peer."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for peer in dirty:
-                peer.flush()
-
-    # ------------------------------------------------------------------------------------------ durability
-
-    def _record(self) -> None:
-        """Hand what has just been done to the journal, before anything is said of it."""
-        if self._journal is not None and self._engine.read_only is None and not self._leaving:
-            facts = self._engine.take_facts()
-            if facts is not None:
-                self._unwritten.append(self._journal.append(facts), facts)
-
-    def start_journal(self) -> None:
-        """Have the journal write from now on."""
-        if self._journal is not None:
-            loop = asyncio.get_running_loop()
-
-            def on_durable(number: int) -> None:
-                with contextlib.suppress(RuntimeError):  # a disk that hung, and came back when the loop had gone
-                    loop.call_soon_threadsafe(self._became_durable, number)
-
-            def on_failure(reason: str) -> None:
-                with contextlib.suppress(RuntimeError):
-                    loop.call_soon_threadsafe(self._cannot_write, reason)
-
-            self._unwritten.written(self._journal.appended)
-            self._journal.start(on_durable=on_durable, on_failure=on_failure)
-
-    def _became_durable(self, number: int) -> None:
-        """Let go of the frames that waited for this."""
-        self._unwritten.written(number)
-        waiting = list(self._holding)
-        for peer in waiting:
-            if not peer.outbox.release(number):
-                del self._holding[peer]
-            self._dirty[peer] = None
-        self._flush()
-        slowed, self._slowed = self._slowed, {}
-        for peer in {**dict.fromkeys(waiting), **slowed}:
-            peer.read_on()
-
-    def _cannot_write(self, reason: str) -> None:
-        """Go back to what is on disk: of what was done since, nobody has been told anything."""
-        assert self._journal is not None
-        # In doubt, what is read back may be gone after a crash, or what is not may be there: nobody is told either.
-        what = "takes in nobody, since what is on disk is in doubt," if self._journal.in_doubt else "refuses writes"
-        log.error("store %s cannot write: %s; it %s until it can", self.store_id, reason, what)
-        self._engine.read_only = f"the disk does not take it ({reason})"  # and so nothing more of it is recorded
-        self._goes_back = True
-        self.abort()
-        if self._leaving:
-            return
-        if self._probing is not None:
-            self._probing.cancel()
-        self._probing = asyncio.create_task(self._go_back(self._engine.read_only))
-        self._probing.add_done_callback(self.timer_ended)
-
-    async def _go_back(self, why: str) -> None:
-        """Read what is on disk, in a thread: that may take seconds, in which newcomers are told to come again."""
-        journal = self._journal
-        assert journal is not None
-        try:
-            engine = await self._in_thread(
-                lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock())
-            )
-        except StoreUsageError as error:
-            self._stop_serving(error)
-            return
-        engine.read_only = why
-        self._restored(engine)
-        if not journal.answered:
-            await self._try_to_write(why)
-        else:  # who caused it is told so by a reply that is kept, and the disk takes everything else
-            self._write_on()
-
-    def _restored(self, engine: Engine) -> None:
-        """Serve what is on disk from now on."""
-        assert self._journal is not None
-        self._engine = engine
-        self._goes_back = False
-        self._unwritten = Unwritten(durable=self._journal.appended, revision=engine.revision)
-
-    async def _try_to_write(self, why: str) -> None:
-        """Take writes again as soon as the disk does, but not before clients have been refused what it did not take.
-
-        There may be room for the probe and not for what failed: its client, which is about to come back and ask again,
-        would else have it fail again, with every connection dropped, and so on until it gives up.
-        """
-        assert self._journal is not None
-        await anyio.sleep(TRY_AGAIN_AFTER)
-        while not await self._in_thread(self._journal.try_again):  # noqa: ASYNC110 - a disk tells nobody
-            await anyio.sleep(TRY_AGAIN_AFTER)
-        if self._journal.only_deletes:
-            log.warning("store %s has no room on its disk for more than deletes", self.store_id)
-            self._engine.only_deletes = why
-        self._write_on()
-        while self._journal.only_deletes:
-            await anyio.sleep(TRY_AGAIN_AFTER)
-            await self._in_thread(self._journal.has_room)
-        self._engine.only_deletes = None
-        log.warning("store %s can write again", self.store_id)
-
-    def _write_on(self) -> None:
-        """The disk takes what is done from now on."""
-        self._engine.read_only = None
-        self.start_journal()
-        self._record()  # sessions that were opened meanwhile
-
-    async def stop_journal(self) -> None:
-        """Make durable what is pending, and let its frames go; nothing more is taken on by now."""
-        if self._journal is not None:
-            if self._probing is not None:
-                self._probing.cancel()
-                await asyncio.wait([self._probing])
-            # Its last reports are in the loop before this returns.
-            stopped = await self._in_thread(lambda: cast("Journal", self._journal).stop(within=STOP_WITHIN))
-            if not stopped:
-                self.abort()  # what is held may not be said, and whatever else comes after it
-
     # ------------------------------------------------------------------------------------------ comings and goings
 
-    def _take_in(self, peer: Peer, hello: Hello, now: float) -> None:
+    def take_in(self, peer: Peer, hello: Hello, now: float) -> None:
+        """A peer has said hello, and proven what is wanted."""
         opened = self._engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
-        self._record()
+        self.durability.record()
         if opened is None:
-            self._hang_up(
+            self.hang_up(
                 peer, Sorry("limit", f"the server has {self._limits.sessions_max} sessions (sessions_max): come again")
             )
             return
@@ -717,12 +295,12 @@ class Server:
         peer.greeted()
         self.strangers.proved(peer, now)
         assert peer.connection is not None
-        self._say(
+        self._conversations.say(
             peer,
             peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
         )
 
-    def _hang_up(self, peer: Peer, sorry: Sorry) -> None:
+    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
         """Cost a peer its connection, and nobody else anything (S7)."""
         if self.turned_away():
             log.warning("%s is disconnected: %s", peer.name, sorry.message)
@@ -731,7 +309,7 @@ class Server:
     def _check_greeted(self, peer: Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
             # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
-            self._hang_up(
+            self.hang_up(
                 peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s (handshake_timeout)")
             )
 
@@ -749,9 +327,13 @@ class Server:
                 if not self._may_lapse():
                     continue
                 deliveries = self._engine.tick(now=self._clock())
-                self._record()
-                self._deliver(deliveries)
-                self._flush()
+                self.durability.record()
+                self._conversations.deliver(deliveries)
+                self._conversations.flush()
+
+    def _hear_of_lapses(self, engine: Engine) -> None:
+        if self._session_log is not None:
+            engine.on_lapse = self._say_lapsed
 
     def _say_lapsed(self, lease: LeaseRecord) -> None:
         assert self._session_log is not None, "it asked to be told"
@@ -773,7 +355,7 @@ class Server:
 
         On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
         """
-        return self._engine.read_only is None and not self._leaving and not self.disk_is_behind
+        return self._engine.read_only is None and not self._leaving and not self.durability.behind
 
     async def warn_of_limits(self) -> None:
         """Log which limits are nearly reached, and by whom, for as long as the server runs."""
@@ -792,7 +374,7 @@ class Server:
             for peer in list(self._peers.values()):
                 stuck = peer.connection is not None and peer.connection.half_a_frame
                 if stuck and peer.received_at < silent_since and not peer.reading_paused and not peer.gone:
-                    self._hang_up(peer, Sorry("limit", why))
+                    self.hang_up(peer, Sorry("limit", why))
 
     # ------------------------------------------------------------------------------------------ leaving
 
@@ -800,10 +382,10 @@ class Server:
         """Tell everyone, let the last frames through, and close every connection, within `LEAVE_WITHIN` seconds."""
         self._leaving = True
         with anyio.CancelScope(shield=True):
-            await self.stop_journal()
+            await self.durability.stop()
         for peer in list(self._peers.values()):
             if peer.connection is not None and peer.connection.greeted:
-                self._say(peer, wire.encode_bye("the server is leaving"))
+                self._conversations.say(peer, wire.encode_bye("the server is leaving"))
                 peer.close()
             else:  # a farewell is no welcome; this it understands, and tries again
                 peer.refuse(Sorry("limit", "the server is leaving"))
@@ -837,12 +419,13 @@ class Server:
     def timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
-            self._stop_serving(error)
+            self.stop_serving(error)
 
-    def _stop_serving(self, error: BaseException) -> None:
+    def stop_serving(self, error: BaseException) -> None:
+        """Serve no more, for a reason that is raised where the server is left."""
         log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
         self._failure = error
-        self._leaving = True
+        self._leaving = self.durability.leaving = True
         self.abort()
         for callback in self._on_failure:
             callback()
@@ -860,10 +443,6 @@ class Server:
 def _log_line(line: str | None) -> None:
     if line is not None:
         log.info("%s", line)
-
-
-def _backlog(peer: Peer) -> int:
-    return peer.outbox.bytes
 
 
 # ---------------------------------------------------------------------------------------------------- starting one
@@ -960,50 +539,60 @@ async def serve(
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.limit_connections(allowed)
-        doorstep = None if tls is None else Doorstep(server, tls)
         # The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those
         # make a forked child crash when it ends.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
-        door = Door(server, listening, None if doorstep is None else doorstep.take)
-        door.open()
-        let_go_in_children(server, *listening)
-        server.host = bound_host
-        server.port = listening[0].getsockname()[1]
-        serves(bound_host, server.port)
-        log.info(
-            "serving store %s on %s, %s; %d files allow about %d connections",
-            server.store_id,
-            host_and_port(bound_host or "*", server.port),
-            "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
-            files,
-            allowed,
-        )
-        server.start_journal()
-        timers = [
-            asyncio.create_task(timer)
-            for timer in (
-                server.keep_time(),
-                server.drop_the_silent(),
-                server.warn_of_limits(),
-                server.tell_of_silence(),
+        async with _timers_of(server), _door_of(server, listening, bound_host, tls):
+            log.info(
+                "serving store %s on %s, %s; %d files allow about %d connections",
+                server.store_id,
+                host_and_port(bound_host or "*", server.port),
+                "in memory only: it ends with this process" if data_dir is None else f"kept in {data_dir}",
+                files,
+                allowed,
             )
-        ]
-        for timer in timers:
-            timer.add_done_callback(server.timer_ended)
-        try:
+            server.start_journal()
             yield server
-        finally:
-            door.close()
-            serves_no_more(server.port)
-            forget(server)
-            try:
-                await door.wait_closed()
-                if doorstep is not None:
-                    await doorstep.close()
-                await server.leave()
-            finally:
-                server.abort()
-                for timer in timers:
-                    timer.cancel()
-                await asyncio.gather(*timers, return_exceptions=True)
         server.check_timers()
+
+
+@contextlib.asynccontextmanager
+async def _door_of(
+    server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
+) -> AsyncIterator[None]:
+    """Take connections in; afterwards no more, and tell those there are."""
+    doorstep = None if tls is None else Doorstep(server, tls)
+    door = Door(server, listening, None if doorstep is None else doorstep.take)
+    door.open()
+    let_go_in_children(server, *listening)
+    server.host = host
+    server.port = listening[0].getsockname()[1]
+    serves(host, server.port)
+    try:
+        yield
+    finally:
+        door.close()
+        serves_no_more(server.port)
+        forget(server)
+        await door.wait_closed()
+        if doorstep is not None:
+            await doorstep.close()
+        await server.leave()
+
+
+@contextlib.asynccontextmanager
+async def _timers_of(server: Server) -> AsyncIterator[None]:
+    """Have the server do what it does from time to time; in the end nobody is left with it."""
+    timers = [
+        asyncio.create_task(timer)
+        for timer in (server.keep_time(), server.drop_the_silent(), server.warn_of_limits(), server.tell_of_silence())
+    ]
+    for timer in timers:
+        timer.add_done_callback(server.timer_ended)
+    try:
+        yield
+    finally:
+        server.abort()
+        for timer in timers:
+            timer.cancel()
+        await asyncio.gather(*timers, return_exceptions=True)

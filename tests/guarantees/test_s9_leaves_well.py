@@ -155,14 +155,14 @@ async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("store.server.journal.Journal", Hanging)
-    monkeypatch.setattr("store.server.server.TRY_AGAIN_AFTER", 0.01)
-    monkeypatch.setattr("store.server.server.STOP_WITHIN", 0.3)
+    monkeypatch.setattr("store.server.durability.TRY_AGAIN_AFTER", 0.01)
+    monkeypatch.setattr("store.server.durability.STOP_WITHIN", 0.3)
     try:
         async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
             with pytest.raises(LimitExceeded, match="the disk does not take it"):
                 await client.put("k", b"")
             assert await asyncio.to_thread(Hanging.hangs.wait, 10.0)
-            journal = server._journal
+            journal = server.durability.journal
             assert journal is not None
             started = time.monotonic()
         assert time.monotonic() - started < 10.0

@@ -13,9 +13,10 @@ from rdzv.node import coordinator
 from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact, TransactionResult
+from store.server.conversations import Conversations
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
-from tests.sim.store_bugs import HastyServer
+from tests.sim.store_bugs import say_at_once
 from tests.sim.truth import HeardClient
 
 if TYPE_CHECKING:
@@ -149,6 +150,6 @@ FULL_BUGS = {
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
-    "an acknowledgement before the commit": Seams(server=HastyServer),
+    "an acknowledgement before the commit": _planted(Conversations, "say", say_at_once),
 }
 """Each bug by name, as it is planted."""

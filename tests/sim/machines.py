@@ -33,7 +33,6 @@ __all__ = ["Cosmos", "HeardProcess", "ObservedStore", "Seams", "quiet_logs"]
 class Seams:
     """Where a bug can be planted: what the simulation uses in place of the real thing."""
 
-    server: type[Server] = Server
     journal: type[SimulatedJournal] = SimulatedJournal
     client: type[HeardClient] = HeardClient
     plant: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # for as long as a run lasts
@@ -143,7 +142,7 @@ class ObservedStore(StoreMachine):
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """One with the bug that was planted, if any, whose engine is observed."""
         self._observe(engine)
-        kind = _observed(self._cosmos.seams.server, self._observe)
+        kind = _observed(self._observe)
         return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
 
     def failed(self, server: Server) -> None:
@@ -159,12 +158,12 @@ class ObservedStore(StoreMachine):
         observe(engine, self.books, durable=self.disk is not None)
 
 
-def _observed(kind: type[Server], observe_engine: Callable[[Engine], None]) -> type[Server]:
+def _observed(observe_engine: Callable[[Engine], None]) -> type[Server]:
     """A server that goes back to what is on its disk with an engine that is observed, too."""
 
-    class Observed(kind):  # type: ignore[misc,valid-type]  # whichever it is
-        def _restored(self, engine: Engine) -> None:
-            super()._restored(engine)
+    class Observed(Server):
+        def restored(self, engine: Engine) -> None:
+            super().restored(engine)
             observe_engine(engine)
 
     return Observed

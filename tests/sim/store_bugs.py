@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
-from store.server.server import Server
+from store.server.conversations import Conversations
 from store.server.unwritten import Unwritten
 from tests.sim.machines import Seams
 
@@ -19,15 +19,7 @@ if TYPE_CHECKING:
     from store.messages import Event, Request
     from store.server.peer import Peer
 
-__all__ = ["STORE_BUGS"]
-
-
-class HastyServer(Server):
-    """Says what it has done before the disk has it."""
-
-    def _say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:  # noqa: ARG002
-        peer.queue(frame)
-        self._dirty[peer] = None
+__all__ = ["STORE_BUGS", "say_at_once"]
 
 
 class ForgetfulJournal(SimulatedJournal):
@@ -63,6 +55,12 @@ def _from_the_next(
     return _page(self, revision + 1, prefix, **options)
 
 
+def say_at_once(self: Conversations, peer: Peer, frame: bytes, number: int | None = None) -> None:  # noqa: ARG001
+    """Say what was done before the disk has it."""
+    peer.queue(frame)
+    self._dirty[peer] = None
+
+
 def _waits_for_nothing(self: Unwritten, request: Request[Any]) -> int:  # noqa: ARG001
     """Take every read for one that reflects nothing that is not on disk yet."""
     return 0
@@ -76,7 +74,7 @@ STORE_BUGS = {
     "a read that does not wait for the disk": _planted(Unwritten, "_number_of", _waits_for_nothing),
     "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
-    "an acknowledgement before the commit": Seams(server=HastyServer),
+    "an acknowledgement before the commit": _planted(Conversations, "say", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

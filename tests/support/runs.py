@@ -142,7 +142,7 @@ class VirtualRun:
         self._listener.close()
         if self.journal is not None:
             self.journal.kill()
-            self.server._journal = None  # the dead write nothing, not even that their connections have gone
+            self.server.durability.journal = None  # the dead write nothing, not even that their connections have gone
             self.journal = None
         self.network.reset("store")
         self._time.cancel()

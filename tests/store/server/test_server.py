@@ -231,8 +231,8 @@ async def test_more_connections_than_allowed_are_refused_and_let_in_when_there_i
 async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("store.server.log_limiter.AT_ONCE", 5)
-    monkeypatch.setattr("store.server.log_limiter.PER_SECOND", 0.001)
+    monkeypatch.setattr("store.server.log_lines.AT_ONCE", 5)
+    monkeypatch.setattr("store.server.log_lines.PER_SECOND", 0.001)
     network = MemoryNetwork()
     async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)) as server:
         for _ in range(50):

@@ -1,0 +1,116 @@
+"""Who pays when all connections together hold too much: whoever holds most, and not whoever is told something now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from store.limits import Limits
+from store.server.memory import Memory
+from store.server.outbox import Outbox, weight
+
+if TYPE_CHECKING:
+    from store.protocol.wire import Sorry
+    from store.server.outbox import Budget
+    from store.server.peer import Peer
+
+KIB = 1024
+
+
+class FakePeer:
+    """A connection that holds what it is told to."""
+
+    def __init__(self, name: str, outboxes: Budget, inboxes: Budget) -> None:
+        self.name = name
+        self.outbox = Outbox(outboxes)
+        self.inbox_bytes = 0
+        self.since = 0.0
+        self.gone = False
+        self._inboxes = inboxes
+
+    def receives(self, size: int) -> None:
+        self._inboxes.bytes += size - self.inbox_bytes
+        self.inbox_bytes = size
+
+    def inbox_cost(self, now: float) -> float:
+        return self.inbox_bytes * (1.0 + now - self.since)
+
+    def abort(self) -> None:
+        self.gone = True
+        self.outbox.clear()
+        self.receives(0)
+
+
+class Scene:
+    """A memory, its server, and some peers."""
+
+    def __init__(self, **limits: int) -> None:
+        self.stored_bytes = self.unwritten_bytes = 0
+        self.said: list[str] = []
+        self.peers: dict[int, FakePeer] = {}
+        self.memory = Memory(Limits(value_bytes_max=8 * KIB, **limits), cast("dict[int, Peer]", self.peers), self)
+        for number in range(3):
+            self.peers[number] = FakePeer(f"peer {number}", self.memory.outboxes, self.memory.inboxes)
+
+    def turned_away(self) -> bool:
+        return True
+
+    def hang_up(self, peer: Any, sorry: Sorry) -> None:
+        self.said.append(sorry.message)
+        peer.abort()
+
+    def outboxes_hold_too_much(self) -> bool:
+        return self.memory.outboxes_hold_too_much
+
+    @property
+    def gone(self) -> list[int]:
+        return [number for number, peer in self.peers.items() if peer.gone]
+
+
+def test_the_slowest_reader_pays_for_all(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(outboxes_bytes_max=100 * KIB, outbox_bytes_max=60 * KIB)
+    for number, peer in scene.peers.items():
+        peer.outbox.queue(bytes((1 + number) * 10 * KIB))
+    assert not scene.outboxes_hold_too_much()
+    scene.peers[1].outbox.queue(bytes(30 * KIB))
+    assert scene.outboxes_hold_too_much()
+    scene.memory.make_room_in_outboxes()
+    assert scene.gone == [1]
+    assert "peer 1 is hung up on" in caplog.text
+    assert "outboxes_bytes_max is 102400" in caplog.text
+
+
+def test_nobody_left_to_pay_is_the_end_of_it() -> None:
+    scene = Scene(outboxes_bytes_max=10 * KIB, outbox_bytes_max=10 * KIB)
+    scene.memory.outboxes.bytes = 11 * KIB
+    scene.peers.clear()
+    scene.memory.make_room_in_outboxes()
+
+
+def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew() -> None:
+    scene = Scene(inboxes_bytes_max=100 * KIB, frame_bytes_max=40 * KIB)
+    for number, size in ((0, 30), (1, 40), (2, 31)):
+        scene.peers[number].receives(size * KIB)
+        scene.peers[number].since = 10.0 * number
+    scene.memory.make_room_in_inboxes(now=20.0)
+    assert scene.gone == [0]
+    assert "inboxes_bytes_max is 102400; yours have cost most" in scene.said[0]
+
+
+@pytest.mark.parametrize("held", ["stored_bytes", "unwritten_bytes"])
+def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs(
+    held: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(memory_bytes_max=200 * KIB, outbox_bytes_max=20 * KIB, frame_bytes_max=20 * KIB)
+    setattr(scene, held, 190 * KIB)
+    scene.peers[0].outbox.queue(bytes(15 * KIB))
+    assert weight(15 * KIB) < 20 * KIB
+    assert not scene.outboxes_hold_too_much(), "a store that is full must still be read from"
+    scene.peers[1].outbox.queue(bytes(5 * KIB))
+    scene.memory.make_room_in_outboxes()
+    assert scene.gone == [0]
+    assert "memory_bytes_max is 204800" in caplog.text
+    scene.peers[2].receives(21 * KIB)
+    scene.memory.make_room_in_inboxes(now=1.0)
+    assert scene.gone == [0, 2]
