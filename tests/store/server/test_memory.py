@@ -49,7 +49,9 @@ class Scene:
         self.stored_bytes = self.unwritten_bytes = 0
         self.said: list[str] = []
         self.peers: dict[int, FakePeer] = {}
-        self.memory = Memory(Limits(value_bytes_max=8 * KIB, history_bytes_max=KIB, **limits), cast("dict[int, Peer]", self.peers), self)
+        self.memory = Memory(
+            Limits(value_bytes_max=8 * KIB, history_bytes_max=KIB, **limits), cast("dict[int, Peer]", self.peers), self
+        )
         for number in range(3):
             self.peers[number] = FakePeer(f"peer {number}", self.memory.outboxes, self.memory.inboxes)
 
