@@ -38,7 +38,7 @@ from store.messages import Cancel, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
-from store.net.sockets import let_go_in_children, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, let_go_in_children, queued_bytes
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -351,6 +351,8 @@ class Channel:
             raise ConnectionResetError(f"it has been silent for {silent:.0f} s")
         counts_since = silence.since if expected else silence.asked_at
         asked = silence.asked_at is not None or not greeted
+        if SYSTEM_TELLS and not unsent:  # the other side's system has taken it: the server is only busy
+            longest = max(longest, self._patience.silence(acknowledged=True))
         if self._client.store_id is not None and asked and counts_since is not None and now - counts_since >= longest:
             until = silence.since + 2 * HEARTBEAT
             self._find_fresh(sock, until if deadline is None else min(until, deadline))

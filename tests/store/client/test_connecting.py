@@ -95,6 +95,7 @@ async def test_a_blocking_client_leaves_a_connection_that_stays_silent_for_a_fre
     """It waited for ten seconds; and what it had asked is applied once."""
     monkeypatch.setattr(channel, "HEARTBEAT", LONG)
     monkeypatch.setattr(channel, "LOOK", 0.05)
+    monkeypatch.setattr(channel, "SYSTEM_TELLS", False)  # the proxy acknowledges what it drops
     monkeypatch.setattr(patience, "SILENCE", 0.1)
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=LONG)
@@ -112,6 +113,7 @@ async def test_a_blocking_client_leaves_a_connection_that_stays_silent_for_a_fre
 async def test_a_silent_connection_that_is_heard_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "HEARTBEAT", LONG)
     monkeypatch.setattr(channel, "LOOK", 0.02)
+    monkeypatch.setattr(channel, "SYSTEM_TELLS", False)
     monkeypatch.setattr(patience, "SILENCE", 0.04)
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
         client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=LONG)
@@ -125,10 +127,28 @@ async def test_a_silent_connection_that_is_heard_again_is_kept(monkeypatch: pyte
         await asyncio.to_thread(client.close)
 
 
+async def test_a_server_whose_system_acknowledges_is_taken_for_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh connection would be as slow, and keep it busier still."""
+    monkeypatch.setattr(channel, "SYSTEM_TELLS", True)
+    monkeypatch.setattr(channel, "queued_bytes", lambda _: (0, 0))
+    monkeypatch.setattr(channel, "LOOK", 0.02)
+    monkeypatch.setattr(patience, "SILENCE", 0.04)
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=LONG)
+        await asyncio.to_thread(client.put, "a", b"")
+        proxy.black_hole()
+        with pytest.raises(store.StoreTimeoutError):
+            await asyncio.to_thread(client.put, "a", b"", timeout=0.25)
+        assert proxy.connections == 1
+        proxy.heal()
+        await asyncio.to_thread(client.close)
+
+
 def test_a_caller_is_interrupted_while_it_looks_for_a_fresh_connection(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "LOOK", 0.02)
+    monkeypatch.setattr(channel, "SYSTEM_TELLS", False)
     monkeypatch.setattr(patience, "SILENCE", 0.04)
     with store.sync.serve() as server, store.sync.connect(server.url) as client:
         client.put("a", b"")
