@@ -82,15 +82,16 @@ async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peers = [await introduce(network) for _ in range(16)]
-        buffer = server.buffer
+        conversations = server._conversations
+        buffer = conversations.buffer
         for peer, at_server in zip(peers, server._peers.values(), strict=True):
-            server._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits for the next
+            conversations._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits
             frame = wire.encode_request(7, 0, Ping())
-            server.buffer[: len(frame)] = frame
+            conversations.buffer[: len(frame)] = frame
             at_server.buffer_updated(len(frame))
             assert not peer.replies()
         assert server.figures()["inbox_bytes"] < 16 * 1024
-        assert server.buffer is buffer, "nothing of it was given away"
+        assert conversations.buffer is buffer, "nothing of it was given away"
         for peer in peers:
             await peer.until(peer.replies)
             assert [reply.request_id for reply in peer.replies()] == [7]
