@@ -6,12 +6,11 @@ import asyncio
 import logging
 
 import pytest
-from store.server.log_limiter import AT_ONCE
 
 from rdzv.testing.network import MemoryNetwork
 from store.engine.leases import LeaseRecord
 from store.engine.processes import Closing
-from store.server.log_lines import REMEMBERED_MOST, SessionLog
+from store.server.log_lines import AT_ONCE, REMEMBERED_MOST, SessionLog
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 
