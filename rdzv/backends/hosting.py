@@ -166,7 +166,13 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         stack = contextlib.ExitStack()
         server = stack.enter_context(
             store.sync.serve(
-                address, port, token=token, tls=tls, insecure=settings.insecure, data_dir=settings.data_dir
+                address,
+                port,
+                token=token,
+                tls=tls,
+                insecure=settings.insecure,
+                limits=settings.limits,
+                data_dir=settings.data_dir,
             )
         )
     except StoreUsageError as error:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence  # noqa: TC003  so that 
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypedDict
 
+from store.limits import Limits  # noqa: TC001  for the same reason
+
 __all__ = ["Overrides"]
 
 Count: TypeAlias = int | str | None
@@ -45,6 +47,7 @@ class Overrides(TypedDict, total=False):
     is_host: Flag
     data_dir: File
     insecure: Flag
+    limits: Limits | Mapping[str, float] | str | None
     token: str | bytes | None
     token_file: File
     tls: Any  # an ssl.SSLContext; pure rooms do not name what belongs to sockets

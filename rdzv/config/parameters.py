@@ -204,6 +204,14 @@ TABLE: Final = (
     ),
     Parameter("insecure", value_types.FLAG, "true", "let the store started here be open to all who can reach it"),
     Parameter(
+        "limits",
+        value_types.LIMITS,
+        "keys_max:100000,memory_bytes_max:1000000000",
+        "what clients may ask of the store started here",
+        default_text="those of `rdzv serve`",
+        family="tcp",
+    ),
+    Parameter(
         "token",
         value_types.SECRET,
         "...",

@@ -32,6 +32,7 @@ from urllib.parse import quote
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, TABLE, Parameter, Source
+from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Settings:
     is_host: bool | None = None
     data_dir: str | None = None
     insecure: bool = False
+    limits: Limits | None = None
     token: str | bytes | None = field(default=None, repr=False)
     token_file: str | None = None
     tls: Any = field(default=None, repr=False)

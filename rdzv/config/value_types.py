@@ -12,14 +12,15 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgpack
 
-from rdzv.config.config_errors import shown
+from rdzv.config.config_errors import shown, suggest
+from store.limits import Limits
 
 __all__ = [
     "ADDRESS",
@@ -28,6 +29,7 @@ __all__ = [
     "FLAG",
     "FLAG_OR_AUTO",
     "FUNCTION",
+    "LIMITS",
     "NAME",
     "NAMES",
     "NAMES_MOST",
@@ -225,6 +227,24 @@ def _attributes(raw: Any) -> Mapping[str, str]:
     return MappingProxyType(attributes)
 
 
+def _limits(raw: Any) -> Limits:
+    if isinstance(raw, Limits):
+        return raw
+    pairs = [item.split(":", 1) for item in raw.split(",")] if isinstance(raw, str) else Mapping.items(raw)
+    kinds: dict[str, Any] = {limit.name: type(limit.default) for limit in fields(Limits)}
+    chosen: dict[str, Any] = {}
+    for name, value in pairs:
+        if name not in kinds:
+            raise Unfit(f"there is no limit {shown(name)}{suggest(str(name), kinds)}")
+        if name in chosen:
+            raise Unfit(f"{shown(name)} is there twice")
+        chosen[name] = kinds[name](value)
+    try:
+        return Limits(**chosen)
+    except ValueError as error:
+        raise Unfit(str(error)) from error
+
+
 def _rank_order(raw: Any) -> str | Callable[..., Any]:
     if not isinstance(raw, str):
         return _function(raw)
@@ -283,6 +303,7 @@ ATTRIBUTES: Final = Kind(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
     _attributes,
 )
+LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _limits)
 RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
 TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store)
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports)

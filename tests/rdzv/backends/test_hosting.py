@@ -55,6 +55,14 @@ async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_lis
         socket.create_connection(("127.0.0.1", port))
 
 
+async def test_it_has_the_limits_that_the_node_was_given() -> None:
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    async with rdzv.connect(url, limits=store.Limits(value_bytes_max=5000, keys_max=500)) as handler:
+        info = await handler.next_rendezvous()
+        with pytest.raises(store.LimitExceeded, match="value_bytes_max is 5000"):
+            await info.store.set("k", bytes(5001))
+
+
 def test_it_is_not_started_if_that_is_forbidden_or_elsewhere() -> None:
     assert host_of(f"tcp://127.0.0.1:{free_port()}/job", is_host=False) is None
     assert host_of("tcp://192.0.2.1/job") is None

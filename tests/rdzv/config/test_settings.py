@@ -13,6 +13,7 @@ import pytest
 from rdzv.config.endpoint import Endpoint
 from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse
 from rdzv.errors import RendezvousSettingsError
+from store.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,7 @@ def test_defaults_are_those_of_the_interface() -> None:
         "prefix": "/rdzv",
         "is_host": None,
         "insecure": False,
+        "limits": None,
         "attributes": {},
         "rank_order": "survivors",
         "node_unit": 1,
@@ -167,6 +169,15 @@ def test_values_come_as_text_or_as_themselves() -> None:
     )
     assert chosen.attributes == {"rack": "r1", "zone": "z2"}
     assert (chosen.insecure, chosen.data_dir, chosen.rank_order) == (True, "/var/lib/rdzv", by_name)
+
+
+def test_limits_may_be_given_whole_by_name_or_as_text() -> None:
+    few = Limits(keys_max=5, handshake_timeout=2.5)
+    assert parsed(limits=few).limits is few
+    assert parsed(limits={"keys_max": 5, "handshake_timeout": 2.5}).limits == few
+    assert parsed(TCP + "?limits=keys_max:5,handshake_timeout:2.5").limits == few
+    assert parsed(environ={"RDZV_LIMITS": "keys_max:5"}, limits=few).limits == few
+    assert "limits is for tcp" in refusal(ETCD, limits=few)
 
 
 def test_disconnect_ttl_is_never_more_than_a_short_ttl() -> None:
