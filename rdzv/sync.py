@@ -215,7 +215,7 @@ class Handler(RendezvousHandler):
 
     def history(self) -> list[Chapter]:
         """What happened in the run, as far as it is remembered; see the async twin."""
-        return self._call(self._of_ours("history").history())
+        return list(self._call(self._of_ours("history").history()).chapters)
 
     def leave(self) -> None:
         """Leave this round; the node may come again."""

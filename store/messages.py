@@ -10,7 +10,7 @@ Seconds everywhere, and always durations: no deadline ever crosses the wire.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, Literal, TypeVar
 
@@ -94,6 +94,10 @@ class Entry:
 
 EventKind = Literal["put", "delete", "synced", "reset"]
 
+Cause = Literal["", "silent", "disconnected", "gone"]
+"""Why a key was deleted: by somebody, or as its lease ended: nobody kept it for its TTL; its keeper's connection had
+closed; its keeper's process was gone. Empty also where the store does not say (an etcd cluster)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -101,6 +105,7 @@ class Event:
 
     `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
     `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows.
+    `cause` says of a `delete` how the key's lease ended, if that is why.
     """
 
     kind: EventKind
@@ -109,6 +114,7 @@ class Event:
     value: bytes = b""
     create_revision: int = 0
     lease: int | None = None
+    cause: Cause = field(default="", compare=False)
 
     @property
     def entry(self) -> Entry:

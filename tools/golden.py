@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import store.sync
-from rdzv.core.history import Chapter, Incident, pack_chapters, unpack_chapters
+from rdzv.core.history import Chapter, History, Incident, pack_history, unpack_history
 from rdzv.core.state import (
     Ban,
     Closed,
@@ -75,15 +75,17 @@ _NODE: Final = NodeRecord(node_id="a", incarnation="x", address="h", port=1, pay
 _ROUND: Final = Round(number=3, term=5, size=2, buckets=1, host="h", port=29500, lease=4)
 _PROGRESS: Final = Progress(phase=Phase.LAST_CALL, joined=2)
 _CLOSED: Final = Closed(reason="done", by="a")
-_CHAPTERS: Final = (
-    Chapter(
-        number=0,
-        size=1,
-        node_ids=("a",),
-        joined=1,
-        joined_ids=("a",),
-        incidents=(Incident(kind="lost", after=1.5, count=1, node_ids=("a",)),),
-    ),
+_HISTORY: Final = History(
+    chapters=(
+        Chapter(
+            number=0,
+            size=1,
+            node_ids=("a",),
+            joined=1,
+            joined_ids=("a",),
+            incidents=(Incident(kind="lost", after=1.5, count=1, node_ids=("a",)),),
+        ),
+    )
 )
 _MEMBERS: Final = [Member(node_id="a", rank=0, arrival=9)]
 _ROSTER: Final = [Participant(node_id="a", rank=0, address="h", payload=7)]
@@ -94,7 +96,7 @@ _record("round", _ROUND.pack(), lambda data: Round.unpack(data, revision=0), _RO
 _record("progress", _PROGRESS.pack(), Progress.unpack, _PROGRESS)
 _record("closed", _CLOSED.pack(), Closed.unpack, _CLOSED)
 _record("ban", _BAN.pack(), Ban.unpack, _BAN)
-_record("history", pack_chapters(_CHAPTERS), unpack_chapters, _CHAPTERS)
+_record("history", pack_history(_HISTORY), unpack_history, _HISTORY)
 _record("ranks", pack_members(_MEMBERS), unpack_members, _MEMBERS)
 _record("roster", pack_roster(_ROSTER), unpack_roster, _ROSTER)
 _record("settings", pack_settings(_SETTINGS), unpack_settings, _SETTINGS)

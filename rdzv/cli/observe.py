@@ -8,58 +8,75 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv._version import __version__
 from rdzv.backends.builtin import connect
+from rdzv.cli import top
 from rdzv.cli.command import DONE, FAILED, Command, add_run
 from rdzv.cli.runs import open_store, usages
 from rdzv.config.endpoint import split_url
-from rdzv.config.resizing import describe_size
-from rdzv.core.history import describe, timeline
 from rdzv.core.keys import Keys
-from rdzv.core.named import named
 from rdzv.core.report import report
+from rdzv.display.history import as_json, chrome_trace, describe, timeline
+from rdzv.display.pages import timeline_page
+from rdzv.display.status import describe_health, exceptions, member_lines, summary
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
-from store.net.address import host_and_port
 from store.printable import first_of, printable
 
 if TYPE_CHECKING:
     import argparse
 
-    from rdzv.core.history import Chapter
+    from rdzv.core.history import History
     from rdzv.core.state import RunStatus
+    from rdzv.display.history import Account
 
 __all__ = ["COMMANDS"]
 
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
-REFUSED_NAMED_MOST = 4  # nodes that are kept out for the same reason
-
 
 def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.add_argument("--watch", action="store_true", help="again at every change, until the run is closed")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="again at every change, until the run is closed; on a terminal redrawn in place, as by rdzv top",
+    )
 
 
 async def _status(options: argparse.Namespace) -> int:
-    show = _as_json if options.json else _describe
     if not options.watch and not await _exists(options):
         return FAILED
+    if options.watch and not options.json and sys.stdout.isatty():
+        return await top.follow(options)
+    show = _as_json if options.json else _describe
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
             async with contextlib.aclosing(handler.statuses()) as statuses:
                 async for status in statuses:
-                    if shown != (shown := show(status)):
+                    if shown != (shown := show(status, {})):
                         print(shown, flush=True)
         else:
-            print(show(await handler.status()), flush=True)
+            health = await handler.store_health() if isinstance(handler, Handler) else {}
+            print(show(await handler.status(), health), flush=True)
         return DONE
+
+
+def _as_json(status: RunStatus, health: dict[str, Any]) -> str:
+    return json.dumps(report(status) | ({"store": health} if health else {}))
+
+
+def _describe(status: RunStatus, health: dict[str, Any]) -> str:
+    lines = [*summary(status), *exceptions(status), *member_lines(status)]
+    if health:
+        lines.append(f"store: {describe_health(health)}")
+    return "\n".join(map(printable, lines))
 
 
 async def _exists(options: argparse.Namespace) -> bool:
@@ -75,47 +92,21 @@ async def _exists(options: argparse.Namespace) -> bool:
     return False
 
 
-def _as_json(status: RunStatus) -> str:
-    return json.dumps(report(status))
-
-
-def _describe(status: RunStatus) -> str:
-    lines = [f"run {status.run_id}: {status.phase.value}: {status.reason}"]
-    if status.round is not None and status.bootstrap_address is not None:
-        where = host_and_port(*status.bootstrap_address)
-        lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
-    lines.extend(f"  rank {member.rank:>4}  {member.node_id}  {member.address}" for member in status.members)
-    at = status.addresses.get
-    lines.extend(
-        f"  {'spare' if node_id in status.spares else 'waiting':>9}  {named(node_id, at(node_id))}"
-        for node_id in status.waiting
-    )
-    lines.extend(f"    missing  {named(node_id, at(node_id))}: {how}" for node_id, how in status.missing.items())
-    for node_id, (seconds_left, reason) in status.draining.items():
-        lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")
-    if status.resized is not None:
-        size = describe_size(status.resized.min_nodes, status.resized.max_nodes)
-        why = f": {status.resized.reason}" if status.resized.reason else ""
-        lines.append(f"    resized  to {size} from the next round on, by {status.resized.by}{why}")
-    by_reason: dict[str, list[str]] = {}
-    for node_id, reason in status.refused.items():
-        by_reason.setdefault(reason, []).append(node_id)
-    lines.extend(
-        f"    refused  {first_of(node_ids, REFUSED_NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items()
-    )
-    if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
-        counts = sorted(status.releases.items())
-        lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts))
-    coordinator = status.coordinator
-    lines.append(f"coordinator: {named(coordinator, at(coordinator)) if coordinator else 'none'}")
-    return "\n".join(map(printable, lines))
-
-
 async def _history(options: argparse.Namespace) -> int:
-    run_id, chapters = await _chapters(options)
-    lines = describe(chapters) or [f"run {run_id}: no round has completed, as far as is remembered"]
+    run_id, history, cost = await _told(options)
+    if options.json:
+        print(json.dumps(as_json(run_id, history, cost)))
+        return DONE
+    lines = describe(history) or [f"run {run_id}: no round has completed, as far as is remembered"]
+    if history.chapters:
+        lines.append(str(cost))
     print("\n".join(map(printable, lines)))
     return DONE
+
+
+def _add_history_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
 def _add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,13 +115,16 @@ def _add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"),
         required=True,
         metavar="FILE",
-        help="where to; - is standard output. ui.perfetto.dev opens it",
+        help="where to: a page for a browser, or, if it ends with .json, a Chrome trace, which ui.perfetto.dev opens; "
+        "- is standard output",
     )
 
 
 async def _timeline(options: argparse.Namespace) -> int:
-    run_id, chapters = await _chapters(options)
-    text = json.dumps(timeline(run_id, chapters))
+    run_id, history, cost = await _told(options)
+    shown = timeline(run_id, history, now=time.time())
+    as_trace = options.output.endswith(".json")
+    text = json.dumps(chrome_trace(shown)) if as_trace else timeline_page(shown, cost)
     if options.output == "-":
         print(text)
     else:
@@ -138,11 +132,12 @@ async def _timeline(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _chapters(options: argparse.Namespace) -> tuple[str, list[Chapter]]:
+async def _told(options: argparse.Namespace) -> tuple[str, History, Account]:
+    """Read the history of a run, and what it has cost until now."""
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if not isinstance(handler, Handler):
             raise RendezvousSettingsError(f"the backend of {handler.run_id} keeps no history")
-        return handler.run_id, await handler.history()
+        return handler.run_id, *await top.cost_of(handler)
 
 
 COMMANDS = (
@@ -158,13 +153,13 @@ COMMANDS = (
         name="history",
         help="tell what happened in a run, round by round",
         run=_history,
-        add_arguments=add_run,
+        add_arguments=_add_history_arguments,
         takes_url=True,
         limited=True,
     ),
     Command(
         name="timeline",
-        help="write what happened in a run as a Chrome trace",
+        help="write what happened in a run as a page for a browser, or as a Chrome trace",
         run=_timeline,
         add_arguments=_add_timeline_arguments,
         takes_url=True,

@@ -1,4 +1,4 @@
-"""Shell: the subcommands of whoever operates a run or its store: close, ban, unban, drain, resize, ping.
+"""Shell: the subcommands of whoever operates a run or its store: close, reopen, ban, unban, drain, resize, ping.
 
 They need no `min_nodes`, and never host a store.
 """
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
 from rdzv.cli.runs import open_store
+from rdzv.cli.top import cost_of
 from rdzv.config.resizing import describe_size
+from rdzv.core.keys import Keys
+from rdzv.core.state import Closed
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
+from store import when
 from store.printable import printable
 
 if TYPE_CHECKING:
@@ -32,6 +36,26 @@ async def _close(options: argparse.Namespace) -> int:
         shown = (await handler.status()).closed if isinstance(handler, Handler) else options.reason
         before = "" if shown == options.reason else f", and was before: {shown or 'no reason was given'}"
         print(printable(f"run {handler.run_id} is closed{before}"))
+        if isinstance(handler, Handler):
+            history, cost = await cost_of(handler)
+            if history.chapters:
+                print(printable(str(cost)))
+    return DONE
+
+
+async def _reopen(options: argparse.Namespace) -> int:
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        keys = Keys(settings.prefix, settings.run_id)
+        entry = await client.get(keys.closed)
+        if entry is None:
+            raise RendezvousStateError(f"run {settings.run_id} is not closed; there is nothing to open")
+        closed = Closed.unpack(entry.value)
+        # Not one that somebody has written meanwhile: that closing is another's, who was told that it counts.
+        await client.delete(keys.closed, when=(when.mod_revision(keys.closed) == entry.mod_revision,))
+        before = (
+            f"; it was closed{f' by {closed.by}' if closed.by else ''}{f': {closed.reason}' if closed.reason else ''}"
+        )
+        print(printable(f"run {settings.run_id} is open again{before}"))
     return DONE
 
 
@@ -127,6 +151,13 @@ COMMANDS = (
         add_arguments=_add_close_arguments,
         takes_url=True,
         limited=True,
+    ),
+    Command(
+        name="reopen",
+        help="open a run again that was closed, so that nodes may join it",
+        run=_reopen,
+        add_arguments=add_run,
+        takes_url=True,
     ),
     Command(
         name="ban",

@@ -38,20 +38,23 @@ class Missing:
         how: "lost", "left", or "never seen".
         ago: Seconds since it was lost or left; None if nobody knows.
         address: Where it was, if that is known.
+        why: Why it was lost or left, in words, if that is known.
     """
 
     node_id: str
     how: str
     ago: float | None = None
     address: str = ""
+    why: str = ""
 
     def where(self) -> str:
         """Return where it was, if that is known and is not its name: " at 10.0.0.3"."""
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float = 0.0) -> str:
-        """Return what happened to it: "lost 41 s ago"; `elapsed` seconds have passed since that was reckoned."""
-        return self.how if self.ago is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
+        """Return what happened to it: "lost 41 s ago: why"; `elapsed` seconds have passed since that was reckoned."""
+        how = self.how if self.ago is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
+        return f"{how}: {self.why}" if self.why else how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,7 @@ class Absent:
 
     def plain(self) -> object:
         """Return it as plain data, by position."""
-        missing = [(one.node_id, one.how, one.ago, one.address) for one in self.missing]
+        missing = [(one.node_id, one.how, one.ago, one.address, one.why) for one in self.missing]
         return (missing, self.count, self.waited, self.staying, self.staying_at)
 
     @classmethod
@@ -85,8 +88,14 @@ class Absent:
         missing, count, waited, staying, *later = plain
         return cls(
             missing=tuple(
-                Missing(node_id=of(str, node_id), how=of(str, how), ago=maybe(float, ago), address=of(str, address))
-                for node_id, how, ago, address, *_ in missing
+                Missing(
+                    node_id=of(str, node_id),
+                    how=of(str, how),
+                    ago=maybe(float, ago),
+                    address=of(str, address),
+                    why=of(str, why[0]) if why else "",
+                )
+                for node_id, how, ago, address, *why in missing
             ),
             count=of(int, count),
             waited=maybe(float, waited),
@@ -140,7 +149,7 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str]] = {}  # how, when, and where it was; in this order
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # how, when, where it was, why; in this order
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
@@ -148,18 +157,21 @@ class AbsenceBook:
         for one in absent.missing:
             if one.how != NEVER_SEEN:
                 self._unseen.pop(one.node_id, None)
-                self._gone[one.node_id] = one.how, None if one.ago is None else now - one.ago, one.address
+                at = None if one.ago is None else now - one.ago
+                self._gone[one.node_id] = one.how, at, one.address, one.why
 
     def came(self, node_id: str) -> None:
         """A node is here."""
         self._unseen.pop(node_id, None)
         self._gone.pop(node_id, None)
 
-    def went(self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None) -> None:
+    def went(
+        self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
+    ) -> None:
         """A node is not here any more; who was neither a member nor expected is not missed."""
         if node_id not in self._gone and (is_member or node_id in self._expected):
             self._unseen.pop(node_id, None)
-            self._gone[node_id] = LEFT if left else LOST, now, address
+            self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def look_again(self, here: Iterable[str]) -> None:
         """All who are here are known anew."""
@@ -182,8 +194,8 @@ class AbsenceBook:
         """Return what is to be said now; `staying` is who is to leave the last round, and where each is reached."""
         count = len(self._gone) + len(self._unseen)
         gone = (
-            Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address)
-            for node_id, (how, at, address) in self._gone.items()
+            Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)
+            for node_id, (how, at, address, why) in self._gone.items()
         )
         unseen = (Missing(node_id=node_id, how=NEVER_SEEN) for node_id in self._unseen)
         return Absent(

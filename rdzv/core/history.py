@@ -1,29 +1,31 @@
-"""Pure: what happened in a run, round by round: kept by its coordinators, told in words and as a timeline.
+"""Pure: what happened in a run, round by round, as its coordinators keep it. It is told in `rdzv.display`.
 
 Each round is a chapter, and the last chapters are one key, which the coordinator writes in the transactions that it
 makes anyway: with the commit, and with a progress that tells of members that have gone or of the closing. There are at
 most `CHAPTERS_MOST` in `BYTES_MOST` bytes, the oldest being forgotten first, and each names at most `NAMED_MOST` nodes
-at a time: a run that goes on for months takes no more room than that.
+at a time: a run that goes on for months takes no more room than that. Of what is forgotten the sums remain (`Past`).
 
-Times are durations, since no two hosts agree on the hour: how long after its predecessor a round completed, and how far
-into a round something happened, each on the clock of one coordinator that knew of both moments. A coordinator that
-came to the run after the round had completed does not know; then the time is None, and the order is what remains.
+Durations are measured on the clock of one coordinator that knew of both moments: how long after its predecessor a round
+completed, how far into a round something happened, when the first member was no longer in it, and for how long since
+then too few nodes were there. A coordinator that came to the run after the round had completed does not know; then the
+time is None, and what remains is the hour by the coordinator's clock, which stands beside it: hosts agree on that to
+within what their clocks differ by.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from rdzv.core.named import named
 from rdzv.core.plain_data import pack, unpack
-from rdzv.core.state import NAMED_MOST
+from rdzv.core.state import NAMED_MOST, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from rdzv.core.state import Closed, Progress
 
@@ -32,15 +34,20 @@ __all__ = [
     "CHAPTERS_MOST",
     "Chapter",
     "Chronicle",
+    "History",
     "Incident",
-    "describe",
-    "pack_chapters",
-    "timeline",
-    "unpack_chapters",
+    "Past",
+    "Spent",
+    "pack_history",
+    "seconds_between",
+    "spent",
+    "unpack_history",
 ]
 
 CHAPTERS_MOST: Final = 128
 """Rounds that are remembered."""
+
+PAST_BYTES: Final = 4 * 1024  # at most, of what is packed beside the rounds: 32 names and some numbers
 
 BYTES_MOST: Final = 64 * 1024
 """What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less."""
@@ -48,10 +55,10 @@ BYTES_MOST: Final = 64 * 1024
 INCIDENTS_MOST: Final = 64
 """Incidents of one round that are remembered, the first ones: losses that come together are one."""
 
-GIVEN_UP: Final = "given up"
+NODES_COUNTED_MOST: Final = 32
+"""Nodes whose losses are counted by name beyond the rounds that are remembered: those with the most."""
 
-UNKNOWN_SECONDS: Final = 1.0
-"""How wide a time that nobody knows is drawn."""
+GIVEN_UP: Final = "given up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,9 @@ class Incident:
         after: Seconds since the round completed; None if nobody knows.
         count: How many nodes.
         node_ids: The first of them, by name.
-        reason: Why it was closed, and by whom; or why it was given up.
+        reason: Why it was closed, and by whom; why it was given up; or why these nodes were lost or left, if that is
+            known.
+        at: The hour, in seconds since 1970 by the coordinator's clock; None if it was not noted.
     """
 
     kind: str
@@ -71,6 +80,7 @@ class Incident:
     count: int = 0
     node_ids: tuple[str, ...] = ()
     reason: str = ""
+    at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +96,10 @@ class Chapter:
         after: Seconds since the round before was complete; None if nobody knows, or there was none.
         incidents: What happened to it.
         addresses: Where each of the named members was reached, if that says more than its name.
+        at: The hour at which it completed, in seconds since 1970 by the coordinator's clock; None if not noted.
+        stopped: Seconds from its completion until the first member was no longer in it; None while all are, or if
+            nobody knows.
+        short: For how many of the seconds since then too few nodes were there for a round.
     """
 
     number: int
@@ -96,24 +110,135 @@ class Chapter:
     after: float | None = None
     incidents: tuple[Incident, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    at: float | None = None
+    stopped: float | None = None
+    short: float = 0.0
 
 
-def pack_chapters(chapters: Sequence[Chapter]) -> bytes:
-    """Pack the chapters; leave out the oldest until they fit into `BYTES_MOST`."""
-    packed = [_packed(chapter) for chapter in chapters[-CHAPTERS_MOST:]]
-    size = sum(map(len, packed))
-    while len(packed) > 1 and size > BYTES_MOST:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What time went by with.
+
+    Attributes:
+        trained: Seconds in which a round had all its members.
+        regrouped: In which members met again, enough of them being there.
+        waited: In which too few nodes were there.
+    """
+
+    trained: float = 0.0
+    regrouped: float = 0.0
+    waited: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            trained=self.trained + other.trained,
+            regrouped=self.regrouped + other.regrouped,
+            waited=self.waited + other.waited,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What was before the rounds that are remembered, in sums.
+
+    Attributes:
+        rounds: How many rounds are forgotten.
+        spent: What the time went by with, that before the first round included.
+        losses: How many members were lost.
+        lost: How often each of those was that were lost the most.
+        since: The hour at which it began, in seconds since 1970 by a coordinator's clock; None if not noted.
+    """
+
+    rounds: int = 0
+    spent: Spent = field(default_factory=Spent)
+    losses: int = 0
+    lost: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    since: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is remembered of a run: its last rounds, the oldest first, and what was before them."""
+
+    chapters: tuple[Chapter, ...] = ()
+    past: Past = field(default_factory=Past)
+
+
+def spent(chapter: Chapter, seconds: float) -> Spent:
+    """Return what the time from a round's completion went by with, if so much of it has passed, or until the next."""
+    trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
+    waited = min(chapter.short, seconds - trained)
+    return Spent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
+
+
+def seconds_between(chapter: Chapter, following: Chapter) -> float:
+    """Return how long after a round the next one completed: as measured, else by the hours of their coordinators."""
+    if following.after is not None:
+        return following.after
+    if chapter.at is not None and following.at is not None:
+        return max(following.at - chapter.at, 0.0)
+    return max([0.0, *(one.after for one in chapter.incidents if one.after is not None)])
+
+
+def _forget_oldest(history: History) -> History:
+    """Keep only the sums of the oldest round that is remembered."""
+    oldest, following = history.chapters[:2]
+    past = history.past
+    lost = Counter(past.lost)
+    losses = [one for one in oldest.incidents if one.kind == "lost"]
+    for one in losses:
+        lost.update(one.node_ids)
+    return History(
+        chapters=history.chapters[1:],
+        past=Past(
+            rounds=past.rounds + 1,
+            spent=past.spent + spent(oldest, seconds_between(oldest, following)),
+            losses=past.losses + sum(one.count for one in losses),
+            lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
+            since=past.since if past.since is not None else oldest.at,
+        ),
+    )
+
+
+def pack_history(history: History) -> bytes:
+    """Pack it; of the oldest rounds only the sums, until the rest fits into `BYTES_MOST`."""
+    packed = [_packed(chapter) for chapter in history.chapters]
+    size = sum(map(len, packed)) + PAST_BYTES
+    while len(packed) > 1 and (size > BYTES_MOST or len(packed) > CHAPTERS_MOST):
         size -= len(packed.pop(0))
-    return bytes(msgpack.Packer().pack_array_header(len(packed))) + b"".join(packed)
+        history = _forget_oldest(history)
+    packer = msgpack.Packer()
+    head = bytes(packer.pack_map_header(2)) + pack("past") + pack(_past_to(history.past)) + pack("chapters")
+    return head + bytes(packer.pack_array_header(len(packed))) + b"".join(packed)
 
 
-def unpack_chapters(value: bytes) -> tuple[Chapter, ...]:
+def unpack_history(value: bytes) -> History:
     """Unpack what the key holds.
 
     Raises:
         RendezvousStateError: It is no history of ours.
     """
-    return unpack("the history", value, lambda plain: tuple(map(_unpacked, plain)))
+
+    def build(plain: Mapping[str, Any]) -> History:
+        return History(chapters=tuple(map(_unpacked, plain["chapters"])), past=_past_from(plain["past"]))
+
+    return unpack("the history", value, build)
+
+
+def _past_to(past: Past) -> dict[str, Any]:
+    sums = [past.spent.trained, past.spent.regrouped, past.spent.waited]
+    return {"rounds": past.rounds, "spent": sums, "losses": past.losses, "lost": dict(past.lost), "since": past.since}
+
+
+def _past_from(plain: Mapping[str, Any]) -> Past:
+    trained, regrouped, waited, *_ = plain["spent"]
+    return Past(
+        rounds=int(plain["rounds"]),
+        spent=Spent(trained=float(trained), regrouped=float(regrouped), waited=float(waited)),
+        losses=int(plain["losses"]),
+        lost=MappingProxyType({str(node_id): int(count) for node_id, count in plain["lost"].items()}),
+        since=_seconds(plain["since"]),
+    )
 
 
 def _packed(chapter: Chapter) -> bytes:
@@ -125,7 +250,12 @@ def _packed(chapter: Chapter) -> bytes:
         "joined": chapter.joined,
         "joined_ids": list(chapter.joined_ids),
         "after": chapter.after,
-        "incidents": [[one.kind, one.after, one.count, list(one.node_ids), one.reason] for one in chapter.incidents],
+        "incidents": [
+            [one.kind, one.after, one.count, list(one.node_ids), one.reason, one.at] for one in chapter.incidents
+        ],
+        "hour": chapter.at,
+        "stopped": chapter.stopped,
+        "short": chapter.short,
     }
     return pack(plain)
 
@@ -147,9 +277,13 @@ def _unpacked(plain: Mapping[str, Any]) -> Chapter:
                 count=int(count),
                 node_ids=tuple(map(str, node_ids)),
                 reason=str(reason),
+                at=_seconds(at),
             )
-            for kind, after, count, node_ids, reason, *_ in plain["incidents"]
+            for kind, after, count, node_ids, reason, at, *_ in plain["incidents"]
         ),
+        at=_seconds(plain.get("hour")),
+        stopped=_seconds(plain.get("stopped")),
+        short=float(plain.get("short", 0.0)),
     )
 
 
@@ -160,52 +294,107 @@ def _seconds(value: object) -> float | None:
 
 
 class Chronicle:
-    """What a coordinator remembers in order to write the history: its chapters; the last is about the current round.
+    """What a coordinator remembers in order to write the history; its last chapter is about the current round.
 
     Nothing it hands out counts before `written` says that it stands in the store.
     """
 
     def __init__(self) -> None:
-        self._chapters: tuple[Chapter, ...] = ()
+        self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock; None: unknown
+        self._stopped: float | None = None  # when a member was first seen not to be in it any more
+        self._short = 0.0  # for how long there have been too few nodes since, up to ...
+        self._short_since: float | None = None  # ... this moment, if there are too few now
 
-    def took_over(self, chapters: Sequence[Chapter], *, began: float | None) -> None:
-        """Go on where the last coordinator was; `began` is when this node heard of the round, if it was there."""
-        self._chapters, self._began = tuple(chapters), began
+    def took_over(self, history: History, *, began: float | None, now: float, waited: float = 0.0) -> None:
+        """Go on where the last coordinator was.
+
+        Args:
+            history: What it has written.
+            began: When this node heard of the last round, if it was there.
+            now: When it takes over. In a run without a round, its time begins `waited` seconds before.
+            waited: For how long nodes have waited already, being too few.
+        """
+        self._history, self._began = history, began
+        if not history.chapters:
+            self._began = self._stopped = now - waited
+            return
+        last = history.chapters[-1]
+        if last.stopped is not None:
+            self._stopped = now if began is None else began + last.stopped
+            self._short = last.short
+
+    def observe(self, progress: Progress, *, now: float) -> None:
+        """Note whether the round still has all its members, and whether enough nodes are there."""
+        chapters = self._history.chapters
+        intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
+        if not intact and self._stopped is None:
+            self._stopped = now
+        too_few = progress.phase is Phase.GATHERING
+        if too_few and self._short_since is None:
+            self._short_since = max(now - (progress.absent.waited or 0.0), self._stopped or now)
+        elif not too_few and self._short_since is not None:
+            self._short, self._short_since = self._short_until(now), None
 
     def completed(
-        self, number: int, nodes: Mapping[str, str], *, known: Iterable[str], now: float
-    ) -> tuple[Chapter, ...]:
+        self, number: int, nodes: Mapping[str, str], *, known: Iterable[str], now: float, at: float | None = None
+    ) -> History:
         """Return the history with a round that is about to be committed.
 
         Args:
-            number: The round's.
-            nodes: Its members by rank, and where each is reached.
-            known: Who was in the round before.
-            now: Seconds on this coordinator's clock.
+            number: Its number.
+            nodes: Its members, by rank, and where each is reached.
+            known: The members of the one before.
+            now: When, on this coordinator's clock.
+            at: The same, as the hour.
         """
         node_ids = list(nodes)
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
+        after = self._since(now)
         chapter = Chapter(
             number=number,
             size=len(node_ids),
             node_ids=tuple(node_ids[:NAMED_MOST]),
             joined=len(joined),
             joined_ids=tuple(joined[:NAMED_MOST]),
-            after=self._since(now),
+            after=after if self._history.chapters else None,
             addresses={id: nodes[id] for id in node_ids[:NAMED_MOST] if nodes[id] not in ("", id)},
+            at=at,
         )
-        return (*self._chapters[1 - CHAPTERS_MOST :], chapter)
+        history = self._history
+        if not history.chapters:
+            waited = min(self._short_until(now), after or 0.0)
+            spent_before = Spent(regrouped=(after or 0.0) - waited, waited=waited)
+            since = None if at is None else at - (after or 0.0)
+            return History(chapters=(chapter,), past=replace(history.past, spent=spent_before, since=since))
+        history = replace(history, chapters=(*history.chapters[:-1], self._last(now), chapter))
+        return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
 
-    def continued(self, progress: Progress, closed: Closed | None, *, now: float) -> tuple[Chapter, ...] | None:
-        """Return the history with this progress's news of the current round; None if it has none."""
-        chapter = self._chapters[-1] if self._chapters else None
+    def continued(
+        self,
+        progress: Progress,
+        closed: Closed | None,
+        *,
+        now: float,
+        at: float | None = None,
+        why: Mapping[str, str] = MappingProxyType({}),
+    ) -> History | None:
+        """Return the history with this progress's news of the current round; None if it has none.
+
+        Args:
+            progress: The news.
+            closed: The closing, if the run is closed.
+            now: When, on this coordinator's clock.
+            at: The same, as the hour.
+            why: Why members have gone, as far as that is known.
+        """
+        chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
         told = chapter.incidents
         after = self._since(now)
-        news = []
+        news: list[Incident] = []
         for kind, count, node_ids in (
             ("lost", progress.lost, progress.lost_ids),
             ("left", progress.departed, progress.departed_ids),
@@ -214,98 +403,48 @@ class Chronicle:
             more = count - sum(one.count for one in earlier)
             if more > 0:
                 named = {node_id for one in earlier for node_id in one.node_ids}
-                fresh = tuple(node_id for node_id in node_ids if node_id not in named)[:more]
-                news.append(Incident(kind=kind, after=after, count=more, node_ids=fresh))
+                fresh = [node_id for node_id in node_ids if node_id not in named][:more]
+                by_reason: dict[str, list[str]] = {}
+                for node_id in fresh:
+                    by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
+                if more > len(fresh):  # beyond those that are named, nobody knows why
+                    by_reason.setdefault("", [])
+                for reason, ids in by_reason.items():
+                    unnamed = 0 if reason else more - len(fresh)
+                    counted = len(ids) + unnamed
+                    news.append(
+                        Incident(kind=kind, after=after, count=counted, node_ids=tuple(ids), reason=reason, at=at)
+                    )
         if closed is not None and not any(one.kind == "closed" for one in told):
             by = f"by {closed.by}" if closed.by else ""
             reason = ": ".join(filter(None, (by, closed.reason)))
-            news.append(Incident(kind="closed", after=after, reason=reason))
+            news.append(Incident(kind="closed", after=after, reason=reason, at=at))
         if progress.given_up and not any(one.kind == GIVEN_UP for one in told):
-            news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2]))
+            news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2], at=at))
         if not news:
             return None
-        return (*self._chapters[:-1], replace(chapter, incidents=(*told, *news)[:INCIDENTS_MOST]))
+        current = replace(self._last(now), incidents=(*told, *news)[:INCIDENTS_MOST])
+        return replace(self._history, chapters=(*self._history.chapters[:-1], current))
 
-    def written(self, chapters: Sequence[Chapter], *, now: float) -> None:
-        """Note that these chapters are in the store now."""
-        if not self._chapters or self._chapters[-1].number != chapters[-1].number:
-            self._began = now
-        self._chapters = tuple(chapters)
+    def written(self, history: History, *, now: float) -> None:
+        """Note that this is in the store now."""
+        chapters = self._history.chapters
+        if not chapters or chapters[-1].number != history.chapters[-1].number:
+            self._began, self._stopped, self._short, self._short_since = now, None, 0.0, None
+        self._history = history
+
+    def _last(self, now: float) -> Chapter:
+        """The chapter of the current round, with what has become of the time since it completed."""
+        chapter = self._history.chapters[-1]
+        if self._stopped is None:
+            return chapter
+        stopped = chapter.stopped
+        if stopped is None and self._began is not None:
+            stopped = max(self._stopped - self._began, 0.0)
+        return replace(chapter, stopped=stopped, short=self._short_until(now))
+
+    def _short_until(self, now: float) -> float:
+        return self._short + (0.0 if self._short_since is None else max(now - self._short_since, 0.0))
 
     def _since(self, now: float) -> float | None:
         return None if self._began is None else max(now - self._began, 0.0)
-
-
-# ------------------------------------------------------------------------------------------------------- telling it
-
-
-def describe(chapters: Sequence[Chapter]) -> list[str]:
-    """Return the history as lines of text."""
-    lines = []
-    for chapter in chapters:
-        when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
-        nodes = "1 node" if chapter.size == 1 else f"{chapter.size} nodes"
-        lines.append(f"round {chapter.number}{when}: {nodes}: {_names(chapter, chapter.node_ids, chapter.size)}")
-        if 0 < chapter.joined < chapter.size:
-            lines.append(f"         joined: {_names(chapter, chapter.joined_ids, chapter.joined)}")
-        for incident in chapter.incidents:
-            at = "later" if incident.after is None else f"{incident.after:.1f} s later"
-            what = f"{' ' if incident.kind == 'closed' else ': '}{incident.reason}"
-            if incident.count:
-                what = f": {_names(chapter, incident.node_ids, incident.count)}"
-            lines.append(f"         {at}, {incident.kind}{what}".rstrip())
-    return lines
-
-
-def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
-    more = count - len(node_ids)
-    shown = [named(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
-    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
-
-
-def timeline(run_id: str, chapters: Sequence[Chapter]) -> dict[str, Any]:
-    """Return the history as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
-
-    A row for the rounds, and one for each node that was named; microseconds since the first round that is remembered.
-    A time that nobody knows is drawn a second wide, and says so.
-    """
-    events: list[dict[str, Any]] = [_named(0, "rounds"), _named(None, f"run {run_id}")]
-    rows: dict[str, int] = {}
-    began = 0.0
-    for position, chapter in enumerate(chapters):
-        length = chapters[position + 1].after if position + 1 < len(chapters) else None
-        known = [one.after for one in chapter.incidents if one.after is not None]
-        ended = max([UNKNOWN_SECONDS, *known]) if length is None else length
-        guessed = {} if length is not None else {"end": "not known"}
-        details = {"size": chapter.size, "joined": list(chapter.joined_ids), **guessed}
-        events.append(_slice(0, f"round {chapter.number}", began, ended, details))
-        gone = {node_id: one for one in chapter.incidents for node_id in one.node_ids}
-        for rank, node_id in enumerate(chapter.node_ids):
-            if node_id not in rows:
-                rows[node_id] = len(rows) + 1
-                events.append(_named(rows[node_id], node_id))
-            end = gone[node_id].after if node_id in gone else None
-            there = ended if end is None else min(end, ended)
-            events.append(_slice(rows[node_id], f"round {chapter.number}", began, there, {"rank": rank, **guessed}))
-        for incident in chapter.incidents:
-            at = began + (UNKNOWN_SECONDS if incident.after is None else incident.after)
-            details = {"nodes": list(incident.node_ids), "count": incident.count, "reason": incident.reason}
-            moment = {"ph": "i", "s": "t", "pid": 1, "ts": at * 1e6} | _what(incident.kind, details)
-            named = [rows[node_id] for node_id in incident.node_ids if node_id in rows]
-            events.extend(moment | {"tid": row} for row in named or [0])
-        began += ended
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run_id": run_id}}
-
-
-def _named(row: int | None, name: str) -> dict[str, Any]:
-    """Name a row; None names the whole process."""
-    kind = "process_name" if row is None else "thread_name"
-    return {"ph": "M", "pid": 1, "tid": row or 0, "name": kind, "args": {"name": name}}
-
-
-def _slice(row: int, name: str, began: float, seconds: float, details: Mapping[str, Any]) -> dict[str, Any]:
-    return {"ph": "X", "pid": 1, "tid": row, "ts": began * 1e6, "dur": seconds * 1e6} | _what(name, details)
-
-
-def _what(name: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "args": dict(details)}

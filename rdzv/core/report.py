@@ -33,9 +33,19 @@ def report(status: RunStatus) -> dict[str, Any]:
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
-            {"node_id": node_id, "how": how, "address": status.addresses.get(node_id)}
-            for node_id, how in status.missing.items()
+            {
+                "node_id": one.node_id,
+                "how": status.missing[one.node_id],
+                "kind": one.how,
+                "seconds_ago": one.ago,
+                "address": status.addresses.get(one.node_id),
+                "why": one.why,
+            }
+            for one in status.absent
         ],
+        "missing_count": status.absent_count,
+        "waited": status.waited,
+        "since": dict(status.since),
         "addresses": dict(status.addresses),
         "banned": [
             {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now}

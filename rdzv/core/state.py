@@ -19,6 +19,7 @@ from rdzv.core.stopping import Resized
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from rdzv.core.absent import Missing
     from rdzv.core.asking import Question
     from rdzv.core.stopping import Stop
 
@@ -96,7 +97,9 @@ class NodeRecord:
         unreached: It was rank 0 of a round that was given up, since not all reached it.
         gave_up: Which round it gave up before this arrival, and why, in words; empty if it gave up none.
         left: It has left on its own account, and its record is about to go.
+        why: Why it has left, in words, if it says.
         release: Of which release of this package it is; empty if it does not say.
+        since: The hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say.
         progress: The last step that it has finished, -1 for none, if it goes from round to round by `rounds()`: then
             it answers when it is asked which step it has begun. None if it does not.
         arrival: The revision that wrote this record: which arrival this is.
@@ -117,7 +120,9 @@ class NodeRecord:
     unreached: bool = False
     gave_up: str = ""
     left: bool = False
+    why: str = ""
     release: str = ""
+    since: float = 0.0
     progress: int | None = None
     arrival: int = 0
 
@@ -144,8 +149,12 @@ class NodeRecord:
             plain["gave_up"] = self.gave_up
         if self.left:
             plain["left"] = True
+        if self.why:
+            plain["why"] = self.why
         if self.release:
             plain["release"] = self.release
+        if self.since:
+            plain["since"] = self.since
         if self.progress is not None:
             plain["progress"] = self.progress
         return pack(plain)
@@ -172,7 +181,9 @@ class NodeRecord:
                 unreached=of(bool, plain.get("unreached", False)),
                 gave_up=of(str, plain.get("gave_up", "")),
                 left=of(bool, plain.get("left", False)),
+                why=of(str, plain.get("why", "")),
                 release=of(str, plain.get("release", "")),
+                since=of(float, plain.get("since", 0.0)),
                 progress=maybe(int, plain.get("progress")),
                 arrival=arrival,
             )
@@ -620,6 +631,10 @@ class RunStatus:
         addresses: Where each node is reached, or was, of those that are here and those that are missing.
         draining: Nodes that are to leave, and what was said of it: within how many seconds, and why.
         resized: The last resize of the run, as long as no round has begun with it; else None.
+        absent: The same nodes, as data: how, since when, and why.
+        absent_count: How many they are, also beyond those that are named.
+        waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
+        since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
     """
 
     run_id: str
@@ -641,6 +656,10 @@ class RunStatus:
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     draining: Mapping[str, tuple[float, str]] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
+    absent: tuple[Missing, ...] = ()
+    absent_count: int = 0
+    waited: float | None = None
+    since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ------------------------------------------------------------------------------------------------ settings

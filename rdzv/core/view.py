@@ -16,6 +16,7 @@ below the minimum ends it, and reaching it again begins it anew (promise R11).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import AbsenceBook
@@ -23,11 +24,20 @@ from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from rdzv.core.state import Ban
     from store.messages import Event
 
 __all__ = ["View"]
+
+_WHY: dict[str, str] = {
+    "": "",
+    "gone": "its process ended",
+    "disconnected": "its connection closed, and it did not come back",
+    "silent": "nothing was heard of it for its ttl",
+}
+"""How a node's lease ended, in words."""
 
 
 class View:
@@ -55,6 +65,8 @@ class View:
         self.enough_since: float | None = None
         self.absences = AbsenceBook(expected)
         self._now = 0.0  # of the event that is folded in
+        self._why = ""  # by the same
+        self.why: dict[str, str] = {}  # of the members that have gone, as far as it is known
         self._gone_members: set[str] = set()  # each counts once, as lost or as departed
         self._lost_now: set[str] = set()  # of the last round
         self._lost_before: set[str] = set()  # of the one before, and not in the last
@@ -95,13 +107,16 @@ class View:
         """The number that the next round gets: above every round that anybody who comes has known (S10)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
 
-    def fold(self, event: Event, *, now: float, last_call_timeout: float) -> None:
+    def fold(
+        self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
+    ) -> None:
         """Take in one event of the watch on nodes.
 
         Args:
             event: What happened.
             now: Seconds on this node's clock.
             last_call_timeout: How long a last call lasts, to reckon when an inherited one began.
+            bans: Who is banned: that is why such a node's record goes.
         """
         if event.kind == "reset":
             self.synced = False
@@ -112,9 +127,11 @@ class View:
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
             return
-        self._now = now
+        self._now, self._why = now, _WHY[event.cause]
         self.seen = max(self.seen, event.revision)
         node_id = event.key[len(self._prefix) :]
+        if node_id in bans and not event.cause:
+            self._why = str(bans[node_id])
         if event.kind == "put":
             try:
                 record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
@@ -147,6 +164,7 @@ class View:
         self.lost.clear()
         self.departed.clear()
         self._gone_members.clear()
+        self.why.clear()
         self._lost_before, self._lost_now = self._lost_now - self.members.keys(), set()
         self.lost_count = self.departed_count = 0
         self._inherited = None
@@ -208,6 +226,7 @@ class View:
 
     def _arrived(self, record: NodeRecord) -> None:
         if record.left:
+            self._why = record.why or self._why
             self._gone(record.node_id, left=True)
             return
         self.live.discard(record.node_id)
@@ -234,8 +253,11 @@ class View:
     def _miss(self, node_id: str, *, left: bool, at: float | None, address: str = "") -> None:
         """A node is not here any more, since then if that is known."""
         is_member = node_id in self.members
-        self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at)
+        why = self._why if at is not None else ""
+        self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
+            if why and node_id not in self._gone_members and len(self.why) < NAMED_MOST:
+                self.why[node_id] = why
             self._note(node_id, left=left)
 
     def _note(self, node_id: str, *, left: bool) -> None:

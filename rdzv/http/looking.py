@@ -7,10 +7,10 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from rdzv.core.history import describe
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.core.state import Ban, Closed
+from rdzv.display.history import describe
 from rdzv.node.admission import check_node_id, put_ban, take_run_lease
 from rdzv.node.follower import Follower
 from rdzv.node.status import read_history, read_status

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from rdzv.core.decision import (
     report_due,
     why_to_stop,
 )
-from rdzv.core.history import Chapter, Chronicle, pack_chapters, unpack_chapters
+from rdzv.core.history import Chronicle, History, pack_history, unpack_history
 from rdzv.core.state import (
     BUCKET_SIZE,
     SINCE_MOST,
@@ -286,10 +287,13 @@ class _Term:
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
         self._reported, self._reported_at = progress, progress_at
-        chapters: tuple[Chapter, ...] = ()
+        remembered = History()
         with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
-            chapters = unpack_chapters(history.value) if history is not None else ()
-        self._chronicle.took_over(chapters, began=self._follower.round_at)
+            remembered = unpack_history(history.value) if history is not None else remembered
+        waited = progress.absent.waited if progress is not None else None
+        self._chronicle.took_over(
+            remembered, began=self._follower.round_at, now=self._store.time(), waited=waited or 0.0
+        )
 
     async def _watch_nodes(self) -> None:
         """Hand every event of the nodes to the deciding task."""
@@ -306,7 +310,9 @@ class _Term:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
-            match decision := await self._decide():
+            decision = await self._decide()
+            self._chronicle.observe(decision.progress, now=self._store.time())
+            match decision:
                 case Wait(until=until, error=error):
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
@@ -357,7 +363,12 @@ class _Term:
         while True:
             now = self._store.time()
             while self._events:
-                self._view.fold(self._events.popleft(), now=now, last_call_timeout=self._rules.last_call)
+                self._view.fold(
+                    self._events.popleft(),
+                    now=now,
+                    last_call_timeout=self._rules.last_call,
+                    bans=self._follower.head.bans,
+                )
             if self._watch_failed is not None:
                 raise self._watch_failed
             if self._view.synced and self._view.seen >= revision:
@@ -382,12 +393,14 @@ class _Term:
             return due
         self._say(explain(progress))
         writes = [self._put(self._keys.progress, progress.pack())]
-        chapters = self._chronicle.continued(progress, self._follower.head.closed, now=now)
-        if chapters is not None:
-            writes.append(self._put(self._keys.history, pack_chapters(chapters)))
+        history = self._chronicle.continued(
+            progress, self._follower.head.closed, now=now, at=time.time(), why=self._view.why
+        )
+        if history is not None:
+            writes.append(self._put(self._keys.history, pack_history(history)))
         await self._write(writes)
-        if chapters is not None:
-            self._chronicle.written(chapters, now=now)
+        if history is not None:
+            self._chronicle.written(history, now=now)
         self._reported, self._reported_at = progress, now
         return report_due(progress, now, progress, nodes=nodes, now=now)
 
@@ -453,10 +466,10 @@ class _Term:
         self._shared.used = True  # from now on: the answer to the commit may be lost
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
-        chapters = self._chronicle.completed(round.number, nodes, known=self._view.members, now=now)
+        history = self._chronicle.completed(round.number, nodes, known=self._view.members, now=now, at=time.time())
         writes: list[Put | Delete] = [
             self._put(self._keys.round, round.pack()),
-            self._put(self._keys.history, pack_chapters(chapters)),
+            self._put(self._keys.history, pack_history(history)),
         ]
         stand = True
         if len(conditions) > self._store.operations_max:
@@ -489,7 +502,7 @@ class _Term:
         )
         now = self._store.time()
         self._view.completed(committed, members, now=now)
-        self._chronicle.written(chapters, now=now)
+        self._chronicle.written(history, now=now)
         self._follower.take_round(committed)
         if last is not None:
             await self._forget(last.number, last.term)

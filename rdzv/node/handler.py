@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
+from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import BUCKET_SIZE, unpack_roster
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
-    from rdzv.core.history import Chapter
+    from rdzv.core.history import Chapter, History
     from rdzv.core.state import Participant, RunStatus
     from rdzv.core.stopping import Resized
     from store import BlockingStore, Store
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Handler", "RendezvousInfo"]
 
 T = TypeVar("T")
+
+WHY_LETTERS_MOST = 200
 
 
 class Handler(RendezvousHandler):
@@ -363,7 +366,9 @@ class Handler(RendezvousHandler):
 
     async def answer(self, question: str, text: str) -> None:
         """Answer what an operator asks."""
-        await self._call(self.node.answer(question, text), see_to_its_end=True)
+        key, value = self.node.keys.answers(question) + self.node_id, pack_answer(text)
+        put = self.node.ask_the_store(lambda store: store.put(key, value, ttl=ANSWER_TTL))
+        await self._call(put, see_to_its_end=True)
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
@@ -380,9 +385,28 @@ class Handler(RendezvousHandler):
         """How the run stands in the store, with the reason in words."""
         return await self._call(self.node.status())
 
+    async def ping(self) -> float:
+        """Measure how long the store takes to answer, in seconds."""
+        return await self._call(self.node.ask_the_store(lambda store: store.ping()))
+
+    async def store_health(self) -> dict[str, Any]:
+        """Return how the store is: `answers_in` seconds, and its figures."""
+        return {
+            "answers_in": await self.ping(),
+            "figures": await self._call(self.node.ask_the_store(lambda store: store.stats())),
+        }
+
     async def history(self) -> list[Chapter]:
         """Return what is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
+        return list((await self.whole_history()).chapters)
+
+    async def whole_history(self) -> History:
+        """Return the same, and the sums of what was before."""
         return await self._call(self.node.history())
+
+    def leaves_because(self, why: str) -> None:
+        """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
+        self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:

@@ -20,11 +20,10 @@ import os
 import random
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.decision import JoinClock, too_large
 from rdzv.core.keys import Keys
 from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.config.settings import Settings
-    from rdzv.core.history import Chapter
+    from rdzv.core.history import History
     from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.loops import NodeLoop
@@ -60,6 +59,8 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Ticket"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -448,18 +449,18 @@ class Node:
         async with self._asking_the_store() as link:
             await link.store.delete(self.keys.banned(node_id))
 
-    async def answer(self, question: str, text: str) -> None:
-        """Write this node's answer to what an operator asks; see `rdzv.core.asking`."""
-        async with self._asking_the_store() as link:
-            await link.store.put(self.keys.answers(question) + self.node_id, pack_answer(text), ttl=ANSWER_TTL)
-
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
         async with self._asking_the_store() as link:
             return await read_status(link.store, self.keys, link.follower.head)
 
-    async def history(self) -> list[Chapter]:
-        """What is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
+    async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
+        """Do something with the store that has nothing to do with this node's part in the run."""
+        async with self._asking_the_store() as link:
+            return await work(link.store)
+
+    async def history(self) -> History:
+        """What is remembered of the run; see `rdzv.core.history`."""
         async with self._asking_the_store() as link:
             return await read_history(link.store, self.keys)
 

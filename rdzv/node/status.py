@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rdzv.core.absent import Absent
 from rdzv.core.decision import explain
-from rdzv.core.history import Chapter, unpack_chapters
+from rdzv.core.history import History, unpack_history
 from rdzv.core.state import (
     Head,
     Member,
@@ -38,6 +40,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         head: Its head, as known.
     """
     records = await read_nodes(store, keys)
+    since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
     addresses = {node_id: record.address for node_id, record in records.items()}
     members = []
@@ -67,6 +70,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     shared = await store.get(keys.settings)
+    absent = _absent(head, now=store.time())
     return RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -86,7 +90,11 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             **{node_id: str(ban) for node_id, ban in head.bans.items()},
         },
         releases=dict(releases),
-        missing=_missing(head, now=store.time()),
+        missing={one.node_id: one.describe() for one in absent.missing},
+        absent=absent.missing,
+        absent_count=absent.count,
+        waited=absent.waited,
+        since=since,
         addresses={**_missing_at(head), **addresses},
         draining={
             node_id: (max(leaving.until - store.time(), 0.0), leaving.reason)
@@ -110,10 +118,10 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
     return records
 
 
-async def read_history(store: Store, keys: Keys) -> list[Chapter]:
-    """What happened in a run, as far as it is remembered: its rounds, the oldest first."""
+async def read_history(store: Store, keys: Keys) -> History:
+    """What happened in a run, as far as it is remembered."""
     entry = await store.get(keys.history)
-    return list(unpack_chapters(entry.value)) if entry is not None else []
+    return unpack_history(entry.value) if entry is not None else History()
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
@@ -151,11 +159,13 @@ def _resized(head: Head) -> Resized | None:
     return None if in_force else head.resized
 
 
-def _missing(head: Head, *, now: float) -> dict[str, str]:
+def _absent(head: Head, *, now: float) -> Absent:
+    """Who is not here, as of now."""
     if head.progress is None or head.closed is not None or _is_news(head):
-        return {}
-    elapsed = now - head.progress_at
-    return {one.node_id: one.describe(elapsed=elapsed) for one in head.progress.absent.missing}
+        return Absent()
+    elapsed, absent = max(now - head.progress_at, 0.0), head.progress.absent
+    missing = tuple(replace(one, ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
+    return replace(absent, missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
 def _missing_at(head: Head) -> dict[str, str]:

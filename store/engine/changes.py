@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
     from store.engine.scans import Picked, Scan
+    from store.messages import Cause
 
 __all__ = ["Changes"]
 
@@ -112,8 +113,8 @@ class Changes:
         self._events.append(put_event(entry))
         return revision
 
-    def erase(self, key: str) -> bool:
-        """Delete a key, if it is there."""
+    def erase(self, key: str, *, cause: Cause = "") -> bool:
+        """Delete a key, if it is there; `cause` is how its lease ended, if that is why."""
         for scan in self.scans:
             scan.note(key, self._keys.get(key))
         entry = self._keys.pop(key)
@@ -121,7 +122,7 @@ class Changes:
             return False
         if entry.lease is not None:
             self._detach(key, entry.lease)
-        self._events.append(_make_event("delete", self._keys.revision + 1, key, b"", 0, None))
+        self._events.append(_make_event("delete", self._keys.revision + 1, key, b"", 0, None, cause))
         return True
 
     def _detach(self, key: str, lease_id: int | None) -> None:
@@ -152,11 +153,14 @@ class Changes:
             )
         return lease
 
-    def end_lease(self, lease: LeaseRecord, *, most: int) -> int:
-        """End a lease, and delete `most` of its keys; how many went. The lease is due until the last has gone."""
+    def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
+        """End a lease, and delete `most` of its keys; how many went. The lease is due until the last has gone.
+
+        `cause` is how it ended, unless it was revoked.
+        """
         going = sorted(islice(lease.keys, most))
         for key in going:
-            self.erase(key)
+            self.erase(key, cause=cause)
         if lease.keys and not lease.ending:
             self._leases.begin_to_end(lease)
             if self.facts is not None:

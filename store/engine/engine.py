@@ -310,7 +310,7 @@ class Engine:
             self._lapsed += not lease.ending
             if self.on_lapse is not None and not lease.ending and not lease.anonymous:
                 self.on_lapse(lease)
-            room -= self._changes.end_lease(lease, most=room)
+            room -= self._changes.end_lease(lease, most=room, cause=lease.cause)
             if lease.keys:
                 self._leases.due_again(lease)
             self._announce()

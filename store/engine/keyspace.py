@@ -46,7 +46,7 @@ _make_event = constructor(Event)
 
 def put_event(entry: Entry) -> Event:
     """The change that left this entry behind."""
-    return _make_event("put", entry.mod_revision, entry.key, entry.value, entry.create_revision, entry.lease)
+    return _make_event("put", entry.mod_revision, entry.key, entry.value, entry.create_revision, entry.lease, "")
 
 
 def answer_bytes(entry: Entry | None) -> int:

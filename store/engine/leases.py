@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import SavedLease
     from store.engine.processes import Process
+    from store.messages import Cause
 
 __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
@@ -44,6 +45,7 @@ class LeaseRecord:
     gone_at: float = math.inf  # when it ends for the death of the process that keeps it
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
+    disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
     ending: bool = False  # its time is over; keys of it are left, which go in the ticks to come
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
 
@@ -51,6 +53,15 @@ class LeaseRecord:
     def ends_at(self) -> float:
         """When its time is over."""
         return min(self.lapses_at, self.gone_at)
+
+    @property
+    def cause(self) -> Cause:
+        """Why its time is over, once it is; nothing if it was ending already."""
+        if self.ending:
+            return ""
+        if self.gone_at <= self.lapses_at:
+            return "gone"
+        return "disconnected" if self.disconnected else "silent"
 
     @property
     def judged_by_process(self) -> bool:
@@ -119,6 +130,7 @@ class Leases:
         """Give the lease its full TTL again; `peer` keeps it from now on."""
         lease.lapses_at = self._served + lease.ttl  # its older, earlier place in the heap is put right when it comes up
         lease.gone_at = math.inf
+        lease.disconnected = False
         self._keep(lease, peer)
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
@@ -152,7 +164,7 @@ class Leases:
             if lease.disconnect_ttl is not None:
                 sooner = self._served + lease.disconnect_ttl
                 if sooner < lease.lapses_at:
-                    lease.lapses_at = sooner
+                    lease.lapses_at, lease.disconnected = sooner, True
                     heapq.heappush(self._due, (sooner, id))
         verdict = self._processes.closed(peer, how, now=self._served)
         for process in verdict.dead:

@@ -22,6 +22,7 @@ from store.messages import (
     Added,
     Append,
     Cancel,
+    Cause,
     CompareAndSet,
     CompareAndSetResult,
     Condition,
@@ -201,6 +202,7 @@ _make_entry = constructor(Entry)
 
 
 _EVENT_KINDS: tuple[EventKind, ...] = ("put", "delete", "synced", "reset")
+_CAUSES: tuple[Cause, ...] = ("", "silent", "disconnected", "gone")
 _EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
 
 
@@ -211,6 +213,8 @@ def event_to(event: Event) -> tuple[Any, ...]:
         if type(value) is not bytes:  # as above
             value = bytes(value)
         return 0, event.revision, event.key, value, event.create_revision, event.lease
+    if event.cause:
+        return _EVENT_CODES[event.kind], event.revision, event.key, _CAUSES.index(event.cause)
     return _EVENT_CODES[event.kind], event.revision, event.key
 
 
@@ -219,6 +223,9 @@ def event_from(value: Any) -> Event | None:
     match value:
         case [0, int(revision), str(key), bytes(held), int(created), int() | None as lease, *_]:
             return Event(kind="put", revision=revision, key=key, value=held, create_revision=created, lease=lease)
+        case [1, int(revision), str(key), int(cause), *_]:  # a cause that only later releases know says nothing to us
+            known = _CAUSES[cause] if 0 <= cause < len(_CAUSES) else ""
+            return Event(kind="delete", revision=revision, key=key, cause=known)
         case [1 | 2 | 3 as code, int(revision), str(key), *_]:
             return Event(kind=_EVENT_KINDS[code], revision=revision, key=key)
         case [int(code), *_] if code >= len(_EVENT_KINDS):

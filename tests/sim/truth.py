@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.engine.engine import Engine
     from store.engine.leases import LeaseRecord
+    from store.messages import Cause
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 
@@ -515,10 +516,10 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
         finally:
             ticking = False
 
-    def observed_end(lease: LeaseRecord, *, most: int) -> int:
+    def observed_end(lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
         if ticking:
             books.lapsed(lease)
-        gone = end_lease(lease, most=most)
+        gone = end_lease(lease, most=most, cause=cause)
         if not durable and not lease.keys:
             books._ended.add(lease.id)
         return gone

@@ -42,6 +42,7 @@ from rdzv.cli.launcher.job import NPROC
 from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
+from rdzv.cli.top import cost_of
 from rdzv.core.asking import STACKS
 from rdzv.core.state import Closed
 from rdzv.errors import (
@@ -53,7 +54,7 @@ from rdzv.errors import (
 )
 from rdzv.node.handler import Handler
 from store.net.tasks import cancel_and_wait
-from store.printable import without_durations
+from store.printable import printable, without_durations
 
 if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
@@ -118,6 +119,8 @@ class _Launcher:
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
                     status = await self._take_part_and_answer(handler)
+                if self._signal is not None:
+                    handler.leaves_because(f"its launcher was told to stop by {signal.Signals(self._signal).name}")
                 self._scope = everything  # while a store hosted here waits for the others to go
         if status is None:
             assert self._signal is not None
@@ -162,6 +165,9 @@ class _Launcher:
             return await self._take_part(handler)
         finally:
             await cancel_and_wait(answering)
+            if handler.node.head.closed is not None:
+                with anyio.CancelScope(shield=True):
+                    await _say_what_it_has_cost(handler)
 
     async def _answer(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
@@ -247,6 +253,7 @@ class _Launcher:
                     of = f"restart {self._restarts} of {self._job.max_restarts}"
                     log.warning("%s: rank %d %s; %s", where, rank, ended, of)
                 else:
+                    handler.leaves_because(f"rank {rank} {ended}")
                     sys.stderr.write(
                         f"rdzv run: {where}: rank {rank} {ended}, and --max-restarts {self._job.max_restarts} "
                         f"allows no restart; see what it wrote, or allow more\n"
@@ -275,6 +282,14 @@ async def _meet(handler: Handler) -> RendezvousInfo:
     if isinstance(met, RendezvousError):
         raise met
     return met
+
+
+async def _say_what_it_has_cost(handler: Handler) -> None:
+    """Write the closing line, if the store is still there to say what it remembers."""
+    with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
+        history, cost = await cost_of(handler)
+        if history.chapters:
+            sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")
 
 
 async def _tell_what_is_waited_for(handler: Handler) -> None:

@@ -59,6 +59,12 @@ class Leaving:
                     link.release_run()
                 part.arrival.gone()
 
+    def _why(self, link: Link) -> str:
+        """Why this node leaves: as it says itself, or because it was drained."""
+        drain = link.follower.head.drains.get(self._part.node_id)
+        drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
+        return self._part.leaves_because or drained
+
     async def _take_back(self, link: Link) -> bool:
         """Delete the record, and whether that was done in time."""
         part = self._part
@@ -69,7 +75,7 @@ class Leaving:
             # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
                 when=(when.mod_revision(key) == record.arrival,),
-                then=(Put(key, replace(record, left=True).pack(), lease=lease.id),),
+                then=(Put(key, replace(record, left=True, why=self._why(link)).pack(), lease=lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,7 @@ class Recording:
                     sends_from = store_at = ""
         return NodeRecord(
             release=__version__,
+            since=time.time(),
             node_id=part.node_id,
             incarnation=part.incarnation,
             arrived_after=part.known_round,

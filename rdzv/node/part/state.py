@@ -56,6 +56,7 @@ class Part:
         arrival: Where the node's record stands.
         membership: The last round it was in; it says itself whether the node still is.
         known_round: The last round that it knows of; -1 for none.
+        leaves_because: Why this node leaves, in words, if it has said so; the others are told.
         lapsed_in: The round that this node was dropped from; -1 for none.
         unreached: It was rank 0 of the last round, which was given up since not all members reached it.
         given_up: Which round was given up, and why, in words; empty if none was since the last that held.
@@ -85,6 +86,7 @@ class Part:
         self.known_round = -1
         self.unreached = False
         self.given_up = ""
+        self.leaves_because = ""
         self.lapsed_in = -1
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on

@@ -1,26 +1,27 @@
-"""What happened in a run is remembered, whoever coordinated it, and told in words and as a timeline."""
+"""What happened in a run is remembered, whoever coordinated it; of what is forgotten the sums are."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
-from typing import Any
 
 import msgpack
 import pytest
 
+from rdzv.core.absent import Absent
 from rdzv.core.history import (
     BYTES_MOST,
     CHAPTERS_MOST,
     INCIDENTS_MOST,
     Chapter,
     Chronicle,
+    History,
     Incident,
-    describe,
-    pack_chapters,
-    timeline,
-    unpack_chapters,
+    Spent,
+    pack_history,
+    seconds_between,
+    spent,
+    unpack_history,
 )
 from rdzv.core.state import NAMED_MOST, Closed, Phase, Progress
 from rdzv.errors import RendezvousStateError
@@ -38,18 +39,20 @@ def begun(*node_ids: str, now: float = 100.0) -> Chronicle:
 
 def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed | None = None) -> tuple[Incident, ...]:
     """The incidents once this progress is written; none if it brought no news."""
-    chapters = chronicle.continued(progress, closed, now=now)
-    if chapters is None:
+    chronicle.observe(progress, now=now)
+    history = chronicle.continued(progress, closed, now=now)
+    if history is None:
         return ()
-    chronicle.written(chapters, now=now)
-    return chapters[-1].incidents
+    chronicle.written(history, now=now)
+    return history.chapters[-1].incidents
 
 
 # -------------------------------------------------------------------------------------------------------- remembering
 
 
 def test_a_chapter_says_who_is_new_and_how_long_after_the_last_round_it_was() -> None:
-    _, chapter = begun("a", "b").completed(1, dict.fromkeys(["a", "c"], ""), known=["a", "b"], now=112.5)
+    nodes = dict.fromkeys(["a", "c"], "")
+    _, chapter = begun("a", "b").completed(1, nodes, known=["a", "b"], now=112.5).chapters
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
@@ -85,15 +88,14 @@ def test_a_round_that_was_given_up_is_told_once_with_who_did_not_reach_whom() ->
     assert told(chronicle, gave_up, now=104) == ()
     chapters = chronicle.continued(replace(gave_up, lost=1, lost_ids=("b",)), None, now=105)
     assert chapters is not None
-    assert "         3.0 s later, given up: node a (rank 0): b, rank 1, did not come" in describe(chapters)
+    assert chapters.chapters[-1].incidents[0] == expected
 
 
 def test_a_chapter_remembers_where_its_members_were_if_that_says_more_than_their_names() -> None:
     chronicle = Chronicle()
-    (chapter,) = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
-    assert chapter.addresses == {"a": "10.0.0.1"}
-    (back,) = unpack_chapters(pack_chapters([chapter]))
-    assert back == chapter
+    history = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
+    assert history.chapters[0].addresses == {"a": "10.0.0.1"}
+    assert unpack_history(pack_history(history)) == history
 
 
 def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see() -> None:
@@ -101,12 +103,12 @@ def test_a_successor_goes_on_and_says_that_it_does_not_know_what_it_did_not_see(
     lost = replace(STANDS, lost=1, lost_ids=("b",))
     (incident,) = told(chronicle, lost, now=101)
     successor = Chronicle()
-    successor.took_over(chronicle._chapters, began=None)
-    assert chronicle._chapters[-1].incidents == (incident,)
+    successor.took_over(chronicle._history, began=None, now=6)
+    assert chronicle._history.chapters[-1].incidents == (incident,)
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, replace(lost, departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
-    assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9)[-1].after is None
+    assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
 
 
 def test_what_was_refused_was_never_there() -> None:
@@ -124,94 +126,72 @@ def test_names_and_incidents_are_bounded_and_counts_go_on() -> None:
     chronicle = begun(*names)
     for count in range(1, 150):
         told(chronicle, replace(STANDS, lost=count, lost_ids=tuple(names[: min(count, NAMED_MOST)])), now=100 + count)
-    (chapter,) = chronicle._chapters
+    (chapter,) = chronicle._history.chapters
     assert (len(chapter.node_ids), len(chapter.joined_ids)) == (NAMED_MOST, NAMED_MOST)
     assert (chapter.size, chapter.joined, len(chapter.incidents)) == (200, 200, INCIDENTS_MOST)
-    assert unpack_chapters(pack_chapters([chapter])) == (chapter,)
+    assert unpack_history(pack_history(chronicle._history)) == chronicle._history
 
 
-def test_the_oldest_rounds_are_forgotten_first_by_number_and_by_size() -> None:
-    chronicle = begun("a")
+def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> None:
+    chronicle = begun("a", "b")
     for number in range(1, 3 * CHAPTERS_MOST):
-        chronicle.written(chronicle.completed(number, dict.fromkeys(["a"], ""), known=["a"], now=number), now=number)
-    kept = unpack_chapters(pack_chapters(chronicle._chapters))
-    assert [chapter.number for chapter in kept] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
+        now = 100.0 + 10 * number
+        lost = replace(STANDS, round=number - 1, phase=Phase.GATHERING, live=1, lost=1, lost_ids=("b",))
+        told(chronicle, lost, now=now - 4)
+        chronicle.written(chronicle.completed(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
+    kept = unpack_history(pack_history(chronicle._history))
+    assert [chapter.number for chapter in kept.chapters] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
+    forgotten = 2 * CHAPTERS_MOST
+    assert (kept.past.rounds, kept.past.losses, dict(kept.past.lost)) == (forgotten, forgotten, {"b": forgotten})
+    assert kept.past.spent == Spent(trained=6.0 * forgotten, waited=4.0 * forgotten)
     names = [f"a-node-with-a-long-name-{number}" for number in range(NAMED_MOST)]
-    large = [replace(kept[0], number=number, node_ids=tuple(names)) for number in range(100)]
-    packed = pack_chapters(large)
-    assert BYTES_MOST * 0.9 < len(packed) <= BYTES_MOST
-    assert list(unpack_chapters(packed)) == large[-len(unpack_chapters(packed)) :]
+    large = [replace(kept.chapters[0], number=number, node_ids=tuple(names)) for number in range(100)]
+    packed = pack_history(History(chapters=tuple(large)))
+    assert BYTES_MOST * 0.85 < len(packed) <= BYTES_MOST
+    shorter = unpack_history(packed)
+    assert list(shorter.chapters) == large[-len(shorter.chapters) :]
+    assert shorter.past.rounds == 100 - len(shorter.chapters)
 
 
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x91\x80", pack_chapters(begun("a")._chapters)[:-1]])
+def test_the_time_without_a_round_is_told_apart_into_meeting_and_waiting_for_nodes() -> None:
+    chronicle = Chronicle()
+    chronicle.took_over(History(), began=None, now=90, waited=5)
+    chronicle.observe(Progress(phase=Phase.GATHERING, absent=Absent(waited=5)), now=90)
+    chronicle.observe(Progress(phase=Phase.LAST_CALL), now=95)
+    first = chronicle.completed(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
+    assert first.past.spent == Spent(regrouped=3.0, waited=10.0)
+    assert first.past.since == 1_000_000.0 - 13
+    chronicle.written(first, now=98)
+    chronicle.observe(replace(STANDS, live=2), now=99)
+    chronicle.observe(replace(STANDS, live=1, lost=1), now=108)  # the other one leaves the round ...
+    chronicle.observe(replace(STANDS, phase=Phase.GATHERING), now=109)  # ... and waits
+    chronicle.observe(replace(STANDS, phase=Phase.LAST_CALL), now=129)
+    second = chronicle.completed(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
+    assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
+    assert spent(second.chapters[0], 32.0) == Spent(trained=10.0, regrouped=2.0, waited=20.0)
+    assert seconds_between(*second.chapters) == 32.0
+
+
+def test_why_members_have_gone_is_told_for_each_reason_and_for_those_beyond_the_names() -> None:
+    chronicle = begun("a", "b", "c", "d")
+    lost = replace(STANDS, lost=4, lost_ids=("a", "b", "c"))
+    history = chronicle.continued(lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"})
+    assert history is not None
+    told_of = [(one.reason, one.node_ids, one.count, one.at) for one in history.chapters[-1].incidents]
+    assert told_of == [("silent", ("a", "c"), 2, 7.0), ("gone", ("b",), 1, 7.0), ("", (), 1, 7.0)]
+
+
+def test_where_nobody_measured_how_long_a_round_was_the_hours_tell() -> None:
+    lost = Incident(kind="lost", after=3.0, count=1)
+    one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=100.0, incidents=(lost,))
+    assert seconds_between(one, replace(one, number=1, at=160.0)) == 60.0
+    assert seconds_between(one, replace(one, number=1, at=None)) == 3.0
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x01", b"\x91\x80", pack_history(begun("a")._history)[:-1]])
 def test_what_is_no_history_is_refused(value: bytes) -> None:
     with pytest.raises(RendezvousStateError, match="cannot be read"):
-        unpack_chapters(value)
-
-
-# ------------------------------------------------------------------------------------------------------------ telling
-
-STORY = [
-    Chapter(
-        number=0,
-        size=2,
-        node_ids=("a", "b"),
-        joined=2,
-        joined_ids=("a", "b"),
-        incidents=(Incident(kind="lost", after=30.0, count=1, node_ids=("b",)),),
-        addresses={"b": "10.77.0.12"},
-    ),
-    Chapter(
-        number=1,
-        size=70,
-        node_ids=("a", "c"),
-        joined=69,
-        joined_ids=("c",),
-        after=31.25,
-        incidents=(
-            Incident(kind="left", after=None, count=1, node_ids=("c",)),
-            Incident(kind="closed", after=4.0, reason="by a: done"),
-        ),
-    ),
-]
-
-
-def test_the_history_in_words() -> None:
-    assert describe(STORY) == [
-        "round 0: 2 nodes: a, b (10.77.0.12)",
-        "         30.0 s later, lost: b (10.77.0.12)",
-        "round 1, 31.2 s after the one before: 70 nodes: a, c, and 68 more",
-        "         joined: c, and 68 more",
-        "         later, left: c",
-        "         4.0 s later, closed by a: done",
-    ]
-
-
-def test_the_timeline_is_a_chrome_trace_with_a_row_for_each_node() -> None:
-    trace = json.loads(json.dumps(timeline("job", STORY)))
-    events: list[dict[str, Any]] = trace["traceEvents"]
-    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
-    assert list(rows) == ["rounds", "a", "b", "c"]
-    slices = [(e["tid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
-    assert slices == [
-        (rows["rounds"], "round 0", 0, 31.25e6),
-        (rows["a"], "round 0", 0, 31.25e6),
-        (rows["b"], "round 0", 0, 30e6),
-        (rows["rounds"], "round 1", 31.25e6, 4e6),
-        (rows["a"], "round 1", 31.25e6, 4e6),
-        (rows["c"], "round 1", 31.25e6, 4e6),
-    ]
-    moments = [(e["tid"], e["name"], e["ts"]) for e in events if e["ph"] == "i"]
-    assert moments == [
-        (rows["b"], "lost", 30e6),
-        (rows["c"], "left", 32.25e6),
-        (rows["rounds"], "closed", 35.25e6),
-    ]
-
-
-def test_nothing_has_happened_yet() -> None:
-    assert describe([]) == []
-    assert [event["ph"] for event in timeline("job", [])["traceEvents"]] == ["M", "M"]
+        unpack_history(value)
 
 
 # ---------------------------------------------------------------------------------------------------------- in a run
@@ -253,6 +233,7 @@ async def test_a_runs_history_survives_its_coordinators() -> None:
 def test_s12_an_incident_may_have_more_columns() -> None:
     lost = Incident(kind="lost", after=1.0, count=1)
     chapter = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), incidents=(lost,))
-    (plain,) = msgpack.unpackb(pack_chapters((chapter,)))
-    plain["incidents"][0].append("a column of a later release")
-    assert unpack_chapters(msgpack.packb([plain])) == (chapter,)
+    plain = msgpack.unpackb(pack_history(History(chapters=(chapter,))))
+    plain["chapters"][0]["incidents"][0].append("a column of a later release")
+    plain["past"]["spent"].append("another one")
+    assert unpack_history(msgpack.packb(plain)).chapters == (chapter,)

@@ -11,6 +11,7 @@ import pytest
 
 import rdzv
 import store
+from rdzv.core.absent import Missing
 from rdzv.core.report import VERSION, report
 from rdzv.core.state import Ban, Participant, Phase, RunStatus
 
@@ -20,7 +21,7 @@ SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").
 def check(plain: dict[str, Any]) -> None:
     """Validate against the schema, which must also name every field there is."""
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(plain)))
-    assert set(plain) == set(SCHEMA["properties"]) == set(SCHEMA["required"])
+    assert set(plain) == set(SCHEMA["required"]) == set(SCHEMA["properties"]) - {"store"}
 
 
 def test_the_schema_itself_is_one_and_has_this_version() -> None:
@@ -43,7 +44,10 @@ def test_every_fact_is_a_field() -> None:
         bootstrap_address=("10.0.0.1", 29500),
         bans={"e": Ban(reason="slow disk", by="admin", now=True)},
         refused={"e": "banned by admin: slow disk", "f": "no GPU"},
-        missing={"b": "lost"},
+        missing={"b": "lost 3 s ago: its process ended"},
+        absent=(Missing(node_id="b", how="lost", ago=3.0, address="10.0.0.2", why="its process ended"),),
+        absent_count=1,
+        since={"a": 1.8e9},
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
     )
@@ -56,8 +60,17 @@ def test_every_fact_is_a_field() -> None:
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
     assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True}]
     assert plain["unfit"] == [{"node_id": "f", "reason": "no GPU"}]
-    assert plain["missing"] == [{"node_id": "b", "how": "lost", "address": "10.0.0.2"}]
-    assert plain["addresses"]["c"] == "10.0.0.3"
+    assert plain["missing"] == [
+        {
+            "node_id": "b",
+            "how": "lost 3 s ago: its process ended",
+            "kind": "lost",
+            "seconds_ago": 3.0,
+            "address": "10.0.0.2",
+            "why": "its process ended",
+        }
+    ]
+    assert (plain["missing_count"], plain["since"]) == (1, {"a": 1.8e9})
     assert plain["settings"]["min_nodes"] == 2
 
 

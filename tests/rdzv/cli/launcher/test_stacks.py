@@ -78,7 +78,9 @@ async def test_a_child_that_was_forked_answers_for_itself_and_one_that_is_stoppe
     stacks = WorkerStacks(tmp_path)
     forks = "import os, time\npid = os.fork()\npid and print('up', flush=True)\ntime.sleep(1000)"
     with worker(stacks, "-c", forks) as parent:
-        text = await stacks.dump()
+        async with asyncio.timeout(LIMIT):
+            while (text := await stacks.dump()).count("rank 0, process") < 2:
+                pass  # the parent may be up before its child is
         (child,) = (
             int(line.split()[3]) for line in text.splitlines() if "process" in line and f" {parent.pid} " not in line
         )

@@ -1,0 +1,359 @@
+"""Pure: the history of a run, told: in lines, as JSON, in one closing line, as a timeline, as a Chrome trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.history import Spent, seconds_between, spent
+from rdzv.core.named import named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rdzv.core.history import Chapter, History, Incident
+
+__all__ = ["Account", "Row", "Span", "Timeline", "account", "as_json", "chrome_trace", "describe", "timeline"]
+
+VERSION: Final = 1
+"""Of what `as_json` returns: it steps when a field goes or changes its meaning; new ones may come at any time."""
+
+WORST_NAMED: Final = 1  # nodes in the closing line, if they were lost more than once
+
+
+# ------------------------------------------------------------------------------------------------ what it has cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What the time of a run went by with, and who was lost.
+
+    Attributes:
+        run_id: Which run.
+        seconds: From its beginning until it was closed, or until now.
+        spent: What they went by with.
+        rounds: How many rounds have completed.
+        losses: How many members were lost.
+        lost: How often each was, the most often first, as far as it is remembered by name.
+    """
+
+    run_id: str
+    seconds: float
+    spent: Spent
+    rounds: int
+    losses: int
+    lost: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """The closing line of a run."""
+        if not self.rounds:
+            return f"{self.run_id}: no round has completed"
+        parts = (
+            ("training", self.spent.trained),
+            ("regrouping", self.spent.regrouped),
+            ("waiting for nodes", self.spent.waited),
+        )
+        shares = ", ".join(f"{name} {100 * part / self.seconds if self.seconds else 0:.1f} %" for name, part in parts)
+        losses = f"{self.losses} {'loss' if self.losses == 1 else 'losses'}" if self.losses else "no losses"
+        worst = [(node_id, count) for node_id, count in self.lost.items() if count > 1][:WORST_NAMED]
+        named = "".join(f", {count} of {node_id}" for node_id, count in worst)
+        return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
+
+
+def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
+    """Return what a run has cost so far.
+
+    Args:
+        run_id: Which run.
+        history: What is remembered of it.
+        now: The hour, in seconds since 1970, for a run that goes on; None to count to what is known.
+        waited: For how long it has been waiting for nodes, if it is.
+    """
+    total, lost, losses = history.past.spent, Counter(history.past.lost), history.past.losses
+    lengths = _lengths(history.chapters, now)
+    for chapter, length in zip(history.chapters, lengths, strict=True):
+        if chapter is history.chapters[-1] and waited is not None and _closing(chapter) is None:
+            chapter = replace(chapter, short=max(chapter.short, waited))  # noqa: PLW2901
+        total += spent(chapter, length)
+        for one in chapter.incidents:
+            if one.kind == "lost":
+                losses += one.count
+                lost.update(one.node_ids)
+    return Account(
+        run_id=run_id,
+        seconds=total.trained + total.regrouped + total.waited,
+        spent=total,
+        rounds=history.past.rounds + len(history.chapters),
+        losses=losses,
+        lost=dict(lost.most_common()),
+    )
+
+
+def _closing(chapter: Chapter) -> Incident | None:
+    return next((one for one in chapter.incidents if one.kind == "closed"), None)
+
+
+def _lengths(chapters: Sequence[Chapter], now: float | None) -> list[float]:
+    """How long each round was the last one: until the next, until the closing, or until now."""
+    lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
+    if chapters:
+        last = chapters[-1]
+        known = [one.after for one in last.incidents if one.after is not None]
+        closing = _closing(last)
+        if closing is not None and closing.after is not None:
+            length = closing.after
+        else:
+            until = now if closing is None else closing.at
+            length = max([0.0, last.stopped or 0.0, *known, *([] if None in (until, last.at) else [until - last.at])])  # type: ignore[operator]
+        lengths.append(length)
+    return lengths
+
+
+def long_duration(seconds: float) -> str:
+    """Show a duration to its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
+    whole = round(seconds)
+    units = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
+    first = next((at for at, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for count, unit in units[first : first + 2] if count) or "0 s"
+
+
+def hour(at: float | None) -> str:
+    """Show an hour, in UTC, since those who read it together need not be in one place; empty if it was not noted."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+# ------------------------------------------------------------------------------------------------ in lines
+
+
+def describe(history: History) -> list[str]:
+    """Return the history as lines of text, with the hours and the durations."""
+    lines = []
+    if history.past.rounds:
+        begun = hour(history.past.since)
+        lines.append(f"{history.past.rounds} earlier rounds are forgotten{begun and f'; the run began at {begun}'}")
+    for chapter, length in zip(history.chapters, _lengths(history.chapters, None), strict=True):
+        begun = hour(chapter.at)
+        when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
+        nodes = "1 node" if chapter.size == 1 else f"{chapter.size} nodes"
+        names = _names(chapter, chapter.node_ids, chapter.size)
+        lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {nodes}: {names}")
+        if 0 < chapter.joined < chapter.size:
+            lines.append(f"         joined: {_names(chapter, chapter.joined_ids, chapter.joined)}")
+        lines.extend(_describe(chapter, incident) for incident in chapter.incidents)
+        if chapter.stopped is not None and chapter is not history.chapters[-1]:
+            outage = max(length - chapter.stopped, 0.0)
+            short = min(chapter.short, outage)
+            what = f"{outage:.1f} s meeting again" + (f", {short:.1f} s of them waiting for nodes" if short else "")
+            lines.append(f"         {chapter.stopped:.1f} s later, {what}")
+    return lines
+
+
+def _describe(chapter: Chapter, incident: Incident) -> str:
+    at = "later" if incident.after is None else f"{incident.after:.1f} s later"
+    clock = hour(incident.at)[11:]
+    what = f"{' ' if incident.kind == 'closed' else ': '}{incident.reason}".rstrip()
+    if incident.count:
+        names = _names(chapter, incident.node_ids, incident.count)
+        what = f": {names}: {incident.reason}" if incident.reason else f": {names}"
+    return f"         {at}{clock and f' ({clock})'}, {incident.kind}{what}"
+
+
+def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
+    more = count - len(node_ids)
+    shown = [named(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
+    return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
+
+
+def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
+    """Return the history as what JSON knows; `docs/history.schema.json` describes the fields."""
+    return {
+        "version": VERSION,
+        "run_id": run_id,
+        "cost": {
+            "seconds": cost.seconds,
+            "training": cost.spent.trained,
+            "regrouping": cost.spent.regrouped,
+            "waiting": cost.spent.waited,
+            "rounds": cost.rounds,
+            "losses": cost.losses,
+            "lost": dict(cost.lost),
+        },
+        "forgotten": {"rounds": history.past.rounds, "since": history.past.since},
+        "rounds": [
+            {
+                "number": chapter.number,
+                "at": chapter.at,
+                "after": chapter.after,
+                "size": chapter.size,
+                "members": list(chapter.node_ids),
+                "addresses": dict(chapter.addresses),
+                "joined": chapter.joined,
+                "joined_ids": list(chapter.joined_ids),
+                "stopped": chapter.stopped,
+                "short": chapter.short,
+                "incidents": [
+                    {
+                        "kind": one.kind,
+                        "at": one.at,
+                        "after": one.after,
+                        "count": one.count,
+                        "node_ids": list(one.node_ids),
+                        "reason": one.reason,
+                    }
+                    for one in chapter.incidents
+                ],
+            }
+            for chapter in history.chapters
+        ],
+    }
+
+
+# ------------------------------------------------------------------------------------------------ as a timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Some time of a row.
+
+    Attributes:
+        kind: "round", "meeting" (members meet again), "lost", "left" or "closed".
+        began: Seconds since the beginning of the timeline.
+        seconds: How long.
+        text: What it was, in words.
+    """
+
+    kind: str
+    began: float
+    seconds: float
+    text: str
+
+    def plain(self) -> list[Any]:
+        """Return it by position, for a page that shows thousands."""
+        return [self.kind, round(self.began, 3), round(self.seconds, 3), self.text]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One node's time."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What happened when, row by row.
+
+    Attributes:
+        run_id: Which run.
+        began: The hour of its beginning, in seconds since 1970; None if it was not noted.
+        seconds: How long it is.
+        rounds: The rounds; between two of them, members meet again.
+        nodes: The nodes, in the order in which they first were members.
+    """
+
+    run_id: str
+    began: float | None
+    seconds: float
+    rounds: Row
+    nodes: tuple[Row, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON knows."""
+        return {
+            "run_id": self.run_id,
+            "began": self.began,
+            "seconds": round(self.seconds, 3),
+            "rounds": [span.plain() for span in self.rounds.spans],
+            "nodes": [[row.name, [span.plain() for span in row.spans]] for row in self.nodes],
+        }
+
+
+def timeline(run_id: str, history: History, *, now: float | None = None) -> Timeline:
+    """Return the remembered rounds as rows. Only nodes that were named have one: the first 64 of each round.
+
+    Args:
+        run_id: Which run.
+        history: What is remembered.
+        now: The hour, in seconds since 1970, for a run that goes on; None to end with what is known.
+    """
+    lengths = _lengths(history.chapters, now)
+    bands: list[Span] = []
+    rows: dict[str, list[Span]] = {}
+    away: dict[str, tuple[str, float, str]] = {}  # who has gone: how, when, and why
+    began = 0.0
+    for chapter, length in zip(history.chapters, lengths, strict=True):
+        gone = {node_id: one for one in chapter.incidents if one.kind in ("lost", "left") for node_id in one.node_ids}
+        stopped = min(_stopped(chapter, length), length)
+        nodes = f"{chapter.size} node{'' if chapter.size == 1 else 's'}"
+        bands.append(Span(kind="round", began=began, seconds=stopped, text=f"round {chapter.number}: {nodes}"))
+        if length > stopped:
+            what = f"{length - stopped:.1f} s without a round, after round {chapter.number}"
+            why = "; ".join(_describe(chapter, one).partition(", ")[2] for one in chapter.incidents)
+            bands.append(Span(kind="meeting", began=began + stopped, seconds=length - stopped, text=f"{what}: {why}"))
+        for rank, node_id in enumerate(chapter.node_ids):
+            spans = rows.setdefault(node_id, [])
+            if node_id in away:
+                spans.append(_outage(*away.pop(node_id), until=began))
+            end = stopped
+            if node_id in gone:
+                after = gone[node_id].after
+                end = stopped if after is None else min(after, length)
+                away[node_id] = gone[node_id].kind, began + end, gone[node_id].reason
+            text = f"round {chapter.number}, rank {rank}"
+            spans.append(Span(kind="round", began=began, seconds=min(end, stopped), text=text))
+            meets = (end if node_id in gone else length) - stopped
+            if meets > 0:
+                text = f"meeting again after round {chapter.number}"
+                spans.append(Span(kind="meeting", began=began + stopped, seconds=meets, text=text))
+        closing = _closing(chapter)
+        if closing is not None:
+            text = f"closed {closing.reason}".rstrip()
+            bands.append(Span(kind="closed", began=began + length, seconds=0.0, text=text))
+        began += length
+    for node_id, (kind, since, why) in away.items():
+        rows[node_id].append(_outage(kind, since, why, until=began))
+    return Timeline(
+        run_id=run_id,
+        began=history.chapters[0].at if history.chapters else None,
+        seconds=began,
+        rounds=Row(name="rounds", spans=tuple(bands)),
+        nodes=tuple(Row(name=name, spans=tuple(spans)) for name, spans in rows.items()),
+    )
+
+
+def _stopped(chapter: Chapter, length: float) -> float:
+    """When a round had not all its members any more; its length if it had to its end, as far as is known."""
+    gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
+    return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])
+
+
+def _outage(kind: str, since: float, why: str, *, until: float) -> Span:
+    text = f"{kind}{f': {why}' if why else ''}; away for {long_duration(until - since)}"
+    return Span(kind=kind, began=since, seconds=max(until - since, 0.0), text=text)
+
+
+def chrome_trace(shown: Timeline) -> dict[str, Any]:
+    """Return a timeline as Chrome trace events, which https://ui.perfetto.dev and chrome://tracing open.
+
+    A row for the rounds, and one for each node that was named; microseconds since the first round that is remembered.
+    """
+    events: list[dict[str, Any]] = [_named(None, f"run {shown.run_id}")]
+    for at, row in enumerate((shown.rounds, *shown.nodes)):
+        events.append(_named(at, row.name))
+        for span in row.spans:
+            what = {"pid": 1, "tid": at, "ts": span.began * 1e6, "name": span.text.partition(":")[0]}
+            what |= {"args": {"kind": span.kind, "what": span.text}}
+            moment = {"ph": "i", "s": "t"} if span.kind == "closed" else {"ph": "X", "dur": span.seconds * 1e6}
+            events.append(what | moment)
+    began = {} if shown.began is None else {"began": hour(shown.began)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"run_id": shown.run_id, **began}}
+
+
+def _named(row: int | None, name: str) -> dict[str, Any]:
+    """Name a row; None names the whole process."""
+    kind = "process_name" if row is None else "thread_name"
+    return {"ph": "M", "pid": 1, "tid": row or 0, "name": kind, "args": {"name": name}}

@@ -1,0 +1,102 @@
+"""Pure: how a run stands, in lines of text; the members last, so that ten thousand of them do not hide the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rdzv._version import __version__
+from rdzv.config.resizing import describe_size
+from rdzv.core.named import named
+from rdzv.display.history import hour
+from store.net.address import host_and_port
+from store.printable import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rdzv.core.state import RunStatus
+
+__all__ = ["describe_health", "exceptions", "member_lines", "summary"]
+
+ALL = slice(None)
+NAMED_MOST = 4  # nodes that are kept out for the same reason
+SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
+
+
+def summary(status: RunStatus) -> list[str]:
+    """Return what is to be said first: phase and reason, the round, how many nodes, what was agreed on."""
+    lines = [f"run {status.run_id}: {status.phase.value}: {status.reason}"]
+    if status.round is not None and status.bootstrap_address is not None:
+        where = host_and_port(*status.bootstrap_address)
+        lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
+    counts = {
+        "members": len(status.members),
+        "waiting": len(status.waiting) - len(status.spares),
+        "spares": len(status.spares),
+        "missing": status.absent_count,
+        "refused": len(status.refused),
+    }
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count or name == "members")
+    lines.append(f"{shown}; coordinator: {_named(status, status.coordinator) if status.coordinator else 'none'}")
+    settings = _settings(status.settings)
+    if settings:
+        lines.append(f"settings: {settings}")
+    if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
+        counts = dict(sorted(status.releases.items()))
+        lines.append("releases: " + ", ".join(f"{count} nodes of {release}" for release, count in counts.items()))
+    return lines
+
+
+def _settings(settings: Mapping[str, object]) -> str:
+    first = [name for name in SETTINGS_SHOWN if name in settings]
+    return ", ".join(f"{name}={settings[name]}" for name in first)
+
+
+def describe_health(health: Mapping[str, Any]) -> str:
+    """Return how the store is, in words."""
+    figures = health["figures"]
+    parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
+    for name, what in (("keys", "keys"), ("memory_bytes", "bytes of memory"), ("connections", "connections")):
+        if name in figures:
+            most = f" of {figures[f'{name}_max']:,}" if f"{name}_max" in figures else ""
+            parts.append(f"{figures[name]:,}{most} {what}")
+    return "; ".join(parts)
+
+
+def exceptions(status: RunStatus) -> list[str]:
+    """Return who is not as one would wish: missing, refused, waiting."""
+    lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.absent]
+    if status.absent_count > len(status.absent):
+        lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
+    for node_id, (seconds_left, reason) in status.draining.items():
+        lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")
+    if status.resized is not None:
+        size = describe_size(status.resized.min_nodes, status.resized.max_nodes)
+        why = f": {status.resized.reason}" if status.resized.reason else ""
+        lines.append(f"    resized  to {size} from the next round on, by {status.resized.by}{why}")
+    by_reason: dict[str, list[str]] = {}
+    for node_id, reason in status.refused.items():
+        by_reason.setdefault(reason, []).append(node_id)
+    lines.extend(f"    refused  {first_of(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
+    for node_id in status.waiting:
+        kind = "spare" if node_id in status.spares else "waiting"
+        lines.append(f"  {kind:>9}  {_named(status, node_id)}{_since(status, node_id)}")
+    return lines
+
+
+def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
+    """Return a line for each of these members: rank, node, address, since when it is there, and its attributes."""
+    return [
+        f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
+        + "".join(f"  {name}={value}" for name, value in member.attributes.items())
+        for member in status.members[which]
+    ]
+
+
+def _named(status: RunStatus, node_id: str) -> str:
+    return named(node_id, status.addresses.get(node_id))
+
+
+def _since(status: RunStatus, node_id: str) -> str:
+    at = status.since.get(node_id)
+    return "" if at is None else f"  since {hour(at)}"

@@ -1,0 +1,151 @@
+"""`rdzv top`: a real one, on a pseudo-terminal and in a pipe, while a node and then the store are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import os
+import pty
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store
+from rdzv.cli import main as command
+from tests.support.processes import start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+LIMIT = 60.0
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal:
+    """A command on a terminal of its own, and what it has written there."""
+
+    def __init__(self, process: asyncio.subprocess.Process, file: int) -> None:
+        self.process = process
+        self.file = file
+        self.text = ""
+        self._changed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(file, self._read)
+
+    def _read(self) -> None:
+        try:
+            self.text += os.read(self.file, 65536).decode(errors="replace")
+        except OSError:  # its other end is closed
+            asyncio.get_running_loop().remove_reader(self.file)
+        self._changed.set()
+
+    async def shows(self, text: str) -> None:
+        """Wait until this has been shown."""
+        async with asyncio.timeout(LIMIT):
+            while text not in COLOURS.sub("", self.text):
+                self._changed.clear()
+                await self._changed.wait()
+
+    def press(self, key: str) -> None:
+        os.write(self.file, key.encode())
+
+
+@contextlib.asynccontextmanager
+async def on_terminal(*arguments: str, **environment: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    told = {"TERM": "xterm", "COLUMNS": "100", "LINES": "30", **environment}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rdzv", *arguments),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**{name: value for name, value in os.environ.items() if name != "NO_COLOR"}, **told},
+    )
+    os.close(theirs)
+    terminal = Terminal(process, ours)
+    try:
+        yield terminal
+    finally:
+        asyncio.get_running_loop().remove_reader(ours)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        os.close(ours)
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(url: str) -> AsyncIterator[tuple[Any, Any]]:
+    async with (
+        rdzv.connect(f"{url}?min_nodes=2", node_id="stays", is_host=False) as stays,
+        rdzv.connect(f"{url}?min_nodes=2", node_id="goes", is_host=False) as goes,
+    ):
+        await asyncio.gather(stays.next_rendezvous(), goes.next_rendezvous())
+        yield stays, goes
+
+
+async def test_a_terminal_is_redrawn_in_place_and_names_who_is_missing_and_a_store_that_has_gone() -> None:
+    pytest.importorskip("rich")
+    async with contextlib.AsyncExitStack() as serving, contextlib.AsyncExitStack() as nodes:
+        server = await serving.enter_async_context(store.serve())
+        _, goes = await nodes.enter_async_context(two_nodes(f"{server.url}/job"))
+        async with on_terminal("status", "--watch", f"{server.url}/job") as terminal:
+            await terminal.shows("2 members")
+            await goes.aclose()
+            await terminal.shows("missing  goes")
+            assert "\x1b[?1049h" in terminal.text, "the alternate screen"
+            assert re.search(r"\x1b\[[0-9;]*31m", terminal.text), "who is missing is red"
+            await nodes.aclose()
+            await serving.aclose()
+            await terminal.shows("the store has not answered for")
+            terminal.press("q")
+            assert await terminal.process.wait() == 0
+            assert "\x1b[?1049l" in terminal.text, "the terminal is as it was"
+
+
+async def test_in_a_pipe_it_writes_a_block_per_change_and_ends_with_what_the_run_has_cost() -> None:
+    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
+        async with start_python("-m", "rdzv", "top", f"{server.url}/job") as child:
+            await child.says("2 members", timeout=LIMIT)
+            await stays.set_closed("enough")
+            assert await child.wait(timeout=LIMIT) == 0
+        assert "\x1b" not in "".join(child.output)
+        assert re.fullmatch(r"job: \d+ s; training .*; no losses", child.output[-1])
+
+
+async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = builtins.__import__
+
+    def refuse(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.partition(".")[0] == "rich":
+            raise ModuleNotFoundError("No module named 'rich'", name="rich")
+        return imports(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    async with store.serve() as server, two_nodes(f"{server.url}/job"):
+        options = command._parse(["top", f"{server.url}/job"])
+        assert options is not None
+        with pytest.raises(ImportError, match=r"a live screen needs rich: pip install 'rdzv\[live\]'"):
+            await command.COMMANDS["top"].run(options)
+
+
+async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    async def reopen(url: str) -> int:
+        options = command._parse(["reopen", url])
+        assert options is not None
+        return await command.COMMANDS["reopen"].run(options)
+
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            await handler.next_rendezvous()
+            await handler.set_closed("by mistake")
+        assert await reopen(url) == 0
+        assert capsys.readouterr().out == "run job is open again; it was closed by a: by mistake\n"
+        async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
+            assert (await handler.next_rendezvous()).round == 1
+        with pytest.raises(rdzv.RendezvousStateError, match="run job is not closed"):
+            await reopen(url)

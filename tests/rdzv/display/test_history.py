@@ -1,0 +1,163 @@
+"""The history of a run, told: in lines, as JSON by its schema, as one closing line, as a timeline and a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import jsonschema
+
+from rdzv.core.history import Chapter, History, Incident, Past, Spent
+from rdzv.display.history import account, as_json, chrome_trace, describe, long_duration, timeline
+from rdzv.display.pages import timeline_page
+
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
+NOON = 1_800_000_000.0  # 2027-01-15 08:00:00Z, to be exact
+HOSTILE = "</script><script>document.title='hacked'</script>"
+
+STORY = History(
+    chapters=(
+        Chapter(
+            number=0,
+            size=2,
+            node_ids=("a", "b"),
+            joined=2,
+            joined_ids=("a", "b"),
+            incidents=(Incident(kind="lost", after=30.0, count=1, node_ids=("b",), reason="silent", at=NOON + 30),),
+            at=NOON,
+            stopped=30.0,
+            short=6.0,
+            addresses=MappingProxyType({"b": "10.77.0.12"}),
+        ),
+        Chapter(
+            number=1,
+            size=70,
+            node_ids=("a", "c"),
+            joined=69,
+            joined_ids=("c",),
+            after=40.0,
+            incidents=(
+                Incident(kind="left", after=None, count=1, node_ids=("c",)),
+                Incident(kind="closed", after=4.0, reason="by a: done"),
+            ),
+            at=NOON + 40,
+        ),
+    )
+)
+
+
+def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
+    assert describe(STORY) == [
+        "2027-01-15 08:00:00Z  round 0: 2 nodes: a, b (10.77.0.12)",
+        "         30.0 s later (08:00:30Z), lost: b (10.77.0.12): silent",
+        "         30.0 s later, 10.0 s meeting again, 6.0 s of them waiting for nodes",
+        "2027-01-15 08:00:40Z  round 1, 40.0 s after the one before: 70 nodes: a, c, and 68 more",
+        "         joined: c, and 68 more",
+        "         later, left: c",
+        "         4.0 s later, closed by a: done",
+    ]
+
+
+def test_what_is_forgotten_is_said_to_be() -> None:
+    past = Past(rounds=7, since=NOON)
+    assert describe(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
+    assert describe(History()) == []
+
+
+def test_the_closing_line_says_what_the_time_went_by_with_and_who_was_lost_most() -> None:
+    cost = account("job-7", STORY)
+    assert (cost.spent, cost.seconds) == (Spent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
+    assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss"
+    past = Past(
+        rounds=90,
+        spent=Spent(trained=50_000.0, regrouped=10.0, waited=490.0),
+        losses=6,
+        lost=MappingProxyType({"gpu-017": 4, "b": 1}),
+    )
+    long = account("job-7", History(chapters=STORY.chapters, past=past))
+    assert str(long).startswith("job-7: 14 h 2 min; training 99.0 %")
+    assert str(long).endswith("; 7 losses, 4 of gpu-017")
+    assert long.rounds == 92
+    assert str(account("job-7", History())) == "job-7: no round has completed"
+
+
+def test_a_run_that_goes_on_is_counted_until_now_and_what_it_waits_for_is_no_training() -> None:
+    one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON)
+    assert account("job", History(chapters=(one,)), now=NOON + 60).spent == Spent(trained=60.0)
+    assert account("job", History(chapters=(one,))).spent == Spent()
+    lost = Incident(kind="lost", after=20.0, count=1, node_ids=("a",))
+    stopped = Chapter(
+        number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON, stopped=20.0, incidents=(lost,)
+    )
+    cost = account("job", History(chapters=(stopped,)), now=NOON + 60, waited=38.0)
+    assert cost.spent == Spent(trained=20.0, regrouped=2.0, waited=38.0)
+
+
+def test_the_json_has_what_the_schema_says() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    plain = json.loads(json.dumps(as_json("job", STORY, account("job", STORY))))
+    jsonschema.validate(plain, SCHEMA)
+    assert set(plain) == set(SCHEMA["required"]) == set(SCHEMA["properties"])
+    assert plain["cost"]["training"] == 34.0
+    assert plain["rounds"][0]["incidents"][0]["reason"] == "silent"
+
+
+def test_durations_have_their_two_largest_units() -> None:
+    seconds = (0, 41, 60, 3 * 60 + 5, 14 * 3600 + 3 * 60 + 7, 49 * 3600 + 1)
+    assert [long_duration(each) for each in seconds] == ["0 s", "41 s", "1 min", "3 min 5 s", "14 h 3 min", "2 d 1 h"]
+
+
+def spans(name: str) -> list[tuple[str, float, float]]:
+    rows = {row.name: row.spans for row in timeline("job", STORY).nodes}
+    return [(span.kind, span.began, span.seconds) for span in rows[name]]
+
+
+def test_members_that_wait_to_meet_again_have_a_span_and_an_outage_is_as_long_as_it_was() -> None:
+    assert spans("a") == [("round", 0.0, 30.0), ("meeting", 30.0, 10.0), ("round", 40.0, 4.0)]
+    assert spans("b") == [("round", 0.0, 30.0), ("lost", 30.0, 14.0)]
+    assert spans("c") == [("round", 40.0, 4.0), ("left", 44.0, 0.0)]
+    shown = timeline("job", STORY)
+    assert [(span.kind, span.began, span.seconds) for span in shown.rounds.spans] == [
+        ("round", 0.0, 30.0),
+        ("meeting", 30.0, 10.0),
+        ("round", 40.0, 4.0),
+        ("closed", 44.0, 0.0),
+    ]
+    assert "lost: b (10.77.0.12): silent" in shown.rounds.spans[1].text
+    (_, outage) = shown.nodes[1].spans
+    assert outage.text == "lost: silent; away for 14 s"
+
+
+def test_who_comes_back_was_away_until_then() -> None:
+    again = Chapter(number=2, size=1, node_ids=("b",), joined=1, joined_ids=("b",), after=10.0)
+    history = History(chapters=(STORY.chapters[0], again))
+    rows = {row.name: row.spans for row in timeline("job", history).nodes}
+    assert [(span.kind, span.began, span.seconds) for span in rows["b"]] == [
+        ("round", 0.0, 10.0),
+        ("lost", 10.0, 0.0),
+        ("round", 10.0, 0.0),
+    ]
+
+
+def test_the_trace_is_one_of_chromes_with_a_row_for_each_node() -> None:
+    trace = json.loads(json.dumps(chrome_trace(timeline("job", STORY))))
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    rows = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert list(rows) == ["rounds", "a", "b", "c"]
+    slices = [(e["tid"], e["args"]["kind"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert (rows["b"], "lost", 30e6, 14e6) in slices
+    assert (rows["a"], "meeting", 30e6, 10e6) in slices
+    assert [(e["tid"], e["name"]) for e in events if e["ph"] == "i"] == [(rows["rounds"], "closed by a")]
+    assert [event["ph"] for event in chrome_trace(timeline("job", History()))["traceEvents"]] == ["M", "M"]
+
+
+def test_the_page_is_one_file_in_which_a_hostile_name_stays_text() -> None:
+    story = History(chapters=(Chapter(number=0, size=1, node_ids=(HOSTILE,), joined=0, joined_ids=(), at=NOON),))
+    page = timeline_page(timeline("job", story), account("job", story))
+    assert "http" not in page.replace("http-equiv", "")
+    assert "innerHTML" not in page
+    assert HOSTILE not in page
+    data = page.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(data)["timeline"]["nodes"][0][0] == HOSTILE

@@ -1,0 +1,83 @@
+"""What `rdzv top` draws: readable at ten thousand nodes and in a narrow window, honest about a store that is gone."""
+
+from __future__ import annotations
+
+from rdzv.core.absent import Missing
+from rdzv.core.state import Participant, Phase, RunStatus
+from rdzv.display.live import Frame, draw
+
+
+def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) -> RunStatus:
+    named = min(missing, 64)
+    return RunStatus(
+        run_id="job",
+        round=7,
+        phase=Phase.COMPLETE,
+        reason=f"round 7 stands with {members} nodes",
+        members=tuple(
+            Participant(node_id=f"gpu-{rank:05}", rank=rank, address=f"10.0.{rank // 256}.{rank % 256}")
+            for rank in range(members)
+        ),
+        waiting=waiting,
+        spares=(),
+        coordinator="gpu-00000",
+        world_size=members + missing,
+        bootstrap_address=("10.0.0.0", 29500),
+        absent=tuple(
+            Missing(node_id=f"bad-{number:03}", how="lost", ago=3.0, why="its process ended") for number in range(named)
+        ),
+        absent_count=missing,
+    )
+
+
+def texts(frame: Frame, *, width: int = 120, height: int = 24) -> list[str]:
+    lines, _ = draw(frame, width=width, height=height)
+    return [line.text for line in lines]
+
+
+def test_a_small_run_fits_on_one_screen_and_who_is_missing_comes_before_the_members() -> None:
+    shown = texts(Frame(status=status_of(3, missing=1, waiting=("new",)), answers_in=0.0012, read_ago=4.0))
+    assert shown[0] == "the store answers in 1.2 ms"
+    assert shown[1] == "run job: complete: round 7 stands with 3 nodes"
+    assert "3 members, 1 waiting, 1 missing" in shown[3]
+    at = shown.index("    missing  bad-000: lost 7 s ago: its process ended")
+    assert shown[at + 1] == "    waiting  new"
+    assert [line.split()[2] for line in shown[at + 2 : at + 5]] == ["gpu-00000", "gpu-00001", "gpu-00002"]
+    assert shown[-1] == "q quit"
+
+
+def test_ten_thousand_members_are_pages_and_missing_ones_stay_in_sight() -> None:
+    status = status_of(10_000, missing=300)
+    lines, pages = draw(Frame(status=status), width=100, height=30)
+    assert len(lines) == 30
+    shown = [line.text for line in lines]
+    assert any(line.strip().startswith("missing  bad-000") for line in shown)
+    assert any("more that are missing, refused or wait" in line for line in shown)
+    assert shown[-1].startswith("members 1-")
+    seen = [
+        line.text.split()[2]
+        for page in range(pages)
+        for line in draw(Frame(status=status, page=page), width=100, height=30)[0]
+        if line.text.startswith("  rank")
+    ]
+    assert seen == [member.node_id for member in status.members]
+    assert texts(Frame(status=status, page=pages), height=30) == texts(Frame(status=status), height=30), "it goes round"
+
+
+def test_a_store_that_is_gone_is_said_first_and_meant_to_alarm() -> None:
+    lines, _ = draw(Frame(status=status_of(1), silent_for=2.0), width=120, height=24)
+    assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
+    assert lines[0].meant == "bad"
+
+
+def test_a_narrow_and_low_window_gets_what_fits() -> None:
+    for width, height in ((20, 6), (1, 1), (375, 3)):
+        lines, _ = draw(Frame(status=status_of(500, missing=70)), width=width, height=height)
+        assert len(lines) <= max(height, 6)
+        assert all(len(line.text) <= width for line in lines)
+
+
+def test_hostile_names_cannot_drive_the_terminal() -> None:
+    status = status_of(1, waiting=("\x1b[2Jgone",))
+    assert any("\\x1b[2Jgone" in line for line in texts(Frame(status=status)))
+    assert not any("\x1b" in line for line in texts(Frame(status=status)))
