@@ -21,6 +21,7 @@ import store
 from rdzv._version import __version__
 from rdzv.cli import data, demo, doctor, observe, operate, run, runs, serve, stacks, token, top
 from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE
+from rdzv.cli.launcher import slurm
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -146,7 +147,7 @@ def _with_default_url(command: Command, words: list[str]) -> list[str]:
     as soon as an option comes before it.
     """
     url = os.environ.get(DEFAULT_URL)
-    if not command.takes_url or not url or any("://" in word for word in words):
+    if not command.takes_url or not url or any("://" in word or slurm.is_meant_by(word) for word in words):
         return words
     return [words[0], url, *words[1:]]
 

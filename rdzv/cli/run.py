@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from rdzv.cli.command import Command, duration, whole_number
-from rdzv.cli.launcher import launch
+from rdzv.cli.launcher import launch, slurm
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, Job, OnChange
 from rdzv.errors import RendezvousSettingsError
 
@@ -15,9 +16,14 @@ __all__ = ["COMMANDS"]
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rdzv run [options] URL -- COMMAND ..."
     add = parser.add_argument
-    add("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say")
+    add("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun")
     add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="after failures here (default: 0)")
-    add("--nproc", type=whole_number(1), default=1, metavar="N", help="processes here (default: 1)")
+    add(
+        "--nproc",
+        type=whole_number(1),
+        metavar="N",
+        help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
+    )
     add(
         "--give-up-status",
         type=whole_number(1),
@@ -80,10 +86,11 @@ def _names(text: str) -> tuple[str, ...]:
 async def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
+    by_slurm = slurm.is_meant_by(options.url)
     job = Job(
-        url=options.url,
+        url=slurm.url_of(options.url, os.environ) if by_slurm else options.url,
         command=options.words,
-        nproc=options.nproc,
+        nproc=options.nproc or (slurm.processes_of(os.environ) if by_slurm else 1),
         max_restarts=options.max_restarts,
         give_up_status=options.give_up_status,
         on_change=OnChange(options.on_change),

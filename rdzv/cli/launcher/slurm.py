@@ -1,0 +1,127 @@
+"""Pure: what Slurm tells the tasks of a step by their environment, as the URL of a run: `srun rdzv run slurm -- ...`.
+
+    slurm                              one run for each step, hosted by the first node of its list
+    slurm?min_nodes=2&token_file=...   the same, with parameters of one's own, which win
+
+| of the URL | from |
+| --- | --- |
+| host | the first name in SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST |
+| port | 20000 and the job's number modulo 10000: two jobs that share a node do not meet |
+| run_id | SLURM_JOB_ID and SLURM_STEP_ID |
+| min_nodes, max_nodes | SLURM_STEP_NUM_NODES, or SLURM_JOB_NUM_NODES |
+| node_id | SLURMD_NODENAME |
+| expected | all names in the list, so that who is missing is named |
+| the attribute `switch` | SLURM_TOPOLOGY_ADDR: where the node hangs; rank_order=topology:switch goes by it |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, quote, urlencode
+
+from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["expand", "is_meant_by", "processes_of", "url_of"]
+
+SCHEME: Final = "slurm"
+PORT_FIRST, PORTS = 20_000, 10_000  # below what systems hand out by themselves
+EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step names nobody in advance
+NODES_MOST: Final = 65_536  # of one list
+
+
+def is_meant_by(word: str) -> bool:
+    """Whether this stands where a URL may, and means Slurm's environment."""
+    return word.partition("?")[0] == SCHEME
+
+
+def url_of(word: str, environment: Mapping[str, str]) -> str:
+    """Return the URL of a step's run.
+
+    Args:
+        word: `slurm`, perhaps with parameters after a question mark.
+        environment: Of a task of the step.
+
+    Raises:
+        RendezvousSettingsError: This is no task of a step, or more than one launcher runs on a node.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
+    if not job.isdecimal() or not names:
+        raise RendezvousSettingsError(
+            "slurm takes everything from the environment of a Slurm step, and SLURM_JOB_ID and SLURM_STEP_NODELIST are "
+            "not set; start it by srun, or give a URL"
+        )
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
+    if re.fullmatch(r"1(\(x\d+\))?", tasks) is None:
+        raise RendezvousSettingsError(
+            f"SLURM_STEP_TASKS_PER_NODE is {tasks[:40]}; a node takes one launcher: srun --ntasks-per-node=1, and "
+            f"--nproc says how many processes it starts"
+        )
+    nodes = list(expand(names))
+    size = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES") or str(len(nodes))
+    parameters = {"min_nodes": size, "max_nodes": size}
+    if len(nodes) <= EXPECTED_MOST:
+        parameters["expected"] = ",".join(nodes)
+    if node := environment.get("SLURMD_NODENAME"):
+        parameters["node_id"] = node
+    if switch := _switch(environment):
+        parameters["attributes"] = f"switch:{switch}"
+    given = {name: values[-1] for name, values in parse_qs(word.partition("?")[2], keep_blank_values=True).items()}
+    if "attributes" in given and switch:
+        given["attributes"] = f"{given['attributes']},switch:{switch}"
+    step = environment.get("SLURM_STEP_ID", "0")
+    port = PORT_FIRST + int(job) % PORTS
+    query = urlencode({**parameters, **given}, quote_via=quote, safe=",:")
+    return f"tcp://{nodes[0]}:{port}/slurm-{job}.{step}?{query}"
+
+
+def processes_of(environment: Mapping[str, str]) -> int:
+    """Return how many processes a node is to run if nobody says: one for each GPU that Slurm gives it, else one."""
+    gpus = environment.get("SLURM_GPUS_ON_NODE", "")
+    return max(int(gpus), 1) if gpus.isdecimal() else 1
+
+
+def _switch(environment: Mapping[str, str]) -> str:
+    """The switch that a node hangs on: the last one on the way to it."""
+    parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(parts) != len(kinds):
+        return ""
+    return next((part for part, kind in zip(reversed(parts), reversed(kinds), strict=True) if kind == "switch"), "")
+
+
+_PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
+
+
+def expand(names: str) -> Iterator[str]:
+    """Yield the names in a list as Slurm writes it: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
+
+    Raises:
+        RendezvousSettingsError: It is no such list, or too long.
+    """
+    count = position = 0
+    while position < len(names):
+        piece = _PIECE.match(names, position)
+        if piece is None or piece.end() == position:
+            raise RendezvousSettingsError(
+                f"{names[:80]!r} is no list of nodes as Slurm writes it: {names[position:][:20]!r}"
+            )
+        position = piece.end()
+        for number in _numbers(piece[2]) if piece[2] is not None else ("",):
+            count += 1
+            if count > NODES_MOST:
+                raise RendezvousSettingsError(f"{names[:80]!r} names more than {NODES_MOST} nodes")
+            yield f"{piece[1]}{number}{piece[3]}"
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise RendezvousSettingsError(f"{part[:20]!r} is no range of numbers in a list of Slurm's nodes")
+        for number in range(int(first), int(last or first) + 1):
+            yield str(number).zfill(len(first))

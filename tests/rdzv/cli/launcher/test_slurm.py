@@ -1,0 +1,107 @@
+"""`rdzv run slurm`: what Slurm's environment says becomes a URL; two launchers that find each other by it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from rdzv.cli import main as command
+from rdzv.cli.launcher.slurm import expand, processes_of, url_of
+from rdzv.config.settings import parse
+from rdzv.errors import RendezvousSettingsError
+from tests.support.processes import free_port, start_python
+
+LIMIT = 60.0
+STEP = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "gpu[001-003,017]",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    "SLURMD_NODENAME": "gpu002",
+    "SLURM_TOPOLOGY_ADDR": "core.leaf7.gpu002",
+    "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+    "SLURM_GPUS_ON_NODE": "8",
+}
+
+
+def test_a_step_becomes_a_url_that_every_task_of_it_makes_alike() -> None:
+    url = url_of("slurm", STEP)
+    parts, settings = urlsplit(url), parse(url, {}, {})
+    assert (parts.hostname, parts.port, parts.path) == ("gpu001", 23456, "/slurm-123456.0")
+    assert (settings.min_nodes, settings.max_nodes, settings.node_id) == (4, 4, "gpu002")
+    assert settings.expected == ("gpu001", "gpu002", "gpu003", "gpu017")
+    assert dict(settings.attributes) == {"switch": "leaf7"}
+    other = url_of("slurm", {**STEP, "SLURMD_NODENAME": "gpu017"})
+    assert other.replace("gpu017", "").replace("gpu002", "") == url.replace("gpu017", "").replace("gpu002", "")
+
+
+def test_parameters_of_ones_own_win_and_attributes_are_joined() -> None:
+    given = parse_qs(urlsplit(url_of("slurm?min_nodes=2&attributes=rack:r1", STEP)).query)
+    assert given["min_nodes"] == ["2"]
+    assert given["max_nodes"] == ["4"]
+    assert given["attributes"] == ["rack:r1,switch:leaf7"]
+
+
+def test_an_allocation_without_topology_or_gpus_will_do() -> None:
+    least = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
+    assert url_of("slurm", least) == "tcp://a:20007/slurm-7.0?min_nodes=1&max_nodes=1&expected=a"
+    assert (processes_of(STEP), processes_of(least)) == (8, 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("gpu[1-3]", ["gpu1", "gpu2", "gpu3"]),
+        ("gpu[009-011,7]x,login", ["gpu009x", "gpu010x", "gpu011x", "gpu7x", "login"]),
+    ],
+)
+def test_lists_of_nodes_are_expanded_as_slurm_writes_them(names: str, expected: list[str]) -> None:
+    assert list(expand(names)) == expected
+
+
+@pytest.mark.parametrize("names", ["gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
+def test_what_is_no_list_is_refused(names: str) -> None:
+    with pytest.raises(RendezvousSettingsError, match="nodes"):
+        list(expand(names))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SLURM_JOB_ID": ""}, "start it by srun"),
+        ({"SLURM_STEP_NODELIST": "", "SLURM_JOB_NODELIST": ""}, "start it by srun"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, "srun --ntasks-per-node=1"),
+    ],
+)
+def test_whoever_is_no_single_task_of_a_node_is_told_what_to_do(change: dict[str, str], message: str) -> None:
+    with pytest.raises(RendezvousSettingsError, match=re.escape(message)):
+        url_of("slurm", {**STEP, **change})
+
+
+def test_a_url_in_the_environment_does_not_come_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDZV_URL", "tcp://other/job")
+    options = command._parse(["run", "slurm?min_nodes=2", "--", "true"])
+    assert options is not None
+    assert options.url == "slurm?min_nodes=2"
+
+
+async def test_two_tasks_of_a_step_meet_by_nothing_but_their_environment() -> None:
+    """With fakes of Slurm's variables, and both nodes on this machine: Slurm itself was not to be had."""
+    step = {**STEP, "SLURM_JOB_ID": str(free_port() % 10_000), "SLURM_STEP_NODELIST": "localhost"}
+    step |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    prints = ("--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE in $RDZV_RUN_ID")
+    async with asyncio.timeout(2 * LIMIT):
+        async with (
+            start_python("-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURMD_NODENAME": "n1"}) as first,
+            start_python("-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURMD_NODENAME": "n2"}) as second,
+        ):
+            assert [await child.wait(timeout=LIMIT) for child in (first, second)] == [0, 0]
+    lines = sorted(line.partition("] ")[2] for child in (first, second) for line in child.stdout)
+    run_id = f"slurm-{step['SLURM_JOB_ID']}.0"
+    assert lines == [f"rank 0 of 2 in {run_id}", f"rank 1 of 2 in {run_id}"]
