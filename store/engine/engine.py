@@ -86,7 +86,7 @@ class Engine:
         self.only_deletes: str | None = None
         self._keys = Keyspace(self.limits)
         self._leases = Leases()
-        self._watches = Watches()
+        self._watches = Watches(self._keys.groups.name_of)
         self._history = History(self.limits.history_bytes_max)
         self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
         self._session_of: dict[int, Session] = {}
@@ -375,8 +375,9 @@ class Engine:
         for watchers, about in self._watches.interested(events):
             self._asked.deliveries.append(Delivery(watchers=watchers, events=about))
         if self._waits:
+            found: dict[tuple[str, ...], Response] = {}
             for watcher, parked in self._waits.stirred(events).items():
-                self._asked.answer_parked(watcher, parked)
+                self._asked.answer_parked(watcher, parked, found)
 
 
 def _forgotten(request_id: int) -> Failed:

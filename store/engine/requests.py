@@ -375,8 +375,14 @@ class Requests:
         self._waits.add((peer, self._request_id), parked, cost=cost)
         return None
 
-    def answer_parked(self, watcher: Watcher, parked: Parked) -> None:
-        """Answer a wait that has come to its end, either way."""
+    def answer_parked(self, watcher: Watcher, parked: Parked, found: dict[tuple[str, ...], Response]) -> None:
+        """Answer a wait that has come to its end, either way.
+
+        Args:
+            watcher: Who waits.
+            parked: For what.
+            found: What was answered at this revision, by keys: thousands may wait for the same ones.
+        """
         peer, request_id = watcher
         response: Response
         if not all(map(self._holds, parked.when)):
@@ -384,11 +390,14 @@ class Requests:
         elif (missing := parked.next_missing(self._keys.entries)) is not None:
             self._waits.move(watcher, missing)
             return
+        elif parked.keys in found:
+            response = found[parked.keys]
         else:
             try:
                 response = self._entries_of(parked.keys)
             except LimitExceeded as error:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
+            found[parked.keys] = response
         self._waits.remove(watcher)
         self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
 

@@ -2,7 +2,8 @@
 
 Watchers are kept by prefix, and prefixes by length, so that a change asks one dictionary per distinct length rather
 than one comparison per watch: ten thousand nodes watching one prefix are one entry here, and one encoded frame at the
-server.
+server. The lengths are those of the change's own group (a run, as `keyspace` says), and of prefixes that are shorter
+than the group's name: whoever watches prefixes of thousands of lengths slows down its own run only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from store.messages import Event
 
@@ -39,11 +40,12 @@ def event_bytes(event: Event) -> int:
 class Watches:
     """The open watches of all peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
+        self._group_of = group_of
         self._watchers: dict[str, dict[Watcher, None]] = {}  # by prefix; dicts, for their order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
-        self._lengths: dict[int, int] = {}  # how many distinct prefixes have this length
-        self._sorted_lengths: list[int] = []  # so that nobody looks for prefixes longer than a key
+        self._lengths: dict[str, dict[int, int]] = {}  # by group, then how many distinct prefixes have this length
+        self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that nobody looks for those longer than a key
         self._count = 0
         self._bytes = 0
 
@@ -63,9 +65,11 @@ class Watches:
         """Open a watch."""
         if prefix not in self._watchers:
             self._watchers[prefix] = {}
-            if len(prefix) not in self._lengths:
-                insort(self._sorted_lengths, len(prefix))
-            self._lengths[len(prefix)] = self._lengths.get(len(prefix), 0) + 1
+            group = self._group_of(prefix) or ""
+            lengths = self._lengths.setdefault(group, {})
+            if len(prefix) not in lengths:
+                insort(self._sorted_lengths.setdefault(group, []), len(prefix))
+            lengths[len(prefix)] = lengths.get(len(prefix), 0) + 1
         self._watchers[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
@@ -85,11 +89,17 @@ class Watches:
         self._bytes -= watch_bytes(prefix)
         if not watchers:
             del self._watchers[prefix]
-            self._lengths[len(prefix)] -= 1
-            if not self._lengths[len(prefix)]:
-                del self._lengths[len(prefix)]
-                self._sorted_lengths.remove(len(prefix))
+            self._forget_length(self._group_of(prefix) or "", len(prefix))
         return True
+
+    def _forget_length(self, group: str, length: int) -> None:
+        lengths = self._lengths[group]
+        lengths[length] -= 1
+        if not lengths[length]:
+            del lengths[length]
+            self._sorted_lengths[group].remove(length)
+            if not lengths:
+                del self._lengths[group], self._sorted_lengths[group]
 
     def peer_closed(self, peer: int) -> None:
         """Close all watches of a peer."""
@@ -102,12 +112,19 @@ class Watches:
             return
         heard: dict[str, list[Event]] = {}
         for event in events:
-            for length in self._sorted_lengths:
-                if length > len(event.key):
-                    break
-                prefix = event.key[:length]
-                if prefix in self._watchers:
-                    heard.setdefault(prefix, []).append(event)
+            key = event.key
+            group = self._group_of(key)
+            # A prefix that belongs to no group begins a key of one only if it is no longer than the group's name.
+            for lengths, longest in (
+                (self._sorted_lengths.get(""), len(key if group is None else group)),
+                (self._sorted_lengths.get(group) if group else None, len(key)),
+            ):
+                for length in lengths or ():
+                    if length > longest:
+                        break
+                    prefix = key[:length]
+                    if prefix in self._watchers:
+                        heard.setdefault(prefix, []).append(event)
         for prefix, about in heard.items():
             yield tuple(self._watchers[prefix]), tuple(about)
 

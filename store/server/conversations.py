@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import OrderedDict, deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
@@ -26,10 +29,10 @@ from store.messages import Failed, FailureKind, Stats, Watch
 from store.protocol import wire
 from store.protocol.wire import Bye, Hello, Sorry
 from store.server.outbox import PIECE_BYTES, weight
-from store.server.turns import TURN, Turns
+from store.server.turns import AT_ONCE, TURN, Announcement, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from store.limits import Limits
     from store.messages import Event, Request
@@ -46,6 +49,8 @@ RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put to
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
+FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken
+ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 
 
@@ -120,7 +125,11 @@ class Conversations:
         self._host = host
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
+        self._announcements: deque[Announcement[Any]] = deque()  # those that have begun, in order
+        self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
         self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
+        self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
+        self._no_hurry = False  # what is queued now is written then
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -148,6 +157,7 @@ class Conversations:
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
         self._dirty.pop(peer, None)
+        self._later.pop(peer, None)
         self._holding.pop(peer, None)
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
@@ -160,7 +170,7 @@ class Conversations:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        if not self._turns.over:
+        if not self._busy:
             began = self._stopwatch()
             try:
                 request = peer.connection.only_request(data)
@@ -196,7 +206,7 @@ class Conversations:
         """Carry out what a peer has asked, in its turn, while its outbox has room for the answers. No await here."""
         if self._durability.leaving or peer.unread is None or peer in self._turns:
             return
-        if self._turns.over:
+        if self._busy:
             self._wait_for_turn(peer, used=False)
             return
         began = self._stopwatch()
@@ -245,6 +255,11 @@ class Conversations:
                 self._wait_for_turn(peer, used=True)
                 return
 
+    @property
+    def _busy(self) -> bool:
+        """Whether enough is done in this pass, or is still to be told."""
+        return self._turns.over or len(self._announcements) >= ANNOUNCEMENTS_MOST
+
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.wait(peer, used=used)
         peer.pause_reading()
@@ -265,11 +280,16 @@ class Conversations:
         """Let those in the ring have their turns, until it is time to look at the sockets again."""
         self._pass_comes = False
         self._turns.spent = 0.0
+        if self._announcements or self._later:
+            began = self._stopwatch()
+            self._announce_on(began + TURN)
+            self._flush_later(began + 2 * TURN)
+            self._turns.spent = self._stopwatch() - began
         self.flush()
-        while not self._turns.over and (peer := self._turns.next()) is not None:
+        while not self._busy and (peer := self._turns.next()) is not None:
             self.go_on(peer)
             peer.read_on()
-        if self._turns or self._dirty:
+        if self._turns or self._dirty or self._announcements or self._later:
             self._have_pass()
 
     def _has_read(self, peer: Peer) -> None:
@@ -311,73 +331,119 @@ class Conversations:
 
         What a watch that is `opening` is told comes in steps, each of which waits until the outbox is nearly empty.
         """
-        ended: set[tuple[int, int]] = set()
+        answers = [(one.peer, one) for one in deliveries if type(one) is Answer]
+        self._announce(answers, self._answer)
         for delivery in deliveries:
             match delivery:
-                case Answer(peer=peer_id, request_id=request_id, response=response):
-                    self._answer(self._peers[peer_id], request_id, wire.encode_response(request_id, response))
                 case Delivery(watchers=watchers, events=events):
                     encoded = wire.encode_events(events)
-                    for watcher in watchers:
-                        if opening:
-                            self._say_events(watcher, encoded)
-                        elif watcher not in ended and not self._tell(watcher, encoded, events):
-                            ended.add(watcher)  # nothing comes after its end
+                    if opening:
+                        for peer_id, watch_id in watchers:
+                            self._say_events(self._peers[peer_id], watch_id, encoded)
+                    else:
+                        self._announce(watchers, partial(self._tell, encoded=encoded, events=events))
                 case Overtaken(watcher=(peer_id, watch_id), revision=revision):
                     self.say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
+        if not self._announcements:
+            self._ended.clear()
 
-    def _answer(self, peer: Peer, request_id: int, frame: bytes) -> None:
+    def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any, int], None]) -> None:
+        """Tell all of these what was just done: a few at once, and many in the passes to come."""
+        number = self._durability.unwritten.appended  # what is done later need not be durable
+        if len(items) > AT_ONCE:
+
+            def tell_one(item: tuple[int, Any]) -> None:
+                peer = self._peers.get(item[0])
+                if peer is not None:  # it may have gone meanwhile
+                    tell(peer, item[1], number)
+
+            self._announcements.append(Announcement(items, tell_one))
+            self._have_pass()
+            return
+        for peer_id, what in items:
+            peer = self._peers[peer_id]
+            self._catch_up(peer)
+            tell(peer, what, number)
+
+    def _catch_up(self, peer: Peer) -> None:
+        """Tell a peer what is still to come of earlier changes, before it is told anything else."""
+        for announcement in self._announcements:
+            announcement.tell_now(peer.id)
+
+    def _announce_on(self, until: float) -> None:
+        """Tell more of those who are still to be told, for so long; what they are told is written later."""
+        self._no_hurry = True
+        try:
+            while self._announcements:
+                self._announcements[0].go_on()
+                if self._announcements[0].over:
+                    self._announcements.popleft()
+                if self._stopwatch() >= until:
+                    break
+        finally:
+            self._no_hurry = False
+        if not self._announcements:
+            self._ended.clear()
+
+    def _answer(self, peer: Peer, answer: Answer, number: int) -> None:
         """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
+        frame = wire.encode_response(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._limits.outbox_bytes_max:
             message = (
                 f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
                 f"{self._limits.outbox_bytes_max}: read, and ask again"
             )
-            frame = wire.encode_response(request_id, Failed(kind=FailureKind.LIMIT, message=message))
-        self.say(peer, frame)
+            frame = wire.encode_response(answer.request_id, Failed(kind=FailureKind.LIMIT, message=message))
+        self._queue(peer, frame, number)
 
-    def _tell(self, watcher: tuple[int, int], encoded: bytes, events: tuple[Event, ...]) -> bool:
-        """Queue events for one watch, or end it if its reader is too far behind; whether it is still open."""
-        peer_id, watch_id = watcher
-        peer = self._peers[peer_id]
+    def _tell(self, peer: Peer, watch_id: int, number: int, *, encoded: bytes, events: tuple[Event, ...]) -> None:
+        """Queue events for one watch, or end it if its reader is too far behind; nothing comes after its end."""
+        if (peer.id, watch_id) in self._ended:
+            return
         most = self._limits.outbox_bytes_max
         # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
         size = weight(len(encoded) + EVENTS_HEAD_BYTES)
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            self._say_events(watcher, encoded)
-            return True
-        if self.engine.end_watch(peer_id, watch_id):
+            self._queue_events(peer, watch_id, encoded, number)
+            return
+        self._ended.add((peer.id, watch_id))
+        if self.engine.end_watch(peer.id, watch_id):
             if not peer.lags:
                 peer.lags = True
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
-            self.say(peer, wire.encode_lagged(watch_id, events[0].revision - 1))
-        return False
+            self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
-    def _say_events(self, watcher: tuple[int, int], encoded: bytes) -> None:
+    def _say_events(self, peer: Peer, watch_id: int, encoded: bytes) -> None:
+        self._catch_up(peer)
+        self._queue_events(peer, watch_id, encoded, self._durability.unwritten.appended)
+
+    def _queue_events(self, peer: Peer, watch_id: int, encoded: bytes, number: int) -> None:
         """Queue events for one watch; those that are large are shared with all others who are told of them."""
-        peer_id, watch_id = watcher
-        peer = self._peers[peer_id]
         if len(encoded) < SHARED_BYTES:
-            self.say(peer, wire.frame_events(watch_id, encoded))
+            self._queue(peer, wire.frame_events(watch_id, encoded), number)
         else:
-            self.say(peer, wire.events_head(watch_id, len(encoded)))
-            self.say(peer, encoded)
+            self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
+            self._queue(peer, encoded, number)
 
     def say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
         """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
-        unwritten = self._durability.unwritten
-        if number is None:
-            number = unwritten.appended
-        if number > unwritten.durable:
+        if self._announcements:
+            self._catch_up(peer)
+        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
+
+    def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
+        dirty = self._later if self._no_hurry else self._dirty
+        if number > self._durability.unwritten.durable:
             peer.hold(frame, number)
             self._holding[peer] = None
             if peer.outbox.bytes > PIECE_BYTES or self._durability.behind:
-                self._dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
+                dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
         else:
             peer.queue(frame)
-            self._dirty[peer] = None
+            dirty[peer] = None
         memory = self._memory
         if memory.outboxes.bytes > memory.outboxes_free and memory.outboxes_hold_too_much:
+            self._flush_later(math.inf)
             self.flush()  # that may be all it takes
             memory.make_room_in_outboxes()
 
@@ -390,14 +456,29 @@ class Conversations:
             for peer in dirty:
                 peer.flush()
 
+    def _flush_later(self, until: float) -> None:
+        """Write what those have queued who are told of one change with thousands of others, for so long."""
+        later = self._later
+        while later:
+            for _ in range(min(len(later), FLUSHES_AT_ONCE)):
+                peer, _ = later.popitem(last=False)
+                peer.flush()
+                peer.read_on()
+            if self._stopwatch() >= until:
+                return
+
     def became_durable(self, number: int) -> None:
         """Let go of the frames that waited for this."""
         waiting = list(self._holding)
+        dirty = self._dirty if len(waiting) <= AT_ONCE else self._later
         for peer in waiting:
             if not peer.outbox.release(number):
                 del self._holding[peer]
-            self._dirty[peer] = None
+            dirty[peer] = None
         self.flush()
         slowed, self._slowed = self._slowed, {}
+        if dirty is self._later:
+            self._have_pass()
+            waiting = []
         for peer in {**dict.fromkeys(waiting), **slowed}:
             peer.read_on()

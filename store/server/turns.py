@@ -1,21 +1,30 @@
-"""Pure: whose requests are carried out next, so that nobody waits for long behind somebody who asks much (promise S11).
+"""Pure: whose turn it is, so that nobody waits for long behind somebody who asks much, or is told much (promise S11).
 
 Whoever asks little is served at once. Whoever has used up its turn stands in a ring, and gets another one when all
 others in it have had theirs. In one pass of the event loop no more is done than `PASS` allows; who comes after that
 stands in front of those who have used up a turn, since it may ask little.
+
+What one change means to thousands is told in slices, too. Somebody who is to be told anything else meanwhile is first
+told what is still to come of earlier changes: for each of them the order stays.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-__all__ = ["PASS", "TURN", "Turns"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["AT_ONCE", "PASS", "TURN", "Announcement", "Turns"]
 
 TURN = 0.002  # seconds of one peer, before others have theirs
 PASS = 0.008  # seconds of all peers together, before the loop looks at its sockets again
 
+AT_ONCE = 64  # who are told of a change before others have a turn
+
 P = TypeVar("P")
+W = TypeVar("W")
 
 
 class Turns(Generic[P]):
@@ -57,3 +66,46 @@ class Turns(Generic[P]):
         """Whose turn it is; it stands in the ring no longer."""
         ring = self._fresh or self._used
         return ring.popitem(last=False)[0] if ring else None
+
+
+class Announcement(Generic[W]):
+    """What one change means to many, and who has not been told of it yet.
+
+    Args:
+        items: Who is to be told, in order: the number of a peer, and what of it is told.
+        tell: How it is told.
+    """
+
+    __slots__ = ("_ahead", "_by_peer", "_items", "_next", "_tell")
+
+    def __init__(self, items: Sequence[tuple[int, W]], tell: Callable[[tuple[int, W]], None]) -> None:
+        self._items = items
+        self._tell = tell
+        self._next = 0
+        self._ahead: set[int] = set()  # the places of those who were told before it was their turn
+        self._by_peer: dict[int, list[int]] | None = None  # the places of each peer, once somebody has asked for them
+
+    @property
+    def over(self) -> bool:
+        """Whether all have been told."""
+        return self._next >= len(self._items)
+
+    def go_on(self) -> None:
+        """Tell some more."""
+        last = min(self._next + AT_ONCE, len(self._items))
+        while self._next < last:
+            place = self._next
+            self._next += 1
+            if place not in self._ahead:
+                self._tell(self._items[place])
+
+    def tell_now(self, peer: int) -> None:
+        """Tell one peer, before it is told anything else."""
+        if self._by_peer is None:
+            self._by_peer = {}
+            for place in range(self._next, len(self._items)):
+                self._by_peer.setdefault(self._items[place][0], []).append(place)
+        for place in self._by_peer.pop(peer, ()):
+            if place >= self._next:
+                self._ahead.add(place)
+                self._tell(self._items[place])

@@ -23,6 +23,7 @@ from store.limits import Limits
 from store.messages import (
     Add,
     Append,
+    Cancel,
     Count,
     Counted,
     Delete,
@@ -37,6 +38,7 @@ from store.messages import (
     Listing,
     ListingPart,
     Ping,
+    Pong,
     Put,
     Revoke,
     Transact,
@@ -44,8 +46,9 @@ from store.messages import (
     Watch,
 )
 from store.protocol import wire
+from store.protocol.wire import Events
 from store.server.server import Server
-from store.server.turns import PASS, TURN
+from store.server.turns import AT_ONCE, PASS, TURN
 from tests.support.by_hand import Desk
 from tests.support.stores import Peer, introduce
 
@@ -421,6 +424,55 @@ async def test_s11_fifty_heaps_at_once_hold_nobody_up() -> None:
     for peer, asked in zip(greedy, last, strict=True):
         await peer.answer(asked)
     assert len(timed.peers) == 51, "nobody is dropped"
+
+
+@pytest.mark.virtual_time
+async def test_s11_what_one_change_means_to_thousands_is_told_in_slices_and_in_order() -> None:
+    """10,000 watchers of one key took some 300 ms of one step; and each change is heard of in its place."""
+    network = MemoryNetwork()
+    timed = serve_counted(network, Engine(store_id="it"))
+    watching = [await introduce(network, source=f"watching {number}") for number in range(5 * AT_ONCE)]
+    for peer in watching:
+        peer.ask(Watch(prefix="head/"), Wait(keys=("later",)))
+    for peer in watching:
+        await peer.until(peer.replies)
+    writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
+    writer.ask(Put("head/round", b"1"), Put("later", b"it"), Put("head/round", b"2"))
+    await bystander.answer(*bystander.ask(Ping()))
+    (asked,) = watching[-1].ask(Ping())
+    assert not any(isinstance(said, Events) for said in watching[-1].said), "others were served before all were told"
+    for peer in watching:
+        many = 5 + (peer is watching[-1])
+        await peer.until(lambda peer=peer, many=many: len(peer.said) >= many)  # type: ignore[misc]
+        told = [revision_of(one) for one in peer.said[2:]]
+        assert told == sorted(told), "and the answer to a ping comes after all that it says has been"
+        assert set(told) == {1, 2, 3}
+    assert isinstance(await watching[-1].answer(asked), Pong)
+    assert max(timed.waits) < 0.05
+
+
+def revision_of(said: Any) -> int:
+    return int(said.events[0].revision if isinstance(said, Events) else said.response.revision)
+
+
+@pytest.mark.virtual_time
+async def test_s11_who_leaves_or_ends_a_watch_while_thousands_are_told_is_told_nothing_wrong() -> None:
+    network = MemoryNetwork()
+    serve_counted(network, Engine(store_id="it"))
+    watching = [await introduce(network, source=f"watching {number}") for number in range(3 * AT_ONCE)]
+    watches = [peer.ask(Watch(prefix="head/"))[0] for peer in watching]
+    for peer in watching:
+        await peer.until(peer.replies)
+    writer = await introduce(network, source="writer")
+    writer.ask(Put("head/round", b"1"))
+    gone, ends = watching[-1], watching[-2]
+    gone.transport.abort()
+    ends.ask(Cancel(target=watches[-2]))
+    writer.ask(Put("head/round", b"2"))
+    for peer in watching[:-2]:
+        await peer.until(lambda peer=peer: len([one for one in peer.said if isinstance(one, Events)]) == 2)  # type: ignore[misc]
+    heard = [one.events[0].value for one in ends.said if isinstance(one, Events)]
+    assert heard in ([], [b"1"]), "what came before its end, and nothing after it"
 
 
 def test_s11_what_is_done_for_one_peer_fits_into_a_pass_and_a_pass_into_the_promise() -> None:

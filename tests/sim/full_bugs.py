@@ -150,6 +150,6 @@ FULL_BUGS = {
     "a live member that is taken for a waiting node": _planted(coordinator, "View", CredulousView),
     "a loss that nobody is told of": _planted(coordinator, "View", SilentView),
     "a zombie's write that is not fenced": Seams(plant=_as_if_members_still, client=UnfencedWrites),
-    "an acknowledgement before the commit": _planted(Conversations, "say", say_at_once),
+    "an acknowledgement before the commit": _planted(Conversations, "_queue", say_at_once),
 }
 """Each bug by name, as it is planted."""

@@ -55,7 +55,7 @@ def _from_the_next(
     return _page(self, revision + 1, prefix, **options)
 
 
-def say_at_once(self: Conversations, peer: Peer, frame: bytes, number: int | None = None) -> None:  # noqa: ARG001
+def say_at_once(self: Conversations, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Say what was done before the disk has it."""
     peer.queue(frame)
     self._dirty[peer] = None
@@ -74,7 +74,7 @@ STORE_BUGS = {
     "a read that does not wait for the disk": _planted(Unwritten, "_number_of", _waits_for_nothing),
     "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
-    "an acknowledgement before the commit": _planted(Conversations, "say", say_at_once),
+    "an acknowledgement before the commit": _planted(Conversations, "_queue", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

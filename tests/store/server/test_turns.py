@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.server.turns import PASS, TURN, Turns
+from store.server.turns import AT_ONCE, PASS, TURN, Announcement, Turns
 
 
 def test_who_has_had_no_turn_goes_before_those_who_have_used_one_up() -> None:
@@ -52,3 +52,34 @@ def test_a_pass_is_over_when_its_time_is() -> None:
     assert not turns.over
     turns.spent += PASS
     assert turns.over
+
+
+def announced(items: list[tuple[int, str]]) -> tuple[Announcement[str], list[tuple[int, str]]]:
+    told: list[tuple[int, str]] = []
+    return Announcement(items, told.append), told
+
+
+def test_many_are_told_a_few_at_a_time_and_each_once() -> None:
+    items = [(number, "it") for number in range(2 * AT_ONCE + 1)]
+    announcement, told = announced(items)
+    for many in (AT_ONCE, 2 * AT_ONCE, 2 * AT_ONCE + 1):
+        assert not announcement.over
+        announcement.go_on()
+        assert told == items[:many]
+    assert announcement.over
+
+
+def test_who_is_to_be_told_something_else_is_told_this_first_and_not_again() -> None:
+    items = [(number % 100, f"watch {number}") for number in range(3 * AT_ONCE)]
+    announcement, told = announced(items)
+    announcement.go_on()
+    announcement.tell_now(70)
+    assert told[AT_ONCE:] == [(70, "watch 70"), (70, "watch 170")]
+    announcement.tell_now(70)
+    announcement.tell_now(1)
+    assert told[AT_ONCE + 2 :] == [(1, "watch 101")], "the first of them it has been told"
+    announcement.tell_now(4711)
+    while not announcement.over:
+        announcement.go_on()
+    assert sorted(told) == sorted(items)
+    assert [one for one in told if one[0] == 7] == [(7, "watch 7"), (7, "watch 107")]
