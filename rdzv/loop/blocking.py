@@ -154,8 +154,10 @@ class Round(MemberOfRound):
         return True
 
     def _ended(self, ending: Ending) -> None:
-        """Wake who waits; from the node's thread."""
+        """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""
         self._over.set()
+        if others_have_gone(ending):
+            self.store.end_waits()
         if self._on_end is not None:
             self._on_end(ending)
 

@@ -1,8 +1,9 @@
 """Shell: what ends a round for one of its members, noticed in the node's thread the moment that its node knows.
 
 A loss, a departure that was not agreed upon, and being dropped end it at once. A closing ends it where the members
-agree to stop, as all that was wished for does; at once where no step has been begun. An agreement is no news here: the
-member meets it at its next `check`, unless all may leave at once.
+agree to stop, as all that was wished for does; at once where no step has been begun, and where it is a verdict not to
+go on: whoever gave that has left in the middle of its step, and the others would wait for it in theirs. An agreement
+is no news here: the member meets it at its next `check`, unless all may leave at once.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class EndWatcher:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
-                case Closed(reason=reason) if gate.begun is None:
+                case Closed(reason=reason, given_up=given_up) if given_up or gate.begun is None:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
             return Ending(kind=EndKind.AGREED, reason=gate.why)  # nobody has begun a step: all leave at once

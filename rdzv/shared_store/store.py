@@ -382,6 +382,10 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         copied._client = copy.copy(self._client)
         return copied
 
+    def end_waits(self) -> None:
+        """End what waits, now and later, as if its time were over; all else goes on. From any thread."""
+        self._client.end_waits()
+
     def close(self) -> None:
         """Hang up; clones too."""
         self._client.close()

@@ -7,7 +7,6 @@ death until its node has told it: if anything of the node lived in that loop, it
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import Any
 
 import pytest
@@ -62,12 +61,9 @@ async def test_r5_a_killed_member_is_told_to_all_others_while_all_their_event_lo
     """
     names = ["a", "b", "c", "d"]
     async with contextlib.AsyncExitStack() as stack:
-        members = {
-            name: await stack.enter_async_context(start_python("-c", MEMBER, run_url, name)) for name in names
-        }
-        for member in members.values():
-            said = await member.line("coordinator", timeout=60)
-        coordinator = re.sub("coordinator ", "", said)
+        members = {name: await stack.enter_async_context(start_python("-c", MEMBER, run_url, name)) for name in names}
+        (coordinator,) = {await member.line("coordinator", timeout=60) for member in members.values()}
+        coordinator = coordinator.removeprefix("coordinator ")
         assert coordinator in names
         for lost in (0, 1):
             for member in members.values():
