@@ -76,8 +76,15 @@ class RendezvousHandler(ABC):
         """Leave this round; the node may come again."""
         self._does_not_offer("leave")
 
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:  # noqa: ARG002  for overriders
-        """Keep a node out of the next rounds, and with `now` put it out of this one."""
+    async def ban(  # for whoever overrides it
+        self,
+        node_id: str,  # noqa: ARG002
+        reason: str = "",  # noqa: ARG002
+        *,
+        now: bool = False,  # noqa: ARG002
+        lasts: float | None = None,  # noqa: ARG002
+    ) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; for good, or for some seconds."""
         self._does_not_offer("ban")
 
     async def unban(self, node_id: str) -> None:  # noqa: ARG002  for whoever overrides it

@@ -221,9 +221,9 @@ class Handler(RendezvousHandler):
         """Leave this round; the node may come again."""
         self._call(self._called.leave(), see_to_its_end=True)
 
-    def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
-        """Keep a node out of the next rounds, and with `now` put it out of this one."""
-        self._call(self._called.ban(node_id, reason, now=now), see_to_its_end=True)
+    def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
+        """Keep a node out of the next rounds, and with `now` put it out of this one; see the async twin."""
+        self._call(self._called.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
 
     def unban(self, node_id: str) -> None:
         """Let a banned node come again."""

@@ -17,7 +17,7 @@ from rdzv.core.state import Closed
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
 from store import when
-from store.printable import printable
+from store.printable import in_words, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -68,12 +68,20 @@ def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
     _add_unban_arguments(parser)
     parser.add_argument("--reason", default="", help="why; the node is told")
     parser.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
+    parser.add_argument(
+        "--for",
+        dest="lasts",
+        type=duration,
+        metavar="SECONDS",
+        help="for how long, say 10m (default: until unban)",
+    )
 
 
 async def _ban(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        await handler.ban(options.node, options.reason, now=options.now)
-        print(f"node {options.node} is banned from run {handler.run_id}")
+        await handler.ban(options.node, options.reason, now=options.now, lasts=options.lasts)
+        span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
+        print(f"node {options.node} is banned from run {handler.run_id}{span}")
     return DONE
 
 

@@ -48,7 +48,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "banned": [
-            {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now}
+            {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
             for node_id, ban in status.bans.items()
         ],
         "unfit": [

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rdzv.core.absent import Absent
 from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
 from rdzv.core.stopping import Resized
+from store.printable import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -392,15 +393,20 @@ class Ban:
         reason: As given by whoever banned it, perhaps empty.
         by: Who did.
         now: Whether it was put out of its round at once, rather than kept out of the next one.
+        lasts: Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
+        left: How many of these are left, in a status.
     """
 
     reason: str
     by: str = ""
     now: bool = False
+    lasts: float | None = None
+    left: float | None = None
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
-        return pack({"reason": self.reason, "by": self.by, "now": self.now})
+        lasts = {} if self.lasts is None else {"lasts": self.lasts}
+        return pack({"reason": self.reason, "by": self.by, "now": self.now, **lasts})
 
     @classmethod
     def unpack(cls, value: bytes) -> Ban:
@@ -409,13 +415,19 @@ class Ban:
             "a ban",
             value,
             lambda plain: cls(
-                reason=of(str, plain["reason"]), by=of(str, plain["by"]), now=of(bool, plain.get("now", False))
+                reason=of(str, plain["reason"]),
+                by=of(str, plain["by"]),
+                now=of(bool, plain.get("now", False)),
+                lasts=maybe(float, plain.get("lasts")),
             ),
         )
 
     def __str__(self) -> str:
         by = f" by {self.by}" if self.by else ""
-        return f"banned{by}{f': {self.reason}' if self.reason else ''}"
+        span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
+        if self.left is not None:
+            span = f" for {in_words(self.left)} more"
+        return f"banned{by}{span}{f': {self.reason}' if self.reason else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import anyio
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
-from rdzv.config.value_types import NAME
+from rdzv.config.value_types import DURATION_MAX, NAME
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.state import Ban, Closed, Round, pack_settings, unpack_settings
@@ -322,24 +322,43 @@ async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> Non
 
 
 async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:
-    """Ban a node until it is unbanned. If it waits, or the ban says now, its record goes at once.
+    """Ban a node until it is unbanned, or for as long as the ban lasts: then it is on a lease of its own.
 
-    Otherwise it finishes its round.
+    If the node waits, or the ban says now, its record goes at once. Otherwise it finishes its round.
 
     Args:
         store: The store.
         keys: The run's keys.
         node_id: Who is banned.
         ban: Why, and how.
-        keep: Seconds for which the ban outlives the run's last node.
+        keep: Seconds for which the ban outlives the run's last node, if it lasts until it is lifted.
+
+    Raises:
+        RendezvousSettingsError: It is to last for longer than the store lets a lease, or for no time at all.
     """
-    await store.put(keys.banned(node_id), ban.pack(), lease=await take_run_lease(store, keys, keep))
+    if ban.lasts is None:
+        lease = await take_run_lease(store, keys, keep)
+    else:
+        lease = await _lease_of_a_ban(store, ban.lasts)
+        ban = replace(ban, lasts=lease.ttl)  # as granted: etcd makes small ones larger
+    await store.put(keys.banned(node_id), ban.pack(), lease=lease)
     key = keys.node(node_id)
     while (there := await store.get(key)) is not None:
         if not ban.now and await _is_live_member(store, keys, node_id, there.mod_revision):
             return
         with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
             await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+
+
+async def _lease_of_a_ban(store: Store, lasts: float) -> Lease:
+    if not 0 < lasts <= DURATION_MAX:  # false for NaN, too
+        refuse(f"a ban that lasts {shown(lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
+    try:
+        return await store.grant(lasts)
+    except LimitExceeded as error:
+        if not is_too_long(error):
+            raise
+        refuse(f"a ban that lasts {lasts:g} s is not to be had: {error}; without a time it lasts until it is lifted")
 
 
 async def _is_live_member(store: Store, keys: Keys, node_id: str, arrival: int) -> bool:

@@ -370,12 +370,18 @@ class Handler(RendezvousHandler):
         put = self.node.ask_the_store(lambda store: store.put(key, value, ttl=ANSWER_TTL))
         await self._call(put, see_to_its_end=True)
 
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
 
-        A node that waits is put out at once in either case. The ban is kept with the run until it is lifted.
+        A node that waits is put out at once in either case.
+
+        Args:
+            node_id: Which node.
+            reason: Shown to it, and to whoever asks.
+            now: Out of this round, too.
+            lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
         """
-        await self._call(self.node.ban(node_id, reason, now=now), see_to_its_end=True)
+        await self._call(self.node.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
 
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""

@@ -436,11 +436,11 @@ class Node:
             entry = await link.store.get(self.keys.kept(name))
             return None if entry is None else entry.value
 
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False) -> None:
+    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; see `Handler.ban`."""
         check_node_id(node_id)
         async with self._asking_the_store() as link:
-            ban = Ban(reason=reason, by=self.node_id, now=now)
+            ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
             await put_ban(link.store, self.keys, node_id, ban, keep=self.settings.closed_ttl)
 
     async def unban(self, node_id: str) -> None:

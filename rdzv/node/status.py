@@ -10,6 +10,7 @@ from rdzv.core.absent import Absent
 from rdzv.core.decision import explain
 from rdzv.core.history import History, unpack_history
 from rdzv.core.state import (
+    Ban,
     Head,
     Member,
     NodeRecord,
@@ -22,6 +23,7 @@ from rdzv.core.state import (
     unpack_settings,
 )
 from rdzv.errors import RendezvousStateError
+from store import Lease, LeaseNotFound
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
@@ -71,6 +73,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
     ]
     shared = await store.get(keys.settings)
     absent = _absent(head, now=store.time())
+    bans = await _bans(store, keys)
     return RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -81,13 +84,13 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         spares=tuple(spares),
         coordinator=head.coordinator.node_id if head.coordinator else None,
         world_size=head.round.size if head.round else 0,
-        bans=head.bans,
+        bans=bans,
         settings=unpack_settings(shared.value) if shared is not None else {},
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
         refused={
             **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
-            **{node_id: str(ban) for node_id, ban in head.bans.items()},
+            **{node_id: str(ban) for node_id, ban in bans.items()},
         },
         releases=dict(releases),
         missing={one.node_id: one.describe() for one in absent.missing},
@@ -102,6 +105,21 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         },
         resized=_resized(head),
     )
+
+
+async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
+    """The bans, and of those that end by themselves how long they last yet."""
+    bans = {}
+    for entry in await store.list(keys.bans):
+        ban = Ban.unpack(entry.value)
+        if ban.lasts is not None and entry.lease is not None:
+            try:
+                left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
+            except LeaseNotFound:
+                continue  # it has ended just now
+            ban = replace(ban, left=left)
+        bans[entry.key.removeprefix(keys.bans)] = ban
+    return bans
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:

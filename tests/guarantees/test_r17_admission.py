@@ -6,10 +6,12 @@ One that fails stays out, with its reason visible; a node can be banned and unba
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 import rdzv
+from rdzv.core.report import report
 from rdzv.core.state import Dropped, NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
@@ -58,6 +60,51 @@ async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -
             with pytest.raises(rdzv.RendezvousSettingsError, match="'b/c' must be 1 to 255 printable characters"):
                 await judged
         assert (await handler.status()).refused == {}
+
+
+async def test_r17_a_ban_for_a_time_ends_by_itself_and_the_status_shows_what_is_left_of_it() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        await a.ban("b", "slow disk", lasts=600)
+        with pytest.raises(rdzv.RendezvousRefusedError, match="node b is banned by a for 10 min: slow disk"):
+            await b.next_rendezvous()
+        await asyncio.sleep(30)
+        status = await a.status()
+        assert status.refused == {"b": "banned by a for 9 min 30 s more: slow disk"}
+        assert report(status)["banned"][0]["ends_in"] == pytest.approx(570, abs=1)
+        await asyncio.sleep(569)
+        with pytest.raises(rdzv.RendezvousRefusedError):
+            await b.next_rendezvous()
+        await asyncio.sleep(2)
+        assert (await a.status()).refused == {}
+        joining = await run.join(b)
+        await a.next_rendezvous()
+        assert (await joining).world_size == 2
+
+
+async def test_r17_a_ban_for_a_time_and_one_for_good_replace_each_other_and_either_is_lifted() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        await a.ban("b", lasts=60)
+        await a.ban("b")
+        await asyncio.sleep(120)
+        assert (await a.status()).refused == {"b": "banned by a"}, "the last word counts"
+        await a.ban("b", lasts=60)
+        await a.unban("b")
+        assert (await a.status()).refused == {}
+        await a.ban("b", lasts=60)
+        await asyncio.sleep(61)
+        assert (await a.status()).refused == {}
+
+
+@pytest.mark.parametrize("lasts", [0, -1, math.nan, math.inf, 1e9])
+async def test_r17_a_ban_for_no_time_or_for_longer_than_the_store_can_is_refused_in_a_sentence(lasts: float) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        with pytest.raises(rdzv.RendezvousSettingsError, match="a ban that lasts"):
+            await run.handler("a").ban("b", lasts=lasts)
+        assert (await run.handler("a").status()).refused == {}
 
 
 async def test_r17_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_until_it_is_unbanned() -> None:

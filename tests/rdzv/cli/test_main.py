@@ -314,6 +314,7 @@ async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() 
             (("history",), "run job: no round"),
             (("history", f"{server.url}/other"), "run other: no round"),
             (("ban", "--now", "gpu-1", "--reason", "slow"), "node gpu-1 is banned from run job"),
+            (("ban", "gpu-2", "--for", "10m"), "node gpu-2 is banned from run job for 10 min"),
             (("ping", "--count", "1"), "answers in"),
         ):
             async with start_python("-m", "rdzv", *arguments, env=environment) as child:

@@ -58,7 +58,7 @@ def test_every_fact_is_a_field() -> None:
     ]
     assert plain["bootstrap"] == {"host": "10.0.0.1", "port": 29500}
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
-    assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True}]
+    assert plain["banned"] == [{"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True, "ends_in": None}]
     assert plain["unfit"] == [{"node_id": "f", "reason": "no GPU"}]
     assert plain["missing"] == [
         {
