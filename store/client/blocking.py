@@ -91,7 +91,10 @@ class Client(interface.BlockingStore):
         if waits(request):
             self._waiting.add(channel)
         try:
-            self.check_wait(request)  # once this is known to wait, so that `end_waits` misses nobody
+            # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
+            if self._failed is not None:
+                raise unsent(self._failed)
+            self.check_wait(request)
             return channel.call(request, timeout)[0]
         finally:
             self._waiting.discard(channel)

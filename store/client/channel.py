@@ -159,6 +159,9 @@ class Channel:
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
                 maybe_applied=True,
             )
+        # Without a socket nobody could be got out of here (`interrupt`): whoever wanted that has left word meanwhile.
+        self._client.check_usable()
+        self._client.check_wait(item.request)
 
     def _pause(self, deadline: float | None) -> None:
         """Before another attempt: up to twice as long as before the last, with full jitter."""

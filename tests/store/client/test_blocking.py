@@ -23,6 +23,7 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
     UsedAfterFork,
+    WaitEnded,
     WatchCompacted,
 )
 from store.limits import Limits
@@ -507,3 +508,28 @@ def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
         client._free[0].close()
         assert client.put("a", b"") == 1
         answering.join()
+
+
+@pytest.mark.parametrize(
+    ("get_out", "error"),
+    [
+        (lambda client: client.end_waits(), WaitEnded),
+        (lambda client: client.interrupt(ConnectionLost("the round is over", maybe_applied=False)), ConnectionLost),
+    ],
+)
+def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_that_is_done(
+    get_out: Callable[[sync.Client], None], error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was no socket to break yet, and then a wait for a member that was gone went on for its whole timeout."""
+    dial = rooms.Channel._dial
+    with sync.serve() as server:
+        client = sync.Client(Address(host="127.0.0.1", port=server.port))
+
+        def dial_slowly(channel: rooms.Channel, deadline: float | None) -> Any:
+            fresh = dial(channel, deadline)
+            get_out(client)
+            return fresh
+
+        monkeypatch.setattr(rooms.Channel, "_dial", dial_slowly)
+        with contextlib.closing(client), pytest.raises(error):
+            client.wait(["never"], timeout=10)
