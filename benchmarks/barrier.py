@@ -7,7 +7,8 @@ All nodes but one are connected and parked, spread over `--processes` processes;
 process of its own. The time runs from just before its `next_rendezvous` to its latest return in any process.
 Every node's rank and world size are checked. Parked nodes are told of the progress, so bytes also depend on how long
 the nodes take to arrive. Bytes are those in and out of our server from before the first connection
-until the last node is done, keep-alives included, divided by the number of nodes.
+until the last node is done, keep-alives included, divided by the number of nodes. Connections are those that are open
+at our server once all nodes have their rank, divided likewise: a node has one, until it uses the round's store.
 
 PyTorch's nodes sleep a second between looks and rewrite one record that holds all of them, so this takes a while.
 """
@@ -131,8 +132,8 @@ def torch_nodes(pipe: Connection, port: int, run_id: str, count: int, size: int)
 # ------------------------------------------------------------------------------------------------------------- one run
 
 
-def measure_ours(size: int, processes: int) -> tuple[float, float]:
-    """Seconds from the last arrival to everyone's done, and bytes per node."""
+def measure_ours(size: int, processes: int) -> tuple[float, float, float]:
+    """Seconds from the last arrival to everyone's done, and bytes and connections per node."""
     with support.serving() as server, store.sync.connect(server) as observer:
         url = f"{server}/barrier?min_nodes={size}&join_timeout=3600"
         names = [[f"node-{number}" for number in share] for share in support.shares(size - 1, processes)]
@@ -142,7 +143,8 @@ def measure_ours(size: int, processes: int) -> tuple[float, float]:
             last = park(all_workers, PATIENCE)
             time.sleep(random.uniform(*SETTLE))
             seconds, _ = complete(all_workers, last, size, PATIENCE)
-            return seconds, (_bytes(observer) - before) / size
+            connections = int(observer.stats()["connections"]) - 1  # but for the observer's
+            return seconds, (_bytes(observer) - before) / size, connections / size
 
 
 def measure_torch(size: int, processes: int, patience: float) -> float:
@@ -209,12 +211,16 @@ def main() -> None:
     print(support.describe_machine())
     rows = []
     for size in options.nodes:
-        ours, sizes, theirs = [], [], []
+        ours, sizes, connected, theirs = [], [], [], []
         for number in range(options.runs):
-            seconds, per_node = measure_ours(size, options.processes)
+            seconds, per_node, connections = measure_ours(size, options.processes)
             ours.append(seconds)
-            print(f"{size} nodes: {ms(seconds)} ms, {per_node:.0f} bytes per node", flush=True)
+            print(
+                f"{size} nodes: {ms(seconds)} ms, {per_node:.0f} bytes and {connections:.2f} connections per node",
+                flush=True,
+            )
             sizes.append(per_node)
+            connected.append(connections)
             if support.HAS_TORCH and size <= options.torch_nodes_max and number < options.torch_runs:
                 try:
                     theirs.append(measure_torch(size, options.processes, options.torch_timeout))
@@ -223,10 +229,11 @@ def main() -> None:
                     print(f"PyTorch, {size} nodes: not done within {options.torch_timeout:g} s")
         our, their = support.median(ours), support.median(theirs)
         per_node = support.median(sizes)
-        rows.append((size, ms(our), ms(min(ours)), ms(max(ours)), ms(their), ratio(their, our), f"{per_node:.0f}"))
+        times = (ms(our), ms(min(ours)), ms(max(ours)), ms(their), ratio(their, our))
+        rows.append((size, *times, f"{per_node:.0f}", f"{support.median(connected):.2f}"))
     if not support.HAS_TORCH:
         print("PyTorch is not installed: ours alone")
-    header = ("nodes", "ours, ms", "best", "worst", "torch c10d, ms", "ratio", "our bytes per node")
+    header = ("nodes", "ours, ms", "best", "worst", "torch c10d, ms", "ratio", "our bytes per node", "connections")
     support.table("From the last arrival to everyone done, medians", header, rows)
 
 
