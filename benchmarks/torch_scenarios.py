@@ -33,7 +33,7 @@ from benchmarks.torchrun import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-START = 60.0  # seconds for agents to come to their first step together
+START = 120.0  # seconds for agents to come to their first step together
 END = 45.0  # seconds for the job to end, once it is told to
 STEADY = 3.0  # seconds of steps after which things are as they are to be
 STEP = 0.05  # seconds
