@@ -62,7 +62,10 @@ class Addresses:
         Raises:
             OSError: There are none.
         """
-        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
+        # than the rest of connecting.
+        host = self.host.encode() if self.host.isascii() else self.host
+        found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         if not found:
             raise OSError(f"{self.host} has no address")
         self._resolved = list(found)

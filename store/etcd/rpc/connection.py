@@ -164,6 +164,8 @@ class Connection:
         finally:
             if not answering.done():
                 await cancel_and_wait(answering)
+            if not answering.cancelled():
+                answering.exception()  # one that came while our caller was being cancelled would be reported as lost
             self._under_way -= 1
             await self._close_if_idle()
         self.heard_at = self._time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,23 @@ async def test_a_caller_that_is_cancelled_is_cancelled_and_leaves_nothing_under_
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert connection.under_way == 0
+
+
+async def test_an_answer_that_comes_while_its_caller_is_cancelled_is_not_reported_as_lost() -> None:
+    lost: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    async with connected(Member(says())) as connection:
+
+        async def refused() -> Any:
+            callers.pop().cancel()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.NOT_FOUND, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+        connection._call = lambda _: lambda *_, **__: refused()  # type: ignore[assignment, method-assign]
+        callers = [asyncio.ensure_future(ask(connection))]
+        done, _ = await asyncio.wait(callers)
+        assert done.pop().cancelled()
+        gc.collect()
+        assert lost == []
 
 
 async def test_a_stream_of_another_cluster_ends_for_that_reason() -> None:
