@@ -1,11 +1,12 @@
 """Half a minute of chaos, and that the checker of it can tell.
 
 `python -m tests.chaos` plays five minutes. RDZV_CHAOS_SECONDS, RDZV_CHAOS_SEED and RDZV_CHAOS_STORE change what is
-played here.
+played here; RDZV_CHAOS_STORE=etcd starts an etcd for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
 from tests.chaos.runner import chaos
+from tests.support.etcd import serve_etcd
 from tests.support.seeds import FRESH
 
 SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "12"))
@@ -22,7 +24,11 @@ SEED = int(os.environ.get("RDZV_CHAOS_SEED", FRESH))
 async def test_whatever_is_done_to_processes_and_to_the_store_the_promises_hold() -> None:
     """R2, R3, R5, R6 and R9, over kills, pauses, cuts and restarts of the store."""
     try:
-        outcome = await chaos(seconds=SECONDS, seed=SEED, url=os.environ.get("RDZV_CHAOS_STORE"))
+        with contextlib.ExitStack() as stack:
+            url = os.environ.get("RDZV_CHAOS_STORE")
+            if url == "etcd":
+                url = stack.enter_context(serve_etcd()).url
+            outcome = await chaos(seconds=SECONDS, seed=SEED, url=url)
     except BaseException as error:
         error.add_note(f"python -m tests.chaos --seconds {SECONDS:g} --seed {SEED}")
         raise
