@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Leaving"]
 
-HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate
-WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse
+HAND_OVER_WITHIN = 0.5  # seconds to see that our own departure has been reported, if we coordinate ...
+HAND_OVER_TRIPS = 2  # ... and so many round trips: a report is written, and comes by in our own watch
+WITHDRAW_WITHIN = 2.0  # seconds to take a record back; an unreachable store lets it lapse ...
+WITHDRAW_TRIPS = 4  # ... and so many round trips more: two writes, and the above
 
 
 class Leaving:
@@ -71,7 +73,8 @@ class Leaving:
         record, lease, key = part.arrival.record, part.arrival.lease, part.keys.node(part.node_id)
         assert record is not None
         assert lease is not None
-        with anyio.move_on_after(WITHDRAW_WITHIN, shield=True), contextlib.suppress(StoreError):
+        within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
+        with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
                 when=(when.mod_revision(key) == record.arrival,),
@@ -87,7 +90,8 @@ class Leaving:
         """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
         part = self._part
         membership, reported = part.membership, Wakeup()
-        with link.follower.listeners.listening(reported), anyio.move_on_after(HAND_OVER_WITHIN):
+        within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
+        with link.follower.listeners.listening(reported), anyio.move_on_after(within):
             while membership is not None:
                 head = link.follower.head
                 ours = head.coordinator is not None and head.coordinator.node_id == part.node_id

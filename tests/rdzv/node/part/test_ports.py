@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+
+import pytest
 
 from rdzv.node.part.ports import HeldPort
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_through(
@@ -24,3 +22,23 @@ def test_the_port_to_meet_at_is_taken_from_the_range_that_a_firewall_lets_throug
         other.release()
         assert HeldPort(str(first)).hold() == first
         assert f"somebody listens at each port of master_port={first}" in caplog.text
+
+
+def test_a_port_is_free_in_both_families_of_addresses() -> None:
+    """A port of the range at which somebody listened by IPv6 was promised, and rank 0 could not listen there."""
+    if not socket.has_ipv6:
+        pytest.skip("this system has no IPv6")
+    with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
+        first = taken.getsockname()[1]
+        last = min(first + 20, 65535)
+        held = HeldPort(f"{first}-{last}")
+        assert first < held.hold() <= last
+        held.release()
+    free = HeldPort()
+    port = free.hold()
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with pytest.raises(OSError, match="in use"), socket.socket(family) as other:
+            other.bind((address, port))
+    free.release()
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        pass
