@@ -39,7 +39,7 @@ from rdzv.node.admission import check_node_id, put_ban, put_drain, resize_run
 from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
-from rdzv.node.part.state import IF_HOSTED, Part
+from rdzv.node.part.state import Part
 from rdzv.node.status import read_history, read_status
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
@@ -218,8 +218,7 @@ class Node:
     def connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""
         what = str(error) or "the store does not answer"
-        if self._link is not None and not self.in_reach and self.settings.endpoint.info.family == "tcp":
-            what += f"; {IF_HOSTED}"
+        what += self._link.if_hosted if self._link is not None else ""
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     @contextlib.asynccontextmanager

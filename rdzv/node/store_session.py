@@ -19,6 +19,7 @@ from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
 from store.client.keepalive import TaskKeeper
+from store.net.dialing import NOBODY_LISTENS
 
 if TYPE_CHECKING:
     import random
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
 ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
+IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 SHARED_RENEWALS_PER_TTL = 4
@@ -85,6 +87,16 @@ class Link:
     def in_reach(self) -> bool:
         """Whether the store is in reach now, as far as is known."""
         return bool(getattr(self.store, "connected", True))
+
+    @property
+    def if_hosted(self) -> str:
+        """What may have become of a store that is out of reach, to be said after that; nothing if it is not so.
+
+        A node that hosted the store and has ended leaves a host that answers for it. One that does not answer at all
+        may be cut off, and the store with it.
+        """
+        problem: str = getattr(self.store, "last_problem", "")
+        return f"; {IF_HOSTED}" if not self.in_reach and problem == NOBODY_LISTENS else ""
 
     @property
     def failure(self) -> StoreError | None:

@@ -439,8 +439,8 @@ class Channel:
 
     def _what_is_wrong(self) -> str:
         if self.connection.store_id is not None:
-            return f"the connection is lost, {self._problem}"
-        return self._problem
+            return f"the connection is lost, {self._problem}{self._client.addresses.where()}"
+        return f"{self._problem}{self._client.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""

@@ -44,7 +44,7 @@ from store.errors import (
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Ping, Pong, Request, Response, Watching, waits
 from store.net.absence import wait_for_store
-from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe
+from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe, where
 from store.net.process import process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
@@ -112,7 +112,7 @@ class Client(interface.Store):
         self._watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
-        self._last_problem = NEVER_ANSWERED
+        self.last_problem = NEVER_ANSWERED
         self._heard_at = 0.0
         self._silence: Silence | None = None  # of the connection on which we converse
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
@@ -147,7 +147,8 @@ class Client(interface.Store):
     def _what_is_wrong(self) -> str:
         """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
         mute = self._link is not None and self._link.mute
-        return SAYS_NOTHING if mute and self._last_problem == NEVER_ANSWERED else self._last_problem
+        problem = SAYS_NOTHING if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
+        return problem + where(self._dial)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Nobody is to wait for what cannot come any more: its event loop ends, or a defect, which `aclose` raises."""
@@ -221,7 +222,7 @@ class Client(interface.Store):
                 reason = f"{self.name} has no certificate that we trust: {error.verify_message}"
                 self._refused(AuthenticationError(reason))
             except (OSError, UnicodeError) as error:
-                self._last_problem = describe(error)
+                self.last_problem = describe(error)
             else:
                 previous: Link | None = None
                 while link is not None:  # each is followed by a fresh one if it falls silent
@@ -251,7 +252,7 @@ class Client(interface.Store):
         return link
 
     def _has_problem(self, problem: str) -> None:
-        self._last_problem = problem
+        self.last_problem = problem
 
     async def _converse(
         self, link: Link, previous: Link | None, *, heartbeats: float = 1.0
@@ -282,7 +283,7 @@ class Client(interface.Store):
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
             else:
                 link.abort()
-            self._last_problem = link.reason()
+            self.last_problem = link.reason()
             welcomed = self._ready
             self._abort_previous()
             self._disconnected(link)
@@ -345,7 +346,7 @@ class Client(interface.Store):
         for watch in self._watching:
             watch.interrupted()
         if was_ready:
-            log.debug("the connection to %s is lost: %s", self.name, self._last_problem)
+            log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
             for callback in self._on_connection:
                 callback(False)
 
@@ -408,7 +409,7 @@ class Client(interface.Store):
         """
         unproven = self._connection.welcomed is None and not isinstance(error, StoreReplaced)
         if self.met and unproven:
-            self._last_problem = str(error)
+            self.last_problem = str(error)
             if link is not None:
                 self._leave(link, str(error))
         else:
@@ -542,7 +543,7 @@ class Client(interface.Store):
             error: StoreError = StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
         else:
             error = ConnectionLost(
-                f"{what} was not answered within {timeout:g} s: the connection is lost, {self._last_problem}",
+                f"{what} was not answered within {timeout:g} s: the connection is lost, {self._what_is_wrong()}",
                 maybe_applied=maybe,
             )
         self.abandon(item)

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER_ANSWERED",
+    "NOBODY_LISTENS",
     "SAYS_NOTHING",
     "Dial",
     "HungUp",
     "LeftWithoutAWord",
+    "TcpDial",
     "TurnedAway",
     "describe",
     "dial",
+    "where",
 ]
 
 
@@ -35,25 +38,37 @@ class Dial(Protocol):
         ...
 
 
-def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
-    """A way to connect to an address over TCP, with TLS if it asks for it."""
-    context = (tls or ssl.create_default_context()) if address.secure else None
-    addresses = Addresses(address.host, address.port)
+class TcpDial:
+    """Connects to an address over TCP, with TLS if it asks for it."""
 
-    async def dial_tcp(
-        protocol_factory: Callable[[], asyncio.Protocol],
+    def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
+        self._context = (tls or ssl.create_default_context()) if address.secure else None
+        self._addresses = Addresses(address.host, address.port)
+        self.where = self._addresses.where
+
+    async def __call__(
+        self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        loop = asyncio.get_running_loop()
+        """Connect and give what `loop.create_connection` gives."""
+        loop, context = asyncio.get_running_loop(), self._context
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
-            sock = await connected_socket(addresses)
+            sock = await connected_socket(self._addresses)
             return await loop.create_connection(
-                protocol_factory, sock=sock, ssl=context, server_hostname=address.host if context else None
+                protocol_factory, sock=sock, ssl=context, server_hostname=self._addresses.host if context else None
             )
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp if context else error from None
 
-    return dial_tcp
+
+def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
+    """A way to connect to an address over TCP, with TLS if it asks for it."""
+    return TcpDial(address, tls)
+
+
+def where(dial: Dial) -> str:
+    """Return which addresses were tried, to be said after what went wrong; nothing where that says no more."""
+    return dial.where() if isinstance(dial, TcpDial) else ""
 
 
 class HungUp(ConnectionResetError):
@@ -79,6 +94,7 @@ class TurnedAway(ConnectionRefusedError):
     """Whoever listens at the store's address refused us, and said why: it is full, or it is not the store we met."""
 
 
+NOBODY_LISTENS = "nobody listens there"
 NEVER_ANSWERED = "it has never answered"
 SAYS_NOTHING = "it takes connections and says nothing, as one does that speaks TLS: for that, write tcps://"
 """Of a server without TLS that has not sent its greeting, which is the first thing that ours do."""
@@ -104,7 +120,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, TurnedAway):
         return str(error)
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return NOBODY_LISTENS
     if isinstance(error, ConnectionResetError):
         return "it closed the connection"
     if isinstance(error, TimeoutError):

@@ -28,6 +28,8 @@ __all__ = ["STAGGER", "Addresses", "Race", "connected_socket"]
 
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 
+TOLD_MOST = 4  # addresses of a name in one sentence
+
 Resolved = tuple[int, int, int, str, Any]
 """Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` gives them."""
 
@@ -55,6 +57,14 @@ class Addresses:
         except ValueError:
             return False
         return True
+
+    def where(self) -> str:
+        """Return which addresses the name stood for when it was last looked up, to be said after what went wrong."""
+        found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
+        if self.literal or not found:
+            return ""
+        more = f" and {len(found) - TOLD_MOST} more" if len(found) > TOLD_MOST else ""
+        return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self) -> list[Resolved]:
         """Look the addresses up, and give them in the order in which they are to be tried. This may take seconds.

@@ -39,7 +39,7 @@ async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
         watch = await client.watch("").__aenter__()
         problems: asyncio.Queue[str] = asyncio.Queue()
         # Read in the moment of the loss: the next attempt to connect finds that nobody listens.
-        client.on_connection(lambda connected: None if connected else problems.put_nowait(client._last_problem))
+        client.on_connection(lambda connected: None if connected else problems.put_nowait(client.last_problem))
     assert await asyncio.wait_for(problems.get(), 5.0) == "the server is leaving"
     with pytest.raises(ConnectionLost, match="nobody listens there"):
         await client.get("a")

@@ -131,7 +131,7 @@ class Joining:
                 clock.set(suspended=False, now=now)
                 part.wait_for(f"the store at {part.settings.endpoint.url} is away: {error}")
                 if not clock.left(now):
-                    raise part.timeout(in_reach=link.in_reach) from error
+                    raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted) from error
                 if await link.in_reach_again(within=clock.left(now)):
                     await anyio.sleep(min(self._rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
@@ -146,7 +146,7 @@ class Joining:
             link.run_for_coordinator(lambda: self._candidacy(link).run())
             link.keep_run()
             return me
-        raise part.timeout(in_reach=link.in_reach)
+        raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
 
     async def _check_health(
         self, link: Link, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
@@ -161,7 +161,7 @@ class Joining:
             lease = await link.run_lease()
             await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
         if limit.cancelled_caught:
-            raise part.timeout(in_reach=link.in_reach)
+            raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
 
     async def _wait_for_round(self, link: Link, clock: JoinClock, me: Me) -> tuple[Membership | None, Me]:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
@@ -203,7 +203,7 @@ class Joining:
                         part.reason = part.reason  # as of now: what it will be once our record is gone is another's
                         round_now = await self._leaving.give_up(link, me)
                         if round_now is None:
-                            raise part.timeout(in_reach=link.in_reach)
+                            raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
                         link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
 
     async def _why_not_reached(self, link: Link, membership: Membership) -> str:

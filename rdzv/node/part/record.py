@@ -207,7 +207,7 @@ class Recording:
                     while not noticing.done():
                         part.refuse_if_closed(link.follower.head, Me(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
-                            raise part.timeout(in_reach=link.in_reach)
+                            raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
             finally:
                 await cancel_and_wait(noticing)
         return await link.store.get(there.key)

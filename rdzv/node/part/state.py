@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from rdzv.node.wakeup import Listeners
     from store.client.keepalive import HeldLease
 
-__all__ = ["IF_HOSTED", "NOT_WAITING", "Part"]
+__all__ = ["NOT_WAITING", "Part"]
 
 log = logging.getLogger(__name__)
 
-IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 NOT_WAITING = "not waiting for anything"
 
 
@@ -120,11 +119,9 @@ class Part:
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
-    def timeout(self, *, in_reach: bool) -> RendezvousTimeoutError:
-        """The error for a call whose time is over."""
-        problem = "" if in_reach else "; the store is out of reach"
-        if problem and self.settings.endpoint.info.family == "tcp":
-            problem += f"; {IF_HOSTED}"
+    def timeout(self, *, in_reach: bool, if_hosted: str = "") -> RendezvousTimeoutError:
+        """The error for a call whose time is over; `if_hosted` is what may have become of the store."""
+        problem = "" if in_reach else f"; the store is out of reach{if_hosted}"
         reason = self.reason  # which has it already if that is what the coordinator says of all
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"

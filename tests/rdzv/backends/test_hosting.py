@@ -346,6 +346,23 @@ async def test_whoever_needs_a_store_that_died_is_told_within_a_bounded_time_wha
 
 
 @pytest.mark.virtual_time
+async def test_a_network_that_is_cut_is_not_taken_for_the_end_of_the_stores_host() -> None:
+    """Whoever was cut off read that a node may have taken the store with it, and looked at the wrong machine."""
+    async with VirtualRun(min_nodes=1, join_timeout=TOLD_WITHIN / 2) as run:
+        a = run.handler("a")
+        await run.meet(a)
+        run.network.partition()
+        with pytest.raises(RendezvousConnectionError) as caught:
+            await run.start(a.status())
+        assert GONE not in str(caught.value)
+        with pytest.raises((RendezvousConnectionError, RendezvousTimeoutError)) as caught_again:
+            await run.start(a.next_rendezvous())
+        assert GONE not in str(caught_again.value)
+        assert "out of reach" in str(caught_again.value) or "away" in str(caught_again.value)
+        run.network.heal()
+
+
+@pytest.mark.virtual_time
 async def test_a_last_call_does_not_run_for_ever_when_the_store_has_died() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=9999, join_timeout=TOLD_WITHIN / 2) as run:
         parked = await run.join(run.handler("a"))

@@ -25,7 +25,7 @@ from store.errors import (
 )
 from store.limits import Limits
 from store.net.threads import loop_factory
-from tests.support.processes import require
+from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
@@ -609,3 +609,14 @@ def test_what_is_asked_while_the_connection_ends_is_sent_on_the_next_one_and_nob
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
     assert defects == []
+
+
+async def test_the_addresses_that_were_tried_stand_in_every_error_of_connecting() -> None:
+    """`no store at tcp://head:29400: nobody listens there` did not say which of its addresses had been tried."""
+    port = free_port()
+    with pytest.raises(store.ConnectionLost, match=r"nobody listens there \(localhost is .*127\.0\.0\.1.* here\)"):
+        async with store.connect(f"tcp://localhost:{port}", timeout=0.3):
+            pass
+    with pytest.raises(store.ConnectionLost, match=r"nobody listens there \(localhost is .* here\)"):  # noqa: SIM117
+        with store.sync.connect(f"tcp://localhost:{port}", timeout=0.3):
+            pass

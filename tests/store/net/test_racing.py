@@ -114,6 +114,19 @@ def test_an_address_is_told_from_a_name() -> None:
     assert not Addresses("localhost", 1).literal
 
 
+def test_what_a_name_stands_for_is_said_once_it_was_looked_up(names: Callable[..., Addresses]) -> None:
+    addresses = names(("10.77.0.9", 1), ("fd77::9", 1))
+    assert addresses.where() == ""
+    addresses.resolve()
+    assert addresses.where() == " (head.test is 10.77.0.9, fd77::9 here)"
+    many = names(*((f"10.0.0.{last}", 1) for last in range(1, 8)))
+    many.resolve()
+    assert many.where() == " (head.test is 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 3 more here)"
+    literal = Addresses("127.0.0.1", 1)
+    literal.resolve()
+    assert literal.where() == ""
+
+
 # ------------------------------------------------------------------------------------------------ the race
 
 

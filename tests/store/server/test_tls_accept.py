@@ -142,7 +142,7 @@ async def test_a_server_that_is_cancelled_still_says_goodbye_though_somebody_sta
             client.on_connection(lambda _: lost.set())
             tasks.cancel_scope.cancel()
         await lost.wait()
-        assert client._last_problem == "the server is leaving"
+        assert client.last_problem == "the server is leaving"
 
 
 async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_handshake_may_take(
