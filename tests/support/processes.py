@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 STDOUT, STDERR = 1, 2
+PATIENCE = 60.0  # seconds; an interpreter takes 10 to start where the machine is busy enough, and no test is about that
 
 
 class ChildError(AssertionError):
@@ -63,7 +64,7 @@ class Child(asyncio.SubprocessProtocol):
         """The exit status, negative for the signal that ended it; None while it runs."""
         return self._transport.get_returncode()
 
-    async def line(self, containing: str = "", *, timeout: float = 10.0) -> str:
+    async def line(self, containing: str = "", *, timeout: float = PATIENCE) -> str:
         """Return the next line on standard output that contains this; those before it are passed over.
 
         Raises:
@@ -84,7 +85,7 @@ class Child(asyncio.SubprocessProtocol):
             raise ChildError(self._tell(f"ended its output without a line containing {containing!r}"))
         return found[0]
 
-    async def says(self, containing: str, *, timeout: float = 10.0) -> str:
+    async def says(self, containing: str, *, timeout: float = PATIENCE) -> str:
         """Return the first line on either stream that contains this, also if it has come already."""
         await self._until(
             lambda: any(containing in line for line in self.output) or not self._open_streams,
@@ -96,7 +97,7 @@ class Child(asyncio.SubprocessProtocol):
             raise ChildError(self._tell(f"ended its output without a line containing {containing!r}"))
         return found[0]
 
-    async def wait(self, *, timeout: float = 10.0) -> int:
+    async def wait(self, *, timeout: float = PATIENCE) -> int:
         """Wait until it has exited and all its output is in; returns the exit status."""
         await self._until(lambda: self.returncode is not None and not self._open_streams, timeout, "did not exit")
         assert self.returncode is not None

