@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import anyio
 
@@ -24,43 +24,20 @@ Tell = Callable[[str], None]
 
 async def take_part(url: str, tell: Tell = print, *, node_id: str | None = None) -> None:
     """Be one node of a run until somebody closes it."""
-    async with rdzv.connect(url, node_id=node_id) as handler, handler.changes() as changes:
-        closed = False
-        while not closed:
-            info = await handler.next_rendezvous()
-            async with anyio.create_task_group() as group:
-                group.start_soon(work, info, tell)
-                closed = await regroup_needed(changes, tell)
-                group.cancel_scope.cancel()
+    async for round in rdzv.rounds(url, node_id=node_id):
+        async with round:  # is cancelled when somebody goes, or waits to come in
+            await work(round, tell)
+        if round.ending is not None:
+            tell(round.ending.reason)
 
 
-async def work(info: rdzv.RendezvousInfo, tell: Tell) -> None:
-    """What this node does in a round; it is cancelled when the round's members change."""
-    with contextlib.suppress(rdzv.RoundSupersededError):  # the round is over: the changes say so, too
-        await info.store.set(f"number/{info.rank}", str(info.rank + 1))
-        numbers = await info.store.multi_get([f"number/{rank}" for rank in range(info.world_size)])
-        total = sum(map(int, numbers))
-        tell(f"{info.node_id}: round {info.round}, rank {info.rank} of {info.world_size}, our sum is {total}")
+async def work(round: rdzv.Round, tell: Tell) -> None:
+    """What this node does in a round."""
+    await round.store.set(f"number/{round.rank}", str(round.rank + 1))
+    numbers = await round.store.multi_get([f"number/{rank}" for rank in range(round.world_size)])
+    total = sum(map(int, numbers))
+    tell(f"{round.node_id}: round {round.number}, rank {round.rank} of {round.world_size}, our sum is {total}")
     await anyio.sleep_forever()
-
-
-async def regroup_needed(changes: AsyncIterator[rdzv.Change], tell: Tell) -> bool:
-    """Wait until the members must meet again; True if they never will, since the run is closed."""
-    async for change in changes:
-        match change:
-            case rdzv.Closed(reason=reason):
-                tell(f"the run is closed: {reason}")
-                return True
-            case rdzv.NodesLost(node_ids=ids) | rdzv.NodesLeft(node_ids=ids):
-                tell(f"gone: {', '.join(ids)}")
-                return False
-            case rdzv.NodesWaiting(count=count) if count > 0:
-                tell(f"waiting to come in: {count}")
-                return False
-            case rdzv.Dropped(reason=reason):
-                tell(f"the others have gone on without this node: {reason}")
-                return False
-    return True
 
 
 # ---------------------------------------------------------------------------------------- a run in one process

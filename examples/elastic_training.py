@@ -4,27 +4,22 @@
 
 Three processes fit a line to points by gradient descent. Each has its share of the points, and their gradients are
 summed over the store that the members of a round share. One is killed with SIGKILL in the middle: the other two are
-told, meet again, divide the points anew and go on where they were. A replacement gets the parameters from rank 0, which
-is always one that has them: survivors keep their order, and newcomers come behind.
+told, meet again, divide the points anew and go on where they were. A replacement comes in at a step that all agree on,
+and gets the parameters from whoever has finished the most steps, whom the round names.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 
 import rdzv
 import store
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 POINTS = [(x / 50, 3 * x / 50 - 2) for x in range(-50, 50)]  # on the line 3 x - 2, which is to be found
 STEPS = 250
@@ -52,61 +47,40 @@ class Model:
 
 
 async def worker(url: str, name: str) -> None:
-    """One process: train in one round after the other, until the run is closed."""
+    """One process: train in one round after the other, until all steps are made."""
     model = Model()
-    async with rdzv.connect(url, node_id=name) as handler, handler.changes() as changes:
-        while True:
-            info = await handler.next_rendezvous()
-            async with anyio.create_task_group() as group:
-                group.start_soon(train, handler, info, model)
-                change = await next_change(changes)
-                group.cancel_scope.cancel()  # a worker that waits for a dead one's gradient is freed by this
-            if isinstance(change, rdzv.Closed):
-                break
-            say(f"{name}: {change} at step {model.step}")
+    async for round in rdzv.rounds(url, node_id=name):
+        async with round:  # a worker that waits for a dead one's gradient is freed by this
+            newest = round.newest[0] if round.newest is not None else 0
+            if round.rank == newest:
+                await round.store.set("model", json.dumps(asdict(model)))
+            else:  # also who has been in before: it may be a step behind
+                vars(model).update(json.loads(await round.store.get("model")))
+            say(f"{name}: round {round.number}, rank {round.rank} of {round.world_size}, from step {model.step}")
+            while model.step < STEPS:
+                await round.check(model.step)  # here all leave together when somebody wants in or out
+                await anyio.sleep(STEP_TIME)
+                mine = POINTS[round.rank :: round.world_size]
+                model.descend(await all_reduce(round, model.step, model.gradient(mine)))
+                if model.step % 50 == 0 and round.rank == 0:
+                    say(f"{name}: step {model.step}")
+        if round.ending is not None:
+            say(f"{name}: after step {model.step}: {round.ending.reason}")
     say(f"{name}: trained {json.dumps(asdict(model))}")
 
 
-async def train(handler: rdzv.RendezvousHandler, info: rdzv.RendezvousInfo, model: Model) -> None:
-    """Train from where rank 0 is, to the end; cancelled when the members change."""
-    with contextlib.suppress(rdzv.RoundSupersededError):  # the round was over before we were told
-        if info.rank == 0:
-            await info.store.set("model", json.dumps(asdict(model)))
-        else:  # also who has been in before: it may be one step ahead, or behind
-            vars(model).update(json.loads(await info.store.get("model")))
-        say(f"{info.node_id}: round {info.round}, rank {info.rank} of {info.world_size}, from step {model.step}")
-        while model.step < STEPS:
-            await anyio.sleep(STEP_TIME)
-            gradient = await all_reduce(info, model.step, model.gradient(POINTS[info.rank :: info.world_size]))
-            model.descend(gradient)
-            if model.step % 50 == 0 and info.rank == 0:
-                say(f"{info.node_id}: step {model.step}")
-        # Nobody may leave before all have made the last step, lest the rest meet again without them.
-        await info.store.barrier("trained", info.world_size)
-        if info.rank == 0:
-            await handler.set_closed("trained")
-
-
-async def all_reduce(info: rdzv.RendezvousInfo, step: int, values: list[float]) -> list[float]:
+async def all_reduce(round: rdzv.Round, step: int, values: list[float]) -> list[float]:
     """The sum of all members' values, through the round's store: every member gets the same."""
-    await info.store.set(f"{step}/{info.rank}", json.dumps(values))
-    parts = await info.store.multi_get([f"{step}/{rank}" for rank in range(info.world_size)])
+    await round.store.set(f"{step}/{round.rank}", json.dumps(values))
+    parts = await round.store.multi_get([f"{step}/{rank}" for rank in range(round.world_size)])
     # All have given this step's values, so all have read those of the step before.
-    await info.store.delete_key(f"{step - 1}/{info.rank}")
+    await round.store.delete_key(f"{step - 1}/{round.rank}")
     return [sum(column) for column in zip(*map(json.loads, parts), strict=True)]
 
 
 def say(line: str) -> None:
     """Tell whoever started this process."""
     print(line, flush=True)
-
-
-async def next_change(changes: AsyncIterator[rdzv.Change]) -> rdzv.Change:
-    """The next change for which members must meet again, or go home."""
-    async for change in changes:
-        if change != rdzv.NodesWaiting(0):
-            return change
-    raise AssertionError("changes never end by themselves")
 
 
 # ------------------------------------------------------------------------------- starting and killing the workers

@@ -31,7 +31,8 @@ __all__ = ["all_reach", "check_the_way", "reach"]
 WITHIN = 5.0  # seconds for all to come
 UNREACHED_NAMED = 3  # members that have not come to rank 0: one sentence names these
 VERDICT_WITHIN = 2.0  # seconds more to hear of it
-TRY_AGAIN_AFTER = 0.1  # seconds; rank 0 may not listen yet
+TRY_AGAIN_FIRST = 0.005  # seconds; rank 0 may not listen yet: it hears of the round when the others do ...
+TRY_AGAIN_AFTER = 0.1  # ... or later; twice as long after each time, and no longer than this
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
@@ -107,7 +108,7 @@ async def all_reach(round: Round) -> Iterable[int]:
 async def reach(round: Round, rank: int) -> str:
     """As any other rank: come to rank 0, and hear that all have; in words what is wrong, or nothing."""
     problem, reached = "it does not answer", False
-    began = anyio.current_time()
+    began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
         while not (reached and anyio.current_time() - began > WITHIN / 2):  # whoever hung up at once may not be rank 0
             try:
@@ -124,5 +125,6 @@ async def reach(round: Round, rank: int) -> str:
                     pass
                 finally:
                     writer.close()
-            await anyio.sleep(TRY_AGAIN_AFTER)
+            await anyio.sleep(pause)
+            pause = min(2 * pause, TRY_AGAIN_AFTER)
     return problem

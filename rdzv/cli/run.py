@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 
 from rdzv.cli.command import Command, duration, whole_number
 from rdzv.cli.launcher import launch, slurm
@@ -12,12 +13,14 @@ from rdzv.errors import RendezvousSettingsError
 
 __all__ = ["COMMANDS"]
 
+DRAINS_ON = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rdzv run [options] URL -- COMMAND ..."
     add = parser.add_argument
     add("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun")
-    add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="after failures here (default: 0)")
+    add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="of the run, after failures (default: 0)")
     add(
         "--nproc",
         type=whole_number(1),
@@ -30,6 +33,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=93,
         metavar="N",
         help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
+    )
+    add(
+        "--no-progress",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
+        f"process had written the file {CHECKPOINT_FILE} (default: 0, never)",
+    )
+    add(
+        "--drain-on",
+        type=_signal,
+        metavar="SIGNAL",
+        help="TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
+    )
+    add(
+        "--drain-in",
+        type=duration,
+        default=30.0,
+        metavar="SECONDS",
+        help="that this node then has, less than whoever sends the signal allows (default: %(default)g)",
     )
     add(
         "--on-change",
@@ -83,6 +107,14 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _signal(text: str) -> signal.Signals:
+    """Read the name of a signal, one that can be handled here."""
+    name = text.upper().removeprefix("SIG")
+    if name not in DRAINS_ON:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be one of {', '.join(DRAINS_ON)}")
+    return signal.Signals[f"SIG{name}"]
+
+
 async def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
@@ -98,6 +130,9 @@ async def _run(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         preload=options.preload,
         standby=options.standby,
+        drain_on=options.drain_on,
+        drain_in=options.drain_in,
+        no_progress=options.no_progress,
         stacks=options.stacks,
     )
     return await launch.run(job)

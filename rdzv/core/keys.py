@@ -18,6 +18,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     store/<n>/<term>/               what the members of the round share
+    tally                           what the launchers count together
     history                         what happened in its last rounds
 """
 
@@ -154,6 +155,11 @@ class Keys:
     def kept(self, name: str) -> str:
         """A little state that the members keep from round to round."""
         return f"{self.root}kept/{name}"
+
+    @property
+    def tally(self) -> str:
+        """What the launchers of the run count together."""
+        return f"{self.root}tally"
 
     def banned(self, node_id: str) -> str:
         """That one node may not join."""

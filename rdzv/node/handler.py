@@ -36,7 +36,7 @@ from rdzv.node.queries import Changes, WakeupHere
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
-from store import when
+from store import StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -327,6 +327,13 @@ class Handler(RendezvousHandler):
         """
         await self._call(self.node.keep(key, data), see_to_its_end=True)
 
+    async def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
+        """Change what the launchers of the run count together, and return it; `change` gets what it was, or nothing.
+
+        It runs in the node's thread, and again if another node has changed it meanwhile.
+        """
+        return await self._call(_change_tally(self.node, change), see_to_its_end=True)
+
     async def restore(self, key: str) -> bytes | None:
         """Return what any member has kept last under a name; None if nobody has."""
         return await self._call(self.node.restore(key))
@@ -413,6 +420,16 @@ class Handler(RendezvousHandler):
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
+
+
+async def _change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
+    link, membership = await node.connect(), node.membership
+    if membership is None:
+        raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
+    try:
+        return await link.change_tally(membership, change)
+    except StoreError as error:
+        raise node.connection_error(error) from error
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:

@@ -179,6 +179,23 @@ class Link:
         )
         return result.succeeded
 
+    async def change_tally(self, membership: Membership, change: Callable[[bytes], bytes]) -> bytes:
+        """Change what the launchers count, from what it is by then; it stands as long as what the round shares."""
+        while True:
+            there = await self.store.get(self._keys.tally)
+            before = b"" if there is None else there.value
+            after = change(before)
+            if after == before:
+                return after
+            result = await self.store.compare_and_set(
+                self._keys.tally,
+                after,
+                expected_revision=0 if there is None else there.mod_revision,
+                lease=membership.round.lease,
+            )
+            if result.succeeded:
+                return after
+
     def forget_run_lease(self) -> None:
         """Look for the run's lease anew: what was known of it may have lapsed."""
         self._run_lease = None

@@ -17,13 +17,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TELLING = {
     "async_orchestrator": [
         "of 3, our sum is 6",
-        "gone: cleo",
-        "waiting to come in: 1",
+        "left: cleo",
+        "1 node waiting to come in",
         "the run is closed: all is done",
         "verified: 3 nodes, then 2, then 3 again",
     ],
     "blocking_script": [
-        "lost 1, meeting again",
+        "meeting again: lost: ",
         "rank 1 of 2, 'greetings from 127.0.0.1', 2 are done",
         "verified: 3 processes met, one died, and 2 met again",
     ],
@@ -35,18 +35,19 @@ TELLING = {
     "elastic_training": [
         "round 0, rank 2 of 3, from step 0",
         "SIGKILL for",
-        "NodesLost(count=1",
+        "lost: ",
         "round 1, rank 1 of 2, from step",
         "dan: round 2, rank 2 of 3, from step",
         "verified: 3.0000 x + -2.0000 is the line, after 250 steps and one death",
     ],
     "in_process_elastic": [
-        "SIGKILL for",
-        "NodesLost(count=1",
-        "round 1, rank 0 of 1, from step 5",
-        "NodesWaiting(count=1)",
-        "cleo: round 2, rank 1 of 2, from step",
-        "verified: 3.0000 x + -2.0000 in 300 steps, from memory",
+        "SIGKILL for ben",
+        "lost: ben",
+        "round 1, rank 2 of 3, from step 30",
+        "1 node waiting to come in",
+        "erin: round 2, rank 3 of 4, from step",
+        "cleo to leave: maintenance",
+        "one killed, one replaced, one drained",
     ],
     "jax_distributed": [
         "process 0 of 2: the sum is 3.0",

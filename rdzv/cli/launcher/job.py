@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Sequence
 
     from rdzv.core.state import Participant
@@ -43,13 +44,16 @@ class Job:
         url: Of the run to join.
         command: A program and its arguments.
         nproc: How many processes of it on this node.
-        max_restarts: How often this node starts again after a failure of its own; PyTorch's default, too, is never.
+        max_restarts: How often the run starts again after a process has failed; PyTorch's default, too, is never.
         give_up_status: The exit status by which a process says that the run is not to go on anywhere.
         on_change: What becomes of the processes when nodes wait to come in.
         grace: Seconds from SIGTERM to SIGKILL, and for which newcomers wait for a checkpoint.
         prefix: Whether each line of output gets the rank in front.
         preload: Modules that a process of this node imports once, to fork the command's processes from.
         standby: How many of these are forked ahead.
+        drain_on: The signal on which this node leaves in good order; None: none does.
+        drain_in: Seconds that it then has.
+        no_progress: After how many rounds without a checkpoint the run is given up; 0: never.
         stacks: Whether the processes can be asked for their Python stacks.
     """
 
@@ -63,6 +67,9 @@ class Job:
     prefix: bool = True
     preload: tuple[str, ...] = ()
     standby: int = 0
+    drain_on: signal.Signals | None = None
+    drain_in: float = 30.0
+    no_progress: int = 0
     stacks: bool = True
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["Changed", "End", "Failed", "JobRound", "Succeeded"]
+__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded"]
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,11 @@ BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's 
 NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl: a lease goes within 0.1, a coordinator is replaced in less
 ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
+
+HEAD_START: Final = 0.1
+"""Seconds by which rank 0 starts before the others where processes start warm. They would be at PyTorch's meeting point
+before it listens there, and then PyTorch tries again only after half a second; where each imports PyTorch first, nobody
+can tell who is first."""
 
 LOOK_AGAIN: Final = 0.05
 """Seconds between looks at the checkpoint file, and only while a newcomer waits: nothing that works on every system
@@ -67,21 +72,31 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A process has; `counts` if nobody else is to blame for that."""
+    """A process has; `counts` if nobody else is to blame for that, `achieved` if a checkpoint was written before."""
 
     rank: int
     status: int
     counts: bool
+    achieved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """The members have."""
+    """The members have, or will; `announced` if by nobody's failure, `achieved` if a checkpoint was written before."""
 
     why: str
+    announced: bool = False
+    achieved: bool = False
 
 
-End = Succeeded | Failed | Changed | Closed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoProgress:
+    """So many rounds have failed, one after the other, without a checkpoint."""
+
+    rounds: int
+
+
+End = Succeeded | Failed | Changed | NoProgress | Closed
 
 
 class JobRound:
@@ -101,6 +116,7 @@ class JobRound:
         self._handler = handler
         self._info = info
         self._checkpoint_file = checkpoint_file
+        self._checkpoint_before = self._checkpoint()
         self._processes: list[Process] = []
         self._running = 0
         self._heard: asyncio.Queue[Change | Process] = asyncio.Queue()
@@ -119,7 +135,7 @@ class JobRound:
         """Run the command until the round is over.
 
         Args:
-            restarts: How often this node has started again after a failure of its own.
+            restarts: How often the run has started again after a failure.
             files: The soft limit of open files for the processes.
             preloaded: What to fork the processes from.
 
@@ -155,6 +171,9 @@ class JobRound:
 
     async def _start(self, place: Place, *, restarts: int, files: int, preloaded: PreloadServer | None) -> None:
         for local_rank in range(self._job.nproc):
+            # The first of these processes that is not rank 0; the others begin when it does.
+            if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
+                await anyio.sleep(HEAD_START)
             environment = environment_of(
                 self._job,
                 self._info,
@@ -212,7 +231,7 @@ class JobRound:
                 if self._running == 0 and await self._count(0):
                     return Succeeded()
                 await is_to_blame(self._info)
-                return Changed(why=why)
+                return self._changed(change, why)
 
     def _ends_round(self, change: Change) -> str | None:
         """Say why a change means meeting again; None if it does not."""
@@ -250,14 +269,24 @@ class JobRound:
             for process in self._processes:
                 process.ask_to_end(signal.SIGTERM)
             with anyio.move_on_after(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS):
-                while counts:
+                while counts and not self._others_live():
                     match await self._heard.get():
                         case Closed() as closed:
                             return closed
                         case NodesLost() | NodesLeft() | Dropped():
                             counts = False
         assert failed.status is not None
-        return Failed(rank=failed.rank, status=failed.status, counts=counts)
+        return Failed(rank=failed.rank, status=failed.status, counts=counts, achieved=self._achieved)
+
+    def _others_live(self) -> bool:
+        """Whether all other members have come for the next round: then none of them has died."""
+        progress = self._handler.node.head.progress
+        return (
+            progress is not None
+            and progress.round == self._info.round
+            and progress.live <= 1
+            and not (progress.lost or progress.departed)
+        )
 
     async def _let_wait(self, wished: NodesWaiting | Draining | Resized) -> End | signal.Signals | None:
         """Let newcomers wait until the job is at a checkpoint, or the grace is over; None if they do not any more.
@@ -290,7 +319,16 @@ class JobRound:
                     end = await self._judge(heard)
                     if end is not None:
                         return end
-        return Changed(why=why) if tells else await self._judge(wished)
+        return self._changed(wished, why) if tells else await self._judge(wished)
+
+    def _changed(self, change: Change, why: str) -> Changed:
+        announced = isinstance(change, NodesWaiting | Draining | Resized)
+        return Changed(why=why, announced=announced, achieved=self._achieved)
+
+    @property
+    def _achieved(self) -> bool:
+        """Whether the job has written a checkpoint in this round."""
+        return self._checkpoint() != self._checkpoint_before
 
     def _checkpoint(self) -> int:
         """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""

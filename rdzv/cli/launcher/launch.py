@@ -10,6 +10,7 @@ What ends a round, and what follows:
     all processes of all nodes have succeeded                close the run, and end with 0
     the run is closed                                        end: with 0 if it has succeeded, else as "closed"
     SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
+    the signal of --drain-on                                 announce it first; a second one is as SIGTERM
 
 SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the processes, and end the round only if a process ends by them:
 then, and if SIGHUP or SIGQUIT comes while no process runs, the node leaves as after SIGTERM.
@@ -39,9 +40,10 @@ import anyio
 
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, Succeeded, is_to_blame
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, is_to_blame
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
+from rdzv.cli.launcher.tally import Tally
 from rdzv.cli.top import cost_of
 from rdzv.core.asking import STACKS
 from rdzv.core.state import Closed
@@ -57,6 +59,8 @@ from store.net.tasks import cancel_and_wait
 from store.printable import printable, without_durations
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rdzv.cli.launcher.job import Job
     from rdzv.cli.launcher.job_round import End
     from rdzv.membership import RendezvousInfo
@@ -97,9 +101,10 @@ class _Launcher:
         self._job = job
         self._checkpoint_file = str(folder / "checkpoint")
         self._stacks = WorkerStacks(folder) if job.stacks else None
-        self._restarts = 0
+        self._tally = Tally()
         self._signal: int | None = None
         self._scope = anyio.CancelScope()  # what a signal ends
+        self._drains = asyncio.Event()
         self._round: JobRound | None = None
         self._preloading = Preloading(job)
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # before a store hosted here raises it
@@ -112,6 +117,8 @@ class _Launcher:
         for number in PASSED_ON:
             if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup asks for
                 loop.add_signal_handler(number, self._pass_on, number)
+        if self._job.drain_on is not None:
+            loop.add_signal_handler(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
         status: int | None = None
         with anyio.CancelScope() as everything:
             self._scope = everything
@@ -133,6 +140,24 @@ class _Launcher:
             os._exit(128 + number)
         self._signal = number
         self._scope.cancel()
+
+    def _asked_to_drain(self, number: signal.Signals) -> None:
+        """Announce that this node leaves, if it is in a round; asked again, leave."""
+        if self._round is None or self._drains.is_set():
+            self._asked_to_stop(number)
+        self._drains.set()
+
+    async def _drain(self, handler: Handler) -> None:
+        """Wait until this node is to leave, and announce it."""
+        await self._drains.wait()
+        number = self._job.drain_on
+        assert number is not None, "nobody else asks for it"
+        log.warning("%s: this node leaves within %g s", number.name, self._job.drain_in)
+        try:
+            await handler.drain(within=self._job.drain_in, reason=f"{number.name} came")
+        except RendezvousError as error:
+            log.warning("that this node leaves cannot be announced: %s", error)
+            self._asked_to_stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Send the processes a signal that is for them, if there are any."""
@@ -161,9 +186,11 @@ class _Launcher:
         """Take part, and answer what operators ask meanwhile."""
         await handler.is_closed()  # connects, as nobody can ask before
         answering = asyncio.create_task(self._answer(handler), name="answer what operators ask")
+        draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
         try:
             return await self._take_part(handler)
         finally:
+            await cancel_and_wait(draining)
             await cancel_and_wait(answering)
             if handler.node.head.closed is not None:
                 with anyio.CancelScope(shield=True):
@@ -199,11 +226,14 @@ class _Launcher:
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
         """Run the command in a round until that is over; no process is left then."""
+        await self._count(handler, lambda tally: tally)
+        if 0 < self._job.no_progress <= self._tally.fruitless:
+            return NoProgress(rounds=self._tally.fruitless)
         self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file, stacks=self._stacks)
         end: End | signal.Signals | None = None
         try:
             preloaded = await self._preloading.server()
-            end = await self._round.run(restarts=self._restarts, files=self._files, preloaded=preloaded)
+            end = await self._round.run(restarts=self._tally.restarts, files=self._files, preloaded=preloaded)
             if isinstance(end, signal.Signals):  # our command has ended by it, and we do as it does
                 if self._signal is None:
                     self._asked_to_stop(end)
@@ -217,6 +247,14 @@ class _Launcher:
                 self._round = None
         assert not isinstance(end, signal.Signals)
         return end
+
+    async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
+        """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
+        try:
+            self._tally = Tally.unpack(await handler.change_tally(lambda was: change(Tally.unpack(was)).pack()))
+        except RendezvousError as error:
+            self._tally = change(self._tally)
+            log.warning("what the run counts is not known: %s", error)
 
     async def _follow(self, handler: Handler, info: RendezvousInfo, end: End) -> int | None:
         """Draw the consequence of a round's end: the exit status, or None to meet again."""
@@ -246,11 +284,14 @@ class _Launcher:
                     log.error("%s: %s", where, verdict)
                     await handler.set_closed(verdict, given_up=True, status=status)
                     return status
+                await self._count(
+                    handler,
+                    lambda tally: tally.after(info.round, restart=counts, failed=True, achieved=end.achieved),
+                )
                 if not counts:
                     log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
-                elif self._restarts < self._job.max_restarts:
-                    self._restarts += 1
-                    of = f"restart {self._restarts} of {self._job.max_restarts}"
+                elif self._tally.restarts <= self._job.max_restarts:
+                    of = f"restart {self._tally.restarts} of {self._job.max_restarts}"
                     log.warning("%s: rank %d %s; %s", where, rank, ended, of)
                 else:
                     handler.leaves_because(f"rank {rank} {ended}")
@@ -259,7 +300,15 @@ class _Launcher:
                         f"allows no restart; see what it wrote, or allow more\n"
                     )
                     return status if status >= 0 else 128 - status
-            case Changed(why=why):
+            case NoProgress(rounds=rounds):
+                verdict = f"{rounds} rounds have failed, one after the other, without a checkpoint (--no-progress)"
+                log.error("%s: %s", where, verdict)
+                await handler.set_closed(verdict, given_up=True, status=self._job.give_up_status)
+                return self._job.give_up_status
+            case Changed(why=why, announced=announced, achieved=achieved):
+                await self._count(
+                    handler, lambda tally: tally.after(info.round, failed=not announced, achieved=achieved)
+                )
                 if handler.node.is_draining:
                     log.warning("%s: %s; this node leaves, and does not come again", where, why)
                     return 0

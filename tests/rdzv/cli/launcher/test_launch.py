@@ -96,18 +96,19 @@ async def test_processes_are_told_their_places_and_the_run_is_closed_once_all_ha
         assert (await observer.status()).closed == SUCCEEDED
 
 
-async def test_a_failure_is_a_restart_on_that_node_only_and_its_status_ends_the_node_without_closing_the_run(
+async def test_a_failure_is_a_restart_of_the_run_and_one_too_many_ends_the_node_without_closing_the_run(
     server: str,
 ) -> None:
     url = f"{server}/job?{TWO}"
-    async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
-        tell(await started(a), signal.SIGKILL)
-        await started(b)
+    async with node(url, "a", "--max-restarts", "1") as a, node(url, "b", "--max-restarts", "1") as b:
+        first, second = await started(a), await started(b)
+        tell(second, signal.SIGKILL)
         again_a, again_b = await started(a), await started(b)
+        assert (first["RDZV_RESTARTS"], second["RDZV_RESTARTS"]) == ("0", "0")
         assert (again_a["RDZV_ROUND"], again_a["RDZV_RESTARTS"]) == ("1", "1")
-        assert (again_b["RDZV_ROUND"], again_b["RDZV_RESTARTS"]) == ("1", "0")
+        assert (again_b["RDZV_ROUND"], again_b["RDZV_RESTARTS"]) == ("1", "1")
         tell(again_a, FAIL)
-        assert await a.wait() == 3
+        assert await a.wait(timeout=30) == 3, "its own first failure is the second of the run"
         assert "--max-restarts 1 allows no restart; see what it wrote, or allow more" in a.output[-1]
         await b.line(containing="asked to end by SIGTERM")
         async with rdzv.connect(f"{server}/job") as observer:
@@ -132,7 +133,7 @@ async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -
                 break
         tell(second, FAIL)
         assert (await started(a))["RDZV_RESTARTS"] == "1"
-        assert (await started(b))["RDZV_RESTARTS"] == "0"
+        assert (await started(b))["RDZV_RESTARTS"] == "1", "it is the run's count"
 
 
 async def test_a_launcher_killed_leaves_nothing_running_and_the_others_meet_again_and_take_in_a_replacement(
@@ -564,6 +565,32 @@ async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_statu
         assert await a.wait(timeout=30) == 93
         assert await b.wait(timeout=30) == 93
         assert any("says not to go on" in line for line in b.output), b.written()
+
+
+async def test_a_signal_of_ones_choice_lets_a_node_leave_in_good_order(server: str) -> None:
+    url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
+    async with node(url, "a") as a, node(url, "b", "--drain-on", "TERM") as b:
+        await started(a)
+        await started(b)
+        os.kill(b.pid, signal.SIGTERM)
+        assert await b.wait(timeout=30) == 0, "it has left, and has not been killed by the signal"
+        again = await started(a)
+        assert (again["WORLD_SIZE"], again["RDZV_RESTARTS"]) == ("1", "0"), "nobody's restart is counted"
+        assert any("b to leave: SIGTERM came; meeting again" in line for line in a.output), a.written()
+        tell(again, SUCCEED)
+        assert await a.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(("writes", "status"), [(False, 93), (True, 1)])
+async def test_rounds_that_fail_without_a_checkpoint_are_not_repeated_for_ever(
+    server: str, writes: bool, status: int
+) -> None:
+    command = ("sh", "-c", 'echo $RDZV_ROUND >> "$RDZV_CHECKPOINT_FILE"; exit 1' if writes else "exit 1")
+    options = ("--max-restarts", "3", "--no-progress", "2")
+    async with node(f"{server}/job?min_nodes=1", "a", *options, command=command) as a:
+        assert await a.wait(timeout=60) == status, a.written()
+        verdict = "2 rounds have failed, one after the other, without a checkpoint"
+        assert any(verdict in line for line in a.output) is not writes
 
 
 async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wait_as_spares(server: str) -> None:

@@ -1,0 +1,75 @@
+"""What the launchers of a run count together, in one record of the run's store. Pure.
+
+A restart is a restart of the run, whichever node's process has failed: counts that each node keeps for itself disagree,
+and `--max-restarts 3` on a hundred nodes would be three hundred. A round in which nothing was achieved is one for all,
+too: it ended by a failure or a loss, and no process of any node has written the checkpoint file in it. Announced
+changes (newcomers, a drain, a resize) count as neither.
+
+The record stands as long as the run has nodes, and half a minute more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rdzv.core.plain_data import of, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Tally"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What is counted.
+
+    Attributes:
+        restarts: How often a process has failed by itself.
+        fruitless: How many rounds have failed, one after the other, without a checkpoint.
+        round: The last round of which that is known.
+    """
+
+    restarts: int = 0
+    fruitless: int = 0
+    round: int = -1
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"restarts": self.restarts, "fruitless": self.fruitless, "round": self.round})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Tally:
+        """Unpack what the key holds; empty bytes if there is none."""
+
+        def build(plain: Mapping[str, Any]) -> Tally:
+            return cls(
+                restarts=of(int, plain["restarts"]),
+                fruitless=of(int, plain["fruitless"]),
+                round=of(int, plain["round"]),
+            )
+
+        return unpack("the tally of the launchers", value, build) if value else cls()
+
+    def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
+        """Return the tally after one node's part in a round is over.
+
+        Args:
+            round: Its number. Several nodes tell of the same round, and it counts once.
+            restart: A process of this node has failed by itself.
+            failed: The round has ended by a failure or a loss.
+            achieved: A process of this node has written a checkpoint in it.
+        """
+        fruitless = self.fruitless
+        if achieved:
+            fruitless = 0
+        elif failed and round > self.round:
+            fruitless += 1
+        told = achieved or failed
+        return replace(
+            self,
+            restarts=self.restarts + restart,
+            fruitless=fruitless,
+            round=max(self.round, round) if told else self.round,
+        )

@@ -1,0 +1,37 @@
+"""The room `rdzv.cli.launcher.tally`."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.cli.launcher.tally import Tally
+from rdzv.errors import RendezvousStateError
+
+
+def test_a_round_that_several_nodes_tell_of_counts_once() -> None:
+    tally = Tally().after(0, restart=True, failed=True)
+    tally = tally.after(0, failed=True).after(0, failed=True)
+    assert tally == Tally(restarts=1, fruitless=1, round=0)
+    assert tally.after(1, failed=True).after(2, restart=True, failed=True) == Tally(restarts=2, fruitless=3, round=2)
+
+
+@pytest.mark.parametrize("first", ["the checkpoint", "the failure"])
+def test_a_checkpoint_on_any_node_makes_the_round_count_in_whichever_order_they_tell(first: str) -> None:
+    tally = Tally().after(0, failed=True).after(1, failed=True)
+    told = ({"achieved": True, "failed": True}, {"failed": True})
+    for each in told if first == "the checkpoint" else reversed(told):
+        tally = tally.after(2, **each)
+    assert tally.fruitless == 0
+    assert tally.after(3, failed=True).fruitless == 1
+
+
+def test_an_announced_change_counts_as_neither() -> None:
+    assert Tally(restarts=2, fruitless=1, round=4).after(5) == Tally(restarts=2, fruitless=1, round=4)
+
+
+def test_it_travels_and_what_is_none_is_refused() -> None:
+    tally = Tally(restarts=2, fruitless=1, round=4)
+    assert Tally.unpack(tally.pack()) == tally
+    assert Tally.unpack(b"") == Tally()
+    with pytest.raises(RendezvousStateError, match="the tally of the launchers"):
+        Tally.unpack(b"\x07")
