@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rdzv.core.state import Change, Dropped, NodesLeft, NodesLost, NodesWaiting
-from rdzv.errors import RoundSupersededError
+from rdzv.errors import RendezvousTimeoutError, RoundSupersededError
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
@@ -161,6 +161,54 @@ async def test_r8_a_store_that_is_down_for_longer_than_the_ttl_costs_members_the
         assert again[0].round == 1
         with pytest.raises(RoundSupersededError):
             await infos[0].store.set("key", "late")
+
+
+@pytest.mark.parametrize("minutes", [1, 10])
+async def test_r8_whoever_waits_for_a_round_waits_out_a_store_that_is_away_for_minutes(
+    minutes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A durable store that was away for 40 s ended every parked node and spare, though `join_timeout` was 600."""
+    async with VirtualRun(durable=True, min_nodes=2, max_nodes=2, last_call_timeout=0, join_timeout=900) as run:
+        parked = [run.start(run.handler("a").next_rendezvous())]
+        await asyncio.sleep(20)
+        run.kill_store()
+        # One more comes while it is away, and has never met it.
+        await asyncio.sleep(5)
+        parked.append(run.start(run.handler("b").next_rendezvous()))
+        await asyncio.sleep(60 * minutes)
+        assert not any(task.done() for task in parked)
+        assert "the store has been out of reach for 3 s; node a waits for it, and for a round" in caplog.text
+        run.restart_store()
+        async with asyncio.timeout(30):
+            assert_one_round([await task for task in parked])
+
+
+async def test_r8_join_timeout_ends_the_wait_for_a_store_that_stays_away_and_says_that_it_is_away() -> None:
+    async with VirtualRun(durable=True, min_nodes=2, join_timeout=600) as run:
+        waiting = run.start(run.handler("a").next_rendezvous())
+        await asyncio.sleep(20)
+        run.kill_store()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(RendezvousTimeoutError, match=r"join_timeout=600 s .*; the store is out of reach"):
+            await waiting
+        assert asyncio.get_running_loop().time() - began == pytest.approx(580, abs=5)
+
+
+@pytest.mark.parametrize(("ttl", "seeds"), [(3, 4), (10, 1)])
+async def test_r8_a_store_away_for_less_than_half_the_ttl_costs_no_member_its_place(ttl: float, seeds: int) -> None:
+    """With ttl=3 and 1.2 s of absence two of six lost their places: the pauses between attempts were up to 2 s."""
+    for seed in range(seeds):
+        async with VirtualRun(durable=True, min_nodes=6, max_nodes=6, ttl=ttl, seed=seed) as run:
+            nodes = [run.handler(name) for name in "abcdef"]
+            await run.meet(*nodes)
+            heard = [await listen(run, node) for node in nodes]
+            for _ in range(3):
+                await asyncio.sleep(ttl)
+                run.kill_store()
+                await asyncio.sleep(0.4 * ttl)
+                run.restart_store()
+            await asyncio.sleep(4 * ttl)
+            assert [one.changes for one in heard] == [[]] * 6
 
 
 async def test_r8_a_node_that_died_while_the_store_was_down_counts_as_alive_for_up_to_one_ttl_more() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from importlib.metadata import entry_points
@@ -71,7 +72,7 @@ class Job:
                 *("-m", module or torchruns()[0], "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
                 *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
                 *(str(self._script), str(self._stop)),
-                env={"OMP_NUM_THREADS": "1"},
+                env={"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"},
             )
         )
 
@@ -200,6 +201,9 @@ async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> N
         pair = [await job.agent("--nnodes=2", "--max-restarts=0", module=module) for module in torchruns()]
         for agent in pair:
             assert (await job.first_step(agent))["size"] == 2
+            # LOGLEVEL=INFO is obeyed as PyTorch obeys it: the lines of all our rooms are there, with its prefix.
+            line = await agent.says("has rank ")
+            assert re.search(r"I\d{4} [\d:.]+ \d+ rdzv\] run job, round 0: node \S+ has rank [01] of 2$", line), line
         job.stop()
         for agent in pair:
             assert await agent.wait(timeout=60) == 0, agent.written()
