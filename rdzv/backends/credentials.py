@@ -15,7 +15,7 @@ from store.net.certificates import client_context
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
 
-__all__ = ["Credentials", "with_expected_nodes"]
+__all__ = ["Credentials", "load_certificate", "read_secret", "server_context", "with_expected_nodes"]
 
 
 class Credentials:
@@ -35,9 +35,9 @@ class Credentials:
         """
         token, password = settings.token, None
         if settings.token_file is not None:
-            token = _read_secret("token_file", settings.token_file, "the shared secret")
+            token = read_secret(f"token_file={settings.token_file!r}", settings.token_file)
         if settings.password_file is not None:
-            password = _read_secret("password_file", settings.password_file, "the password").decode()
+            password = _password(settings.password_file)
         return cls(settings, token.encode() if isinstance(token, str) else token, password)
 
     def client_tls(self) -> ssl.SSLContext | None:
@@ -51,12 +51,12 @@ class Credentials:
         try:
             return client_context(settings.ca, settings.cert, settings.key)
         except OSError as error:
-            raise _bad_certificates(settings, error) from error
+            raise _unusable(_named(settings), error) from error
 
     def read_password(self) -> str | None:
         """Return the password as it is in its file now: it may have been changed since the start."""
         if self._settings.password_file is not None:
-            self.password = _read_secret("password_file", self._settings.password_file, "the password").decode()
+            self.password = _password(self._settings.password_file)
         return self.password
 
     def server_tls(self) -> ssl.SSLContext | None:
@@ -64,15 +64,34 @@ class Credentials:
         settings = self._settings
         if settings.cert is None:
             return None
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(settings.cert, settings.key)
-            if settings.ca is not None:
-                context.load_verify_locations(settings.ca)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:
-            raise _bad_certificates(settings, error) from error
-        return context
+        return server_context(settings.cert, settings.key, settings.ca, named=_named(settings))
+
+
+def server_context(cert: str, key: str | None, ca: str | None, *, named: str) -> ssl.SSLContext:
+    """Return a context for a server, from files in PEM; clients must show a certificate if there is a `ca`.
+
+    Raises:
+        RendezvousSettingsError: They cannot be used. It names them as `named` does.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificate(context, cert, key, ca, named=named)
+    if ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, cert: str, key: str | None, ca: str | None, *, named: str) -> None:
+    """Read certificate, key and authorities into a server's context, which may be in use.
+
+    Raises:
+        RendezvousSettingsError: They cannot be used. It names them as `named` does.
+    """
+    try:
+        context.load_cert_chain(cert, key)
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except OSError as error:
+        raise _unusable(named, error) from error
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
@@ -84,7 +103,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
     path = settings.expected_file
     if path is None:
         return settings
-    lines = _read("expected_file", path).decode(errors="replace").splitlines()
+    lines = _read(f"expected_file={path!r}", path).decode(errors="replace").splitlines()
     listed = [name for line in lines if (name := line.partition("#")[0].strip())]
     try:
         return replace(settings, expected=(*settings.expected, *listed))
@@ -92,25 +111,37 @@ def with_expected_nodes(settings: Settings) -> Settings:
         raise RendezvousSettingsError(f"expected_file={path!r} does not list names of nodes: {error}") from None
 
 
-def _read(name: str, path: str) -> bytes:
+def read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
+    """Return what a file holds, without the white space around it.
+
+    Raises:
+        RendezvousSettingsError: It cannot be read, or holds nothing. It names the file as `named` does.
+    """
+    secret = _read(named, path).strip()
+    if not secret:
+        raise RendezvousSettingsError(f"{named} is empty; write {what} into it")
+    return secret
+
+
+def _password(path: str) -> str:
+    return read_secret(f"password_file={path!r}", path, "the password").decode()
+
+
+def _read(named: str, path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise RendezvousSettingsError(f"{name}={path!r} cannot be read: {error.strerror or error}") from error
+        raise RendezvousSettingsError(f"{named} cannot be read: {error.strerror or error}") from error
 
 
-def _read_secret(name: str, path: str, what: str) -> bytes:
-    secret = _read(name, path).strip()
-    if not secret:
-        raise RendezvousSettingsError(f"{name}={path!r} is empty; write {what} into it")
-    return secret
+def _named(settings: Settings) -> str:
+    files = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
+    return ", ".join(f"{name}={path!r}" for name, path in files.items() if path is not None)
 
 
-def _bad_certificates(settings: Settings, error: OSError) -> RendezvousSettingsError:
-    named = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
-    given = ", ".join(f"{name}={path!r}" for name, path in named.items() if path is not None)
+def _unusable(named: str, error: OSError) -> RendezvousSettingsError:
     return RendezvousSettingsError(
-        f"{given} cannot be used: {error.strerror or error}; "
+        f"{named} cannot be used: {error.strerror or error}; "
         f"they must be readable PEM files, and the key the certificate's"
     )

@@ -19,13 +19,18 @@ import logging
 import os
 import signal
 import socket
-import ssl
 import sys
+from typing import TYPE_CHECKING
 
 import store
+from rdzv.backends.credentials import load_certificate, read_secret, server_context
 from rdzv.cli.command import DONE, Command
 from rdzv.config.endpoint import SCHEMES
+from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["COMMANDS", "add_arguments", "serve"]
 
@@ -199,14 +204,7 @@ def _token(path: str | None) -> bytes | None:
             return None if token is None else token.encode()
         if token is not None:
             raise store.StoreUsageError("RDZV_TOKEN_FILE and RDZV_TOKEN are both set; unset one of them")
-    try:
-        with open(path, "rb") as file:
-            secret = file.read().strip()
-    except OSError as error:
-        raise store.StoreUsageError(f"{name} {path} cannot be read: {error.strerror or error}") from error
-    if not secret:
-        raise store.StoreUsageError(f"{name} {path} is empty; write the shared secret into it")
-    return secret
+    return read_secret(f"{name} {path}", path)
 
 
 def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
@@ -214,25 +212,12 @@ def _server_tls(options: argparse.Namespace) -> ssl.SSLContext | None:
         if options.key is not None or options.ca is not None:
             raise store.StoreUsageError("--key and --ca need --cert beside them")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load(options, context)
-    if options.ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
+    return server_context(options.cert, options.key, options.ca, named=_certificate_files(options))
 
 
-def _load(options: argparse.Namespace, context: ssl.SSLContext) -> None:
-    try:
-        context.load_cert_chain(options.cert, options.key)
-        if options.ca is not None:
-            context.load_verify_locations(options.ca)
-    except OSError as error:
-        named = {"--cert": options.cert, "--key": options.key, "--ca": options.ca}
-        given = ", ".join(f"{name} {path}" for name, path in named.items() if path is not None)
-        raise store.StoreUsageError(
-            f"{given} cannot be used: {error.strerror or error}; "
-            f"they must be readable PEM files, and the key the certificate's"
-        ) from error
+def _certificate_files(options: argparse.Namespace) -> str:
+    files = {"--cert": options.cert, "--key": options.key, "--ca": options.ca}
+    return ", ".join(f"{name} {path}" for name, path in files.items() if path is not None)
 
 
 def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
@@ -241,9 +226,9 @@ def _reload(options: argparse.Namespace, tls: ssl.SSLContext | None) -> None:
         _say("there is no certificate to read again")
         return
     try:
-        _load(options, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # half of a change must not get in
-        _load(options, tls)
-    except store.StoreUsageError as error:
+        _server_tls(options)  # half of a change must not get in
+        load_certificate(tls, options.cert, options.key, options.ca, named=_certificate_files(options))
+    except RendezvousSettingsError as error:
         _say(f"the certificate stays as it was: {error}")
     else:
         _say("the certificate was read again, and is shown to new connections")
