@@ -237,14 +237,14 @@ def _store_restarted(job: Job, first: Agent, _: Agent) -> Agent:
 SCENARIOS: dict[str, Scenario] = {
     "worker killed": (2, _killed_worker),
     "agent killed": (1, _killed),
-    "agent killed, replaced": (2, _replaced),
+    "agent killed and replaced": (2, _replaced),
     "agent stopped for 15 s": (2, _paused),
     "another agent comes": (3, _another_comes),
     "SIGTERM to an agent": (1, _terminated),
     "SIGINT to an agent": (1, _interrupted),
     "own store restarted": (2, _store_restarted),
     "store's host killed": (0, _host_killed),
-    "store's host, SIGTERM": (0, _host_ended),
+    "store's host ended (SIGTERM)": (0, _host_ended),
 }
 """What happens, and how many workers train afterwards; 0: the others cannot go on."""
 

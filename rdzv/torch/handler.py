@@ -375,8 +375,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        if _stopped_by_a_signal():
-            self._connected().leave()
+        stopped = _stopped_by_a_signal()
+        if stopped is not None:
+            handler = self._connected()
+            self._screen.stopped_by(stopped)
+            self._screen.explain(handler.node_id)
+            handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
             if not handler.is_closed():
@@ -409,9 +413,10 @@ def _why_it_ends() -> str:
     return "an agent has ended"
 
 
-def _stopped_by_a_signal() -> bool:
-    """Whether the agent that shuts us down does so because it was told to end: that closes nothing for the others.
+def _stopped_by_a_signal() -> SignalException | None:
+    """What a signal has raised in the agent that shuts us down, if that is why: it closes nothing for the others.
 
     PyTorch 2.5 and later then let us alone; the agent of 2.4 shuts us down while it handles what its signal raised.
     """
-    return isinstance(sys.exception(), SignalException)
+    error = sys.exception()
+    return error if isinstance(error, SignalException) else None

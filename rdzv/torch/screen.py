@@ -132,11 +132,15 @@ class Screen:
             if not isinstance(error, SignalException) or log.isEnabledFor(logging.DEBUG):
                 before(kind, error, trace)
                 return
-            self._stopped_by = f"it was told to end by {signal.Signals(error.sigval).name}"
+            self.stopped_by(error)
             what_then = "the store ends with it, and so the run" if hosts() else "the run goes on without it"
             log.warning("run %s: this agent ends, since %s; %s", self._run_id, self._stopped_by, what_then)
 
         sys.excepthook = say
+
+    def stopped_by(self, error: SignalException) -> None:
+        """Note what has told this agent to end, for `explain`."""
+        self._stopped_by = f"it was told to end by {signal.Signals(error.sigval).name}"
 
     def explain(self, node_id: str, reason: str = "") -> None:
         """Tell the other members why this one is about to leave the round: what a signal did, if nothing is given."""
