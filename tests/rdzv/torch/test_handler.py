@@ -262,8 +262,8 @@ def test_with_torch_store_tcp_rank_zero_hosts_a_tcp_store_for_the_round(agents: 
         stores: list[Any] = [info.store for info in infos]
         assert all(isinstance(store, dist.TCPStore) for store in stores)
         (address,) = {(store.host, store.port) for store in stores}
-        stores[0].queue_push("q", "1")
-        assert stores[1].queue_pop("q") == b"1"
+        stores[0].set("key", "1")
+        assert stores[1].get("key") == b"1"
         for_workers = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
         assert len(for_workers) == 1
         assert address not in for_workers
