@@ -225,6 +225,18 @@ async def test_a_run_closed_for_another_reason_stops_the_command_and_ends_as_clo
     assert a.output[-1] == "rdzv run: run job is closed by boss: enough; the command was stopped"
 
 
+async def test_r6_when_the_run_is_closed_processes_that_hang_are_ended_too_within_the_grace(server: str) -> None:
+    url = f"{server}/job?min_nodes=2"
+    hangs = node(url, "b", "--grace", "0.2", "--no-prefix", does=("stubborn",))
+    async with node(url, "a") as a, hangs as b, rdzv.connect(f"{server}/job", node_id="boss") as observer:
+        await started(a)
+        await started(b)
+        await observer.set_closed("enough")
+        assert await a.wait() == 122
+        assert await b.wait() == 122
+    assert "closed by boss: enough; the command was stopped" in b.output[-1]
+
+
 # ------------------------------------------------------------------------------------------ signals and statuses
 
 
