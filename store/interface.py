@@ -388,8 +388,8 @@ class Lease:
 
     def __init__(self, store: Store, *, id: int, ttl: float) -> None:
         self._store = store
-        self.id = id
-        self.ttl = ttl  # as granted
+        self.id: int = id
+        self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, timeout: float | None = None) -> None:
         """Give it its full TTL again, once.
@@ -602,8 +602,8 @@ class BlockingLease:
 
     def __init__(self, store: BlockingStore, *, id: int, ttl: float) -> None:
         self._store = store
-        self.id = id
-        self.ttl = ttl
+        self.id: int = id
+        self.ttl: float = ttl
 
     def keep_alive(self, *, timeout: float | None = None) -> None:
         """Give it its full TTL again, once; `LeaseNotFound` if it has lapsed."""

@@ -159,8 +159,8 @@ class MemberOfRound:
         self.bootstrap_address = (round.host, round.port)
         self.previous = None if last_rank is None else Previous(last_rank, *round.since)
         self.newest = round.newest
-        self.gate = membership.gate
-        self.use = Use()
+        self.gate: StepGate = membership.gate
+        self.use: Use = Use()
         self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
 
     @property

@@ -101,7 +101,7 @@ class Cluster:
         self._count = nodes
         self._options: dict[str, Any] = {"durable": durable, "latency": latency, "may_raise": may_raise}
         self._given = settings
-        self.settings = {"min_nodes": nodes, **settings}
+        self.settings: dict[str, Any] = {"min_nodes": nodes, **settings}
         self.settings.setdefault("max_nodes", max(nodes, int(self.settings["min_nodes"])))
         self._may_raise = may_raise
         self._body: Callable[[ClusterNode], Awaitable[object]] | None = None

@@ -81,9 +81,9 @@ class ClusterNode:
     def __init__(self, cluster: Surroundings, index: int, process: Process) -> None:
         self._cluster = cluster
         self.index = index
-        self.name = process.name
+        self.name: str = process.name
         self.url = URL
-        self.rng = random.Random(f"{self.name} {process.rng.random()}")
+        self.rng: random.Random = random.Random(f"{self.name} {process.rng.random()}")
         self.process = process
         self.error: Exception | None = None
         self.ended = False

@@ -52,7 +52,7 @@ class RealProcesses:
         self._settings = {"min_nodes": count, "is_host": False, **settings}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
-        self.url = ""
+        self.url: str = ""
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:

@@ -44,7 +44,7 @@ class ClusterError(AssertionError):
 
     def __init__(self, what: str, story: list[str]) -> None:
         self.what = what
-        self.story = list(story)
+        self.story: list[str] = list(story)
         left_out = len(story) - LINES_IN_AN_ERROR
         lines = [*([f"  ... {left_out} lines before: see .story"] if left_out > 0 else []), *story[-LINES_IN_AN_ERROR:]]
         super().__init__("\n".join([what, "the story, in virtual seconds:", *lines]))
