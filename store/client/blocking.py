@@ -12,6 +12,7 @@ import contextlib
 import os
 import random
 import ssl
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,6 +78,7 @@ class Client(interface.BlockingStore):
         self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
         self._all: list[Channel] = []
         self._seen_revision = 0  # by channels that are gone
+        self._dropping = threading.Lock()
         self._failed: StoreError | None = None
         self._waiting: set[Channel] = set()  # adding, discarding and copying are atomic, so threads need no lock
         self._waits_ended = False
@@ -176,9 +178,10 @@ class Client(interface.BlockingStore):
     def drop_channel(self, channel: Channel) -> None:
         """A watch no longer needs its channel."""
         channel.close(farewell=True)
-        self._seen_revision = self.seen_revision()
-        with contextlib.suppress(ValueError):
-            self._all.remove(channel)
+        with self._dropping:  # or one thread would put back what it read before another one wrote
+            self._seen_revision = self.seen_revision()
+            with contextlib.suppress(ValueError):
+                self._all.remove(channel)
 
 
 class Watch(interface.BlockingWatch):

@@ -450,9 +450,9 @@ def _log_line(line: str | None) -> None:
 
 def _check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
     """Refuse to listen to strangers (promise S8)."""
-    if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure and not _is_loopback(host):
+    if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:
         raise StoreUsageError(
-            f"the token has {len(token)} bytes, and anybody may guess at that of {host or 'all interfaces'}: "
+            f"the token has {len(token)} bytes, and anybody who reaches {host or 'an interface'} may guess at it: "
             f"give it one of at least {TOKEN_BYTES_LEAST} (`rdzv token` prints a good one), or say insecure"
         )
     if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):

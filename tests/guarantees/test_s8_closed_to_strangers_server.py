@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from store.server.server import Server
 
 TOKEN = "correct horse battery staple"
-IMPOSTORS_TOKEN = b"something else"
+IMPOSTORS_TOKEN = b"something else altogether"
 
 
 # ------------------------------------------------------------------------------------------------ where it listens

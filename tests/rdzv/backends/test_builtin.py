@@ -42,14 +42,14 @@ async def test_the_environment_is_read_and_keywords_beat_the_url(monkeypatch: py
 
 async def test_a_token_in_a_file_lets_in_and_another_keeps_out(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right", tmp_path / "wrong"
-    right.write_text("s3cret\n")
+    right.write_text("s3cret-s3cret-s3cret\n")
     wrong.write_text("other")
-    async with store.serve(token="s3cret") as server:
+    async with store.serve(token="s3cret-s3cret-s3cret") as server:
         url = f"{server.url}/job?min_nodes=1&is_host=false"
         async with rdzv.connect(url, token_file=str(right)) as handler:
             info = await handler.next_rendezvous()
             await info.store.set("key", "value")
-        async with rdzv.connect(url, token=b"s3cret") as handler:
+        async with rdzv.connect(url, token=b"s3cret-s3cret-s3cret") as handler:
             assert (await handler.next_rendezvous()).round == 1
         with pytest.raises(RendezvousConnectionError, match="token"):
             async with rdzv.connect(url, token_file=str(wrong)):

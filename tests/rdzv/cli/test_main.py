@@ -195,8 +195,8 @@ async def test_what_argparse_refuses_is_2_and_one_line_as_well(arguments: tuple[
 
 async def test_ping_takes_parameters_without_a_run_and_measures_below_a_millisecond(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("hunter2")
-    async with store.serve(token="hunter2") as server:
+    secret.write_text("hunter2, hunter2, hunter2")
+    async with store.serve(token="hunter2, hunter2, hunter2") as server:
         status, output = await run("ping", f"{server.url}?token_file={secret}", "--count", "4")
     assert status == 0
     taken = [float(re.fullmatch(rf"{server.url} answers in (\d+\.\d+) ms", line).group(1)) for line in output]  # type: ignore[union-attr]  # it fails either way
@@ -259,12 +259,12 @@ def test_each_kind_of_error_has_its_status(
 
 async def test_a_wrong_token_is_said_and_never_shown(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_text("hunter2")
-    async with store.serve(token="another") as server:
+    secret.write_text("hunter2, hunter2, hunter2")
+    async with store.serve(token="another of 16 bytes or more") as server:
         status, line = await fails("status", f"{server.url}/job?token_file={secret}")
         assert status == 5
         assert "token" in line
-        assert "hunter2" not in line
+        assert "hunter2, hunter2, hunter2" not in line
 
 
 # ---------------------------------------------------------------------------------------------- ways to ask

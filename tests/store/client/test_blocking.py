@@ -449,8 +449,8 @@ def test_a_watch_from_a_revision_that_is_gone_says_so_when_it_is_opened() -> Non
 def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     with (
-        store.sync.serve(sock=sock, token="a token", limits=Limits(keys_max=1)) as server,
-        store.sync.connect(server.url, token="a token") as client,
+        store.sync.serve(sock=sock, token="a token of 16 bytes", limits=Limits(keys_max=1)) as server,
+        store.sync.connect(server.url, token="a token of 16 bytes") as client,
     ):
         client.put("a", b"")
         with pytest.raises(store.LimitExceeded, match="keys_max"):
@@ -460,6 +460,29 @@ def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
 def test_the_server_in_a_thread_refuses_to_be_open_to_strangers() -> None:
     with pytest.raises(StoreUsageError, match="would let anybody in"), store.sync.serve("0.0.0.0"):
         raise AssertionError("it served")
+
+
+def test_the_latest_revision_seen_outlives_watches_that_end_at_once(server: Server) -> None:
+    """The one that ended first could put back what it had read before, and a store that went back went unnoticed."""
+    with store.sync.connect(server.url) as client:
+        first, second = client.watch("a"), client.watch("b")
+        first.__enter__()
+        second.__enter__()
+        second._channel.connection.seen_revision = 5
+        seen, ending = client.seen_revision, threading.Thread(target=lambda: second.__exit__(None, None, None))
+
+        def seen_before() -> int:
+            revision = seen()
+            client.seen_revision = seen  # type: ignore[method-assign]
+            second._channel.connection.seen_revision = 10  # an event comes, and then this one ends, too
+            ending.start()
+            ending.join(0.2)
+            return revision
+
+        client.seen_revision = seen_before  # type: ignore[method-assign]
+        first.__exit__(None, None, None)
+        ending.join()
+        assert client.seen_revision() == 10
 
 
 # ------------------------------------------------------------------------------------------------ time, and impostors

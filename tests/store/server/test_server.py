@@ -535,6 +535,14 @@ async def test_a_server_says_at_start_that_it_is_in_memory_only(caplog: pytest.L
     assert "in memory only" in caplog.text
 
 
+async def test_a_token_that_can_be_guessed_is_refused_everywhere_unless_that_is_wanted() -> None:
+    with pytest.raises(store.StoreUsageError, match="the token has 15 bytes, and anybody who reaches 127"):
+        async with store.serve(token="x" * 15):
+            raise AssertionError("it served")
+    async with store.serve(token="x" * 16), store.serve(token="x", insecure=True):
+        pass
+
+
 async def test_nobody_gets_in_once_it_has_left() -> None:
     async with store.serve() as server:
         pass
