@@ -12,9 +12,10 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Collection
 
-__all__ = ["first_of", "in_words", "printable", "without_durations"]
+__all__ = ["escaping", "first_of", "in_words", "printable", "without_durations"]
 
 LETTERS_MOST = 1000  # of one text; a reason is a sentence, and a log is no place for more
 
@@ -26,6 +27,18 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
     if text.isprintable():
         return text
     return "".join(map(_escaped, text))
+
+
+def escaping(log: logging.Logger) -> logging.Logger:
+    """Have a logger escape the texts among its arguments: in some rooms they are what others say."""
+    log.addFilter(_escape_arguments)
+    return log
+
+
+def _escape_arguments(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(printable(str(one)) if isinstance(one, str | BaseException) else one for one in record.args)
+    return True
 
 
 def first_of(names: Collection[str], most: int) -> str:

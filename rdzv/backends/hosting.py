@@ -27,6 +27,7 @@ import store.sync
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from store import StoreUsageError
 from store.net.threads import in_thread
+from store.printable import escaping
 
 if TYPE_CHECKING:
     import ssl
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "Hosting", "NotResolvedError", "host_if_called_for"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 RESOLVE_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
 

@@ -32,6 +32,7 @@ from rdzv.errors import (
 )
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ __all__ = [
     "take_settings",
 ]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones

@@ -20,6 +20,7 @@ import anyio
 from rdzv.core.stopping import Stop, pack_begun, stop_of, unanswered, unpack_begun
 from rdzv.errors import RendezvousStateError
 from store import Put, when
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DECIDE_WITHIN", "Agreement", "Steps"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 DECIDE_WITHIN: Final = 5.0
 """Seconds that a closing waits for the members to agree where to stop: whoever would see to that may be gone."""

@@ -75,7 +75,7 @@ from store import (
     StoreTimeoutError,
     when,
 )
-from store.printable import without_durations
+from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
     import random
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidacy"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
 ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over

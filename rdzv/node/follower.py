@@ -16,6 +16,7 @@ from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, R
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.wakeup import Listeners
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Follower"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from rdzv.node.status import read_history, read_status
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, StoreError, StoreReplaced
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Ticket"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
 

@@ -29,6 +29,7 @@ from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RendezvousError
 from rdzv.torch.pytorch import SignalException
 from store import StoreError
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKERS", "Screen", "configure_logging", "end_with"]
 
-log = logging.getLogger("rdzv.torch")
+log = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0
 """In seconds: whoever waits for longer is told for what."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
+
 import msgpack
 import pytest
 
-from store.printable import LETTERS_MOST, printable
+from store.printable import LETTERS_MOST, escaping, printable
 from store.protocol import wire
 from store.protocol.wire import Bye, Sorry
 
@@ -41,3 +44,26 @@ def test_what_a_peer_says_at_parting_comes_escaped() -> None:
         sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
         assert isinstance(sorry, Sorry)
         assert sorry.message.isprintable()
+
+
+def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytest.LogCaptureFixture) -> None:
+    log = escaping(logging.getLogger("tests.escaping"))
+    log.warning("run %s, %d nodes: %s", "job\n2026 forged", 3, ValueError("\x1b[2J"))
+    log.warning("nothing %% to escape")
+    log.warning("%(name)s", {"name": "kept"})
+    assert caplog.messages == ["run job\\n2026 forged, 3 nodes: \\x1b[2J", "nothing %% to escape", "kept"]
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        *("rdzv.node.admission", "rdzv.node.agreement", "rdzv.node.coordinator", "rdzv.node.follower"),
+        *("rdzv.node.node", "rdzv.node.part.joining", "rdzv.node.part.noticing", "rdzv.node.part.state"),
+        *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
+    ],
+)
+def test_rooms_that_log_reasons_and_names_of_others_escape_them(room: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A closing reason, or another node's name, could clear the screen of everybody who ran `rdzv run -v`."""
+    importlib.import_module(room)
+    logging.getLogger(room).error("run %s: %s", "job", "the end\x1b[2J")
+    assert caplog.messages == ["run job: the end\\x1b[2J"]

@@ -56,7 +56,7 @@ from rdzv.errors import (
 )
 from rdzv.node.handler import Handler
 from store.net.tasks import cancel_and_wait
-from store.printable import printable, without_durations
+from store.printable import escaping, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUCCEEDED", "run"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 SUCCEEDED: Final = "the command has succeeded on every node"
 """Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""
@@ -217,7 +217,7 @@ class _Launcher:
                 if was_open and error.reason == SUCCEEDED:
                     return 0
                 if error.given_up and error.status:
-                    sys.stderr.write(f"rdzv run: {error}\n")
+                    sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
                     return error.status
                 raise
             status = await self._follow(handler, info, await self._play(handler, info))
@@ -349,7 +349,7 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
         is_news = without_durations(told) != without_durations(before)
         if is_news or now - told_at >= pause:
             told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever more rarely, while nothing changes
-            sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {told}\n")
+            sys.stderr.write(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}\n")
             sys.stderr.flush()
 
 

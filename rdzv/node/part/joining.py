@@ -34,6 +34,7 @@ from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Wakeup
 from store import StoreError, StoreReplaced
 from store.net.tasks import cancel_and_wait
+from store.printable import escaping
 
 if TYPE_CHECKING:
     import random
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Joining"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read who has a rank; else the ranks are named
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back

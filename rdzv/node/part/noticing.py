@@ -15,6 +15,7 @@ from rdzv.node.agreement import Steps
 from rdzv.node.part.arrival import State
 from rdzv.node.wakeup import Wakeup
 from store import StoreError
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Noticing"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 

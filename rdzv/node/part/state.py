@@ -22,7 +22,7 @@ from rdzv.membership import Membership
 from rdzv.node.admission import Agreed
 from rdzv.node.part.arrival import Arrival
 from rdzv.node.part.ports import HeldPort
-from store.printable import without_durations
+from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
     import random
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_WAITING", "Part"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"
 
