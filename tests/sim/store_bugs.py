@@ -11,11 +11,12 @@ from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
 from store.server.conversations import Conversations
+from store.server.turns import Turns
 from store.server.unwritten import Unwritten
 from tests.sim.machines import Seams
 
 if TYPE_CHECKING:
-    from store.engine.changeset import Facts
+    from store.engine.changeset import Facts, Saved
     from store.messages import Event, Request
     from store.server.peer import Peer
 
@@ -66,6 +67,20 @@ def _waits_for_nothing(self: Unwritten, request: Request[Any]) -> int:  # noqa: 
     return 0
 
 
+class DamagedJournal(SimulatedJournal):
+    """Passes over a row that it cannot read, and serves what is left."""
+
+    def load(self) -> Saved:
+        saved = super().load()
+        return replace(saved, entries=saved.entries[:-1])
+
+
+def _stand_in_no_ring(self: Turns[Any], who: Any, *, used: bool) -> None:
+    """Forget who has used up a turn, and what it asked."""
+    if not used:
+        self._fresh[who] = None
+
+
 def _planted(owner: type, name: str, bug: Any) -> Seams:
     return Seams(plant=partial(patch.object, owner, name, bug))
 
@@ -74,6 +89,8 @@ STORE_BUGS = {
     "a read that does not wait for the disk": _planted(Unwritten, "_number_of", _waits_for_nothing),
     "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
+    "a row of the journal that is passed over": Seams(journal=DamagedJournal),
+    "a turn that is forgotten": _planted(Turns, "wait", _stand_in_no_ring),
     "an acknowledgement before the commit": _planted(Conversations, "_queue", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),

@@ -48,6 +48,8 @@ SEEDS = {
     "a read that does not wait for the disk": 0,
     "a reply that is kept too short": 2,
     "a reply that does not survive the store": 3,
+    "a row of the journal that is passed over": 0,
+    "a turn that is forgotten": 1,
     "an acknowledgement before the commit": 0,
     "an event lost on reconnecting": 0,
     "a lease that is resurrected": 0,
