@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import sqlite3
@@ -20,6 +21,7 @@ from store.net.address import Address
 from store.net.dialing import dial
 from store.server.journal import Journal
 from store.server.server import LEAVE_WITHIN, Server
+from tests.support.processes import start_python
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
@@ -171,3 +173,35 @@ async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(
     finally:
         Hanging.may_go_on.set()
     journal.close()
+
+
+async def test_s9_sigterm_in_the_middle_of_heaps_of_writes_ends_it_with_0_and_what_was_answered_is_on_disk(
+    tmp_path: Path,
+) -> None:
+    """ "SIGTERM: stop accepting, tell watchers, flush, exit 0", beside clients that write as fast as they can."""
+    acknowledged: dict[str, bytes] = {}
+    command = ("-m", "rdzv", "serve", "--host", "127.0.0.1", "--port", "0", "--data-dir", str(tmp_path))
+    async with start_python(*command) as process:
+        line = await process.says("listens on", timeout=30.0)
+        url = f"tcp://{line.partition('listens on ')[2].partition(',')[0]}"
+
+        async def write_for_ever(name: str) -> None:
+            async with store.connect(url, timeout=30.0) as client:
+                for number in itertools.count():
+                    key, value = f"{name}/{number % 8}", b"%d " % number * 20_000
+                    await client.put(key, value)
+                    acknowledged[key] = value
+
+        writing = [asyncio.create_task(write_for_ever(f"{number}")) for number in range(4)]
+        async with asyncio.timeout(60.0):
+            while len(acknowledged) < 24:  # noqa: ASYNC110 - they write meanwhile
+                await asyncio.sleep(0.01)
+        process.terminate()
+        assert await process.wait(timeout=60.0) == 0
+        for task in writing:
+            task.cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+    async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
+        found = {entry.key: entry.value for entry in await client.list("")}
+    for key, value in acknowledged.items():
+        assert int(found[key].split()[0]) >= int(value.split()[0]), f"{key} was acknowledged and is gone"
