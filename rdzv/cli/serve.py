@@ -22,12 +22,15 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+import anyio
+
 import store
 from rdzv.backends.credentials import load_certificate, read_secret, server_context
 from rdzv.cli.command import DONE, Command
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
+from store.net.collector import short_collections, tidy_up
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +41,7 @@ log = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
 CLOSED_TTL = 86400.0  # seconds for which a closing or a ban over HTTP outlives the run: the parameter's default
+TIDY_EVERY = 60.0  # seconds; how soon it is seen that nobody is connected, so that a long collection harms nobody
 AT_ONCE = 1  # the exit status of a server that was told twice
 
 
@@ -120,7 +124,12 @@ async def serve(options: argparse.Namespace) -> None:
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
         server.on_failure(stop.set)  # a service manager restarts who has gone, and not who answers nobody
-        await stop.wait()
+        stack.enter_context(short_collections())
+        while not stop.is_set():
+            with anyio.move_on_after(TIDY_EVERY):
+                await stop.wait()
+            if not server.connections:
+                tidy_up()
         notify("STOPPING=1")
         _say(f"leaving, {server.connections} connections are told")
 

@@ -1,0 +1,57 @@
+"""Collections stay short however much a server keeps, and what they passed over is found when nobody is there."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from store.net import collector
+from store.net.collector import short_collections, tidy_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Node:
+    """Something that refers to itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture(autouse=True)
+def collected_by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collector, "GROWTH", 0)
+    monkeypatch.setattr(collector, "_looked_at", 0)
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_what_survives_is_looked_at_once() -> None:
+    """A full collection with 300,000 keys took 110 ms, in which nobody was served."""
+    with short_collections():
+        kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+        gc.collect(1)
+        assert gc.get_freeze_count() > len(kept)
+        assert len(gc.get_objects()) < 1000, "a collection has hardly anything to look at"
+    assert gc.get_freeze_count() == 0
+    assert len(gc.get_objects()) > len(kept)
+
+
+def test_cycles_that_were_frozen_are_found_when_a_pause_harms_nobody() -> None:
+    with short_collections():
+        node = Node()
+        gc.collect(1)
+        gone = weakref.ref(node)
+        del node
+        gc.collect()
+        assert gone() is not None
+        tidy_up()
+        assert gone() is None
+        before = gc.get_freeze_count()
+        tidy_up()
+        assert gc.get_freeze_count() <= before + 1000, "nothing new, nothing done"
