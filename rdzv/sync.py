@@ -32,7 +32,7 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import shared_store
+from rdzv.node.handler import accuse, shared_store
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -193,6 +193,10 @@ class Handler(RendezvousHandler):
         """Give the run another minimum or maximum of nodes while it lives; see the async twin."""
         work = self._of_ours("resize").resize(min_nodes=min_nodes, max_nodes=max_nodes, reason=reason)
         return self._call(work, see_to_its_end=True)
+
+    def accuse(self, rank: int, why: str) -> None:
+        """Say of a member of the round that it does not answer; see the async twin."""
+        self._call(accuse(self._of_ours("accuse"), rank, why), see_to_its_end=True)
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run from round to round; see the async twin."""

@@ -526,10 +526,11 @@ class JoinClock:
         return None if self._since is None else now + self.left(now)
 
 
-def _addresses(progress: Progress, node_ids: Collection[str]) -> dict[str, str]:
-    """Return where those of these nodes were that are known to be missing."""
-    missing = progress.absent.missing
-    return {one.node_id: one.address for one in missing if one.address and one.node_id in node_ids}
+def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return where those of these nodes were that are known to be missing, and why they are."""
+    missing = [one for one in progress.absent.missing if one.node_id in node_ids]
+    addresses = {one.node_id: one.address for one in missing if one.address}
+    return addresses, {one.node_id: one.why for one in missing if one.why}
 
 
 def too_large(round: Round, resized: Resized | None) -> bool:
@@ -554,10 +555,10 @@ def changes_since(
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
         if progress.lost:
-            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, _addresses(progress, progress.lost_ids)))
+            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, *_what_is_known(progress, progress.lost_ids)))
         if progress.departed:
             ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, _addresses(progress, ids)))
+            all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
         told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
         if progress.waiting or told_of_waiting:
             all_of_it.append(NodesWaiting(progress.waiting))

@@ -5,6 +5,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     lease                           which lease is the run's own
     settings                        what all its nodes must agree on
     nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
+    nodes//accused/<id>/<by>        that one member accuses another, and why (on the accuser's lease)
     nodes//marker                   what a coordinator writes to see its own watch come up to date
     head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
     head/round                      the last round that completed
@@ -65,6 +66,15 @@ class Keys:
     def marker(self) -> str:
         """A key among the nodes that none can have: no node's id holds a slash."""
         return f"{self.nodes}/marker"
+
+    @property
+    def accusations(self) -> str:
+        """The prefix of all accusations, among the nodes, and like none of them."""
+        return f"{self.nodes}/accused/"
+
+    def accusation(self, accused: str, by: str) -> str:
+        """That one member accuses another."""
+        return f"{self.accusations}{accused}/{by}"
 
     @property
     def head(self) -> str:

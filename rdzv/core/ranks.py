@@ -41,6 +41,7 @@ __all__ = [
     "by_topology",
     "in_place",
     "natural",
+    "newest_of",
     "order_named",
     "survivors_first",
     "survivors_then_name",
@@ -185,3 +186,10 @@ def order_named(name: str | RankOrder) -> RankOrder:
             f"rank_order={name!r} is none of {', '.join(orders)} and topology:ATTRIBUTE; choose one of these"
         )
     return orders[name]
+
+
+def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
+    """Rank and last finished step of the record that has finished the most; the lowest rank of several."""
+    progress = [-1 if record.progress is None else record.progress for record in records]
+    most = max(progress)
+    return (progress.index(most), most) if most >= 0 else None

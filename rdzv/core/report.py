@@ -56,6 +56,7 @@ def report(status: RunStatus) -> dict[str, Any]:
             for node_id, reason in status.refused.items()
             if node_id not in status.bans
         ],
+        "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
             {"node_id": node_id, "seconds_left": round(seconds_left, 1), "reason": reason}
             for node_id, (seconds_left, reason) in status.draining.items()

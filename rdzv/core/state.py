@@ -583,12 +583,13 @@ class NodesWaiting:
 class NodesLost:
     """So many members of the round have died since it completed; the first of them by name, at most 64.
 
-    `addresses` says where each of these was, as far as that is known.
+    `addresses` says where each of these was, and `reasons` why it is not here any more, as far as that is known.
     """
 
     count: int
     node_ids: tuple[str, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -598,6 +599,7 @@ class NodesLeft:
     count: int
     node_ids: tuple[str, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -641,6 +643,7 @@ class RunStatus:
         releases: How many of the nodes that are here are of which release.
         missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
         addresses: Where each node is reached, or was, of those that are here and those that are missing.
+        accused: Members of whom another one says that they do not answer: who, by whom, and why.
         draining: Nodes that are to leave, and what was said of it: within how many seconds, and why.
         resized: The last resize of the run, as long as no round has begun with it; else None.
         absent: The same nodes, as data: how, since when, and why.
@@ -666,6 +669,7 @@ class RunStatus:
     releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    accused: tuple[tuple[str, str, str], ...] = ()
     draining: Mapping[str, tuple[float, str]] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
     absent: tuple[Missing, ...] = ()

@@ -16,11 +16,13 @@ below the minimum ends it, and reaching it again begins it anew (promise R11).
 
 from __future__ import annotations
 
+import contextlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import AbsenceBook
 from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round
+from rdzv.core.stuck.accusing import Accusation, Accusations
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
@@ -51,6 +53,9 @@ class View:
 
     def __init__(self, *, nodes_prefix: str, needed: int, expected: Iterable[str] = ()) -> None:
         self._prefix = nodes_prefix
+        self._accusations_prefix = f"{nodes_prefix}/accused/"
+        self.accusations = Accusations()
+        self.expelled: dict[str, str] = {}  # who is taken out of the round, and why
         self._needed = needed
         self.synced = False
         self.seen = 0  # the latest revision that has been folded in
@@ -120,6 +125,7 @@ class View:
         """
         if event.kind == "reset":
             self.synced = False
+            self.accusations.clear()
             self._records.clear()  # what of it is not in the snapshot that follows has gone meanwhile
             self.live.clear()
             self.waiting.clear()
@@ -129,6 +135,9 @@ class View:
             return
         self._now, self._why = now, _WHY[event.cause]
         self.seen = max(self.seen, event.revision)
+        if event.key.startswith(self._accusations_prefix):
+            self._accused(event)
+            return
         node_id = event.key[len(self._prefix) :]
         if node_id in bans and not event.cause:
             self._why = str(bans[node_id])
@@ -165,6 +174,7 @@ class View:
         self.departed.clear()
         self._gone_members.clear()
         self.why.clear()
+        self.expelled.clear()
         self._lost_before, self._lost_now = self._lost_now - self.members.keys(), set()
         self.lost_count = self.departed_count = 0
         self._inherited = None
@@ -224,6 +234,12 @@ class View:
         standing = sum(1 for record in self.waiting.values() if record.arrival <= inherited.last_arrival)
         return inherited.last_call_left is not None and standing >= self._needed
 
+    def _accused(self, event: Event) -> None:
+        self.accusations.delete(event.key)
+        if event.kind == "put":
+            with contextlib.suppress(RendezvousStateError):  # of a later release, perhaps
+                self.accusations.put(event.key, Accusation.unpack(event.value))
+
     def _arrived(self, record: NodeRecord) -> None:
         if record.left:
             self._why = record.why or self._why
@@ -253,7 +269,7 @@ class View:
     def _miss(self, node_id: str, *, left: bool, at: float | None, address: str = "") -> None:
         """A node is not here any more, since then if that is known."""
         is_member = node_id in self.members
-        why = self._why if at is not None else ""
+        why = self.expelled.get(node_id) or (self._why if at is not None else "")
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
             if why and node_id not in self._gone_members and len(self.why) < NAMED_MOST:

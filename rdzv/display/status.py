@@ -68,6 +68,7 @@ def exceptions(status: RunStatus) -> list[str]:
     lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.absent]
     if status.absent_count > len(status.absent):
         lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
+    lines.extend(f"    accused  {node_id}: by {by}: {why}" for node_id, by, why in status.accused)
     for node_id, (seconds_left, reason) in status.draining.items():
         lines.append(f"   draining  {node_id}: leaves within {seconds_left:.0f} s{f': {reason}' if reason else ''}")
     if status.resized is not None:

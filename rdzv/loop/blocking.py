@@ -71,6 +71,7 @@ class BlockingHandler(Protocol):
     def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None: ...
     def keep(self, key: str, data: bytes) -> None: ...
     def restore(self, key: str) -> bytes | None: ...
+    def accuse(self, rank: int, why: str) -> None: ...
 
 
 def rounds_of(
@@ -203,6 +204,10 @@ class Round(MemberOfRound):
     def restore(self, key: str) -> bytes | None:
         """What any member has kept last under a name; None if nobody has."""
         return self._handler.restore(key)
+
+    def accuse(self, rank: int, why: str) -> None:
+        """Say of another member that it does not answer, as a collective that has failed does; see the async twin."""
+        self._handler.accuse(rank, why)
 
     def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""

@@ -126,7 +126,8 @@ class EndWatcher:
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:
-    """Name the nodes that have gone, and where they were, and count those that are not named."""
-    names = ", ".join(named(node_id, gone.addresses.get(node_id)) for node_id in gone.node_ids)
+    """Name the nodes that have gone, where they were, and why they went; count those that are not named."""
+    why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
+    names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)
     return f"{names} and {more} more" if more > 0 else names

@@ -223,6 +223,10 @@ class Round(MemberOfRound):
         """What any member has kept last under a name; None if nobody has."""
         return await self._handler.restore(key)
 
+    async def accuse(self, rank: int, why: str) -> None:
+        """Say of another member that it does not answer, as a collective that has failed does; see `Handler.accuse`."""
+        await self._handler.accuse(rank, why)
+
     async def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought. This reads something of every member."""
         return await self._info.participants()

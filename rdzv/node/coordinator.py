@@ -40,6 +40,7 @@ from rdzv.core.decision import (
     why_to_stop,
 )
 from rdzv.core.history import Chronicle, History, pack_history, unpack_history
+from rdzv.core.ranks import newest_of
 from rdzv.core.state import (
     BUCKET_SIZE,
     SINCE_MOST,
@@ -57,6 +58,7 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
+from rdzv.node.accusing import heed_accusations
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.store_session import SharedLease
@@ -310,6 +312,8 @@ class _Term:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
+            await heed_accusations(self._store, self._keys, self._view, in_office=self._in_office)
+            await self._take_in_until(0)
             decision = await self._decide()
             self._chronicle.observe(decision.progress, now=self._store.time())
             match decision:
@@ -454,7 +458,7 @@ class _Term:
             host=first.address,
             port=first.port,
             lease=await self._shared.take(),
-            newest=_newest(decision.members),
+            newest=newest_of(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
             since=self._since(members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
@@ -577,13 +581,6 @@ class _Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
-
-
-def _newest(records: tuple[NodeRecord, ...]) -> tuple[int, int] | None:
-    """Rank and last finished step of the record that has finished the most; the lowest rank of several."""
-    progress = [-1 if record.progress is None else record.progress for record in records]
-    most = max(progress)
-    return (progress.index(most), most) if most >= 0 else None
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:

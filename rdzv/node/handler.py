@@ -27,9 +27,10 @@ import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import BUCKET_SIZE, unpack_roster
-from rdzv.errors import RendezvousStateError
+from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
+from rdzv.node.accusing import put_accusation
 from rdzv.node.admission import examine
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
@@ -327,6 +328,18 @@ class Handler(RendezvousHandler):
         """
         await self._call(self.node.keep(key, data), see_to_its_end=True)
 
+    async def accuse(self, rank: int, why: str) -> None:
+        """Say of a member of the round that it does not answer, as a collective that has failed does.
+
+        One accuser is shown in `rdzv status`. If two accuse the same member, it is lost to the round, with their
+        reasons, though its lease stands.
+
+        Raises:
+            RoundSupersededError: This node is in no round, or no longer in it.
+            RendezvousStateError: The round has no such rank, or it is this node's own.
+        """
+        await self._call(accuse(self.node, rank, why), see_to_its_end=True)
+
     async def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
         """Change what the launchers of the run count together, and return it; `change` gets what it was, or nothing.
 
@@ -420,6 +433,26 @@ class Handler(RendezvousHandler):
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
+
+
+async def accuse(node: Node, rank: int, why: str) -> None:
+    """In the node's loop: say of a member of its round that it does not answer; see `Handler.accuse`."""
+    link, membership = await node.connect(), node.membership
+    over = f"node {node.node_id} is in no round of run {node.run_id} any more, and accuses nobody"
+    if membership is None or membership.over is not None:
+        raise RoundSupersededError(over)
+    if not 0 <= rank < membership.round.size or rank == membership.rank:
+        raise RendezvousStateError(
+            f"rank {rank} cannot be accused by rank {membership.rank}: name another one from 0 to "
+            f"{membership.round.size - 1}"
+        )
+    accused = (await node.roster(membership))[rank].node_id
+    try:
+        done = await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=accused, why=why)
+    except StoreError as error:
+        raise node.connection_error(error) from error
+    if not done:
+        raise RoundSupersededError(over)
 
 
 async def _change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:

@@ -23,6 +23,7 @@ from rdzv.core.state import (
     unpack_settings,
 )
 from rdzv.errors import RendezvousStateError
+from rdzv.node.accusing import read_accusations
 from store import Lease, LeaseNotFound
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
     shared = await store.get(keys.settings)
+    accusations = [] if head.round is None else await read_accusations(store, keys, round=head.round.number)
     absent = _absent(head, now=store.time())
     bans = await _bans(store, keys)
     return RunStatus(
@@ -104,6 +106,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
             for node_id, leaving in head.drains.items()
         },
         resized=_resized(head),
+        accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations)),
     )
 
 

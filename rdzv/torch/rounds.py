@@ -187,6 +187,10 @@ class TorchRound:
         """What any member has kept last under a name; None if nobody has."""
         return self._round.restore(key)
 
+    def accuse(self, rank: int, why: str) -> None:
+        """Say of another member that it does not answer; see `rdzv.loop.rounds.Round.accuse`."""
+        self._round.accuse(rank, why)
+
     def participants(self) -> list[Participant]:
         """All members, by rank, with what each brought."""
         return self._round.participants()

@@ -1,0 +1,96 @@
+"""Pure: members of a round that accuse another one: it does not answer them, though its lease stands.
+
+The store sees that a node reaches the store; it does not see whether the nodes reach one another. A collective that
+fails does, and names its peer. One accusation proves nothing: the accuser may be the one that is cut off. Two members
+that accuse the same one are believed, and it is taken out of the round; its own accusations count no more then. In a
+round of two nobody is the second, and nobody is taken out.
+
+An accusation lies beside the nodes' records, so that whoever coordinates hears it in order with what befalls the nodes,
+and nobody else is sent it. It stands on the accuser's lease, and counts in the round that it was made in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.plain_data import of, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+__all__ = ["ACCUSERS", "WHY_MOST", "Accusation", "Accusations"]
+
+ACCUSERS: Final = 2  # who are believed
+WHY_MOST: Final = 120  # characters of why: they travel with the reason for a loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accusation:
+    """What one member says of another.
+
+    Attributes:
+        round: In which round.
+        accused: Whom.
+        by: Who says it.
+        why: In words.
+    """
+
+    round: int
+    accused: str
+    by: str
+    why: str
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"round": self.round, "accused": self.accused, "by": self.by, "why": self.why[:WHY_MOST]})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Accusation:
+        """Unpack what the key holds."""
+
+        def build(plain: Mapping[str, Any]) -> Accusation:
+            return cls(
+                round=of(int, plain["round"]),
+                accused=of(str, plain["accused"]),
+                by=of(str, plain["by"]),
+                why=of(str, plain["why"]),
+            )
+
+        return unpack("an accusation", value, build)
+
+
+class Accusations:
+    """All that stand, by their keys."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Accusation] = {}
+
+    def clear(self) -> None:
+        """Forget all: what still stands is told anew."""
+        self._by_key.clear()
+
+    def put(self, key: str, accusation: Accusation) -> None:
+        """One was made."""
+        self._by_key[key] = accusation
+
+    def delete(self, key: str) -> None:
+        """One stands no more."""
+        self._by_key.pop(key, None)
+
+    def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
+        """Return a live member whom enough live members of a round accuse, and why, in words; None if there is none.
+
+        One at a time, the one that most accuse: without it, its own accusations count no more.
+        """
+        against: dict[str, dict[str, str]] = {}
+        for one in self._by_key.values():
+            if one.round == round and one.accused in live and one.by in live and one.by != one.accused:
+                against.setdefault(one.accused, {})[one.by] = one.why
+        if not against:
+            return None
+        accused = max(sorted(against), key=lambda node_id: len(against[node_id]))
+        if len(against[accused]) < ACCUSERS:
+            return None
+        said = "; ".join(f"{by}: {why}" for by, why in sorted(against[accused].items())[:ACCUSERS])
+        return accused, f"accused by {said}"

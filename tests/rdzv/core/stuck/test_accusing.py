@@ -1,0 +1,61 @@
+"""The room `rdzv.core.stuck.accusing`."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.core.stuck.accusing import WHY_MOST, Accusation, Accusations
+from rdzv.errors import RendezvousStateError
+
+
+def against(accused: str, *by: str, round: int = 3) -> list[Accusation]:
+    return [Accusation(round=round, accused=accused, by=one, why=f"{one} does not reach it") for one in by]
+
+
+def believed(*said: Accusation, live: str = "abcd") -> tuple[str, str] | None:
+    accusations = Accusations()
+    for one in said:
+        accusations.put(f"{one.accused}/{one.by}", one)
+    return accusations.believed(round=3, live=live)
+
+
+def test_two_members_that_accuse_the_same_one_are_believed_and_one_is_not() -> None:
+    assert believed() is None
+    assert believed(*against("c", "a")) is None
+    assert believed(*against("c", "a"), *against("a", "c")) is None, "in a round of two nobody knows who is right"
+    assert believed(*against("c", "a", "b")) == (
+        "c",
+        "accused by a: a does not reach it; b: b does not reach it",
+    )
+
+
+def test_whom_the_most_accuse_goes_first_and_what_it_says_counts_no_more() -> None:
+    said = (*against("c", "a", "b", "d"), *against("a", "c", "d"))
+    assert believed(*said) == ("c", "accused by a: a does not reach it; b: b does not reach it")
+    assert believed(*said, live="abd") is None
+
+
+def test_only_live_members_of_this_round_accuse_and_are_accused() -> None:
+    assert believed(*against("c", "a", "b", round=2)) is None
+    assert believed(*against("c", "a", "b"), live="acd") is None
+    assert believed(*against("c", "a", "b"), live="abd") is None
+    assert believed(*against("c", "c", "a")) is None
+
+
+def test_what_is_taken_back_or_was_before_a_reset_counts_no_more() -> None:
+    accusations = Accusations()
+    for one in against("c", "a", "b"):
+        accusations.put(one.by, one)
+    accusations.delete("a")
+    assert accusations.believed(round=3, live="abc") is None
+    accusations.put("a", against("c", "a")[0])
+    assert accusations.believed(round=3, live="abc") is not None
+    accusations.clear()
+    assert accusations.believed(round=3, live="abc") is None
+
+
+def test_it_travels_and_its_reason_is_bounded() -> None:
+    said = Accusation(round=1, accused="c", by="a", why="x" * 500)
+    assert Accusation.unpack(said.pack()) == Accusation(round=1, accused="c", by="a", why="x" * WHY_MOST)
+    with pytest.raises(RendezvousStateError, match="an accusation"):
+        Accusation.unpack(b"\x07")
