@@ -160,7 +160,7 @@ async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:
         run = ("-m", "rdzv", "run", f"{url}?min_nodes=2", "--no-prefix", "--", sys.executable, "-c", worker)
         launchers = [await stack.enter_async_context(start_python(*run)) for _ in range(2)]
         assert [await launcher.wait(timeout=60) for launcher in launchers] == [0, 0]
-        assert sorted(line for launcher in launchers for line in launcher.output) == ["0 2", "1 2"]
+        assert sorted(line for launcher in launchers for line in launcher.stdout) == ["0 2", "1 2"]
         ping = await stack.enter_async_context(start_python("-m", "rdzv", "ping", url, "--count", "1"))
         status = await stack.enter_async_context(start_python("-m", "rdzv", "status", "--json", url))
         close = await stack.enter_async_context(start_python("-m", "rdzv", "close", f"{url}-other"))
