@@ -142,6 +142,7 @@ def test_without_pytorch_one_line_says_what_to_install(monkeypatch: pytest.Monke
         torchrun.main()
 
 
+@pytest.mark.timeout(400)  # six agents and nine workers, each of which imports PyTorch
 async def test_a_job_outlives_its_agents_and_the_process_that_serves_the_store(tmp_path: Path) -> None:
     """One story, because every agent costs seconds: kills, a replacement, a spare, SIGTERM, and a good end."""
     require("torch")

@@ -24,7 +24,7 @@ from rdzv.torch.pytorch import RELEASE
 
 def over_a_store(url: str, rank: int, size: int) -> None:
     """One rank's part in everything that a process group does with its store."""
-    store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
+    store = rdzv.torch.TorchStore(url, timedelta(seconds=120))
     calls = counted(store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     # One look at all peers' addresses. Asking for each of them with a `wait` and a `get` took twice TCPStore's time.
@@ -75,19 +75,19 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
     rdzv.torch.register()
     ranks = []
     for _ in range(2):
-        dist.init_process_group("gloo", init_method=url, timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", init_method=url, timeout=timedelta(seconds=120))
         ranks.append(dist.get_rank())
         assert dist.get_world_size() == size
         collectives(dist.get_rank(), size)
         dist.destroy_process_group()
     assert ranks[0] == ranks[1], "survivors keep their order"
     again = f"{url}-with-ranks".replace("?", "%3F")  # ranks of one's own, as with env:// and tcp://
-    dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     assert dist.get_rank() == rank
     assert not isinstance(bottom_store(), dist.TCPStore)
     dist.destroy_process_group()
     native = f"{url}&torch_store=tcp".replace("?", "-native/with/segments?", 1)
-    dist.init_process_group("gloo", init_method=native, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", init_method=native, timeout=timedelta(seconds=120))
     default = dist.distributed_c10d._get_default_store()
     assert isinstance(bottom_store(), dist.TCPStore)
     if RELEASE >= (2, 8):
