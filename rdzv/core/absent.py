@@ -18,7 +18,7 @@ from store.printable import in_words, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing"]
+__all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing"]
 
 NAMED_MOST: Final = 64  # of those who are missing; if there are more, nobody looks for them one by one ...
 NAMED_OF_MANY: Final = 8  # ... and so many are enough, also in one sentence

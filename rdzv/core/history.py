@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
+from rdzv.core.absent import LEFT, LOST, Missing
 from rdzv.core.plain_data import pack, unpack
 from rdzv.core.state import NAMED_MOST, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from rdzv.core.state import Closed, Progress
 
@@ -38,6 +39,7 @@ __all__ = [
     "Incident",
     "Past",
     "Spent",
+    "gone_before",
     "pack_history",
     "seconds_between",
     "spent",
@@ -162,6 +164,34 @@ class History:
 
     chapters: tuple[Chapter, ...] = ()
     past: Past = field(default_factory=Past)
+
+
+def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
+    """Return who was in the round before the one of this number, and is not here.
+
+    Args:
+        history: What is remembered.
+        number: The round that stands.
+        here: The nodes that are here.
+        now: The hour, in seconds since 1970; what has passed is reckoned between two hosts' clocks.
+    """
+    if len(history.chapters) < 2 or history.chapters[-1].number != number:
+        return []
+    before = history.chapters[-2]
+    gone = {
+        node_id: Missing(
+            node_id=node_id,
+            how=incident.kind,
+            ago=None if incident.at is None else max(now - incident.at, 0.0),
+            address=before.addresses.get(node_id, ""),
+            why=incident.reason,
+        )
+        for incident in before.incidents
+        if incident.kind in (LOST, LEFT)
+        for node_id in incident.node_ids
+        if node_id not in here
+    }
+    return list(gone.values())
 
 
 def spent(chapter: Chapter, seconds: float) -> Spent:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rdzv.core.absent import Absent
+from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
-from rdzv.core.history import History, unpack_history
+from rdzv.core.history import History, gone_before, unpack_history
 from rdzv.core.state import (
     Ban,
     Head,
@@ -76,6 +77,10 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
     accusations = [] if head.round is None else await read_accusations(store, keys, round=head.round.number)
     absent = _absent(head, now=store.time())
     bans = await _bans(store, keys)
+    if head.round is not None and head.closed is None:
+        known = {*records, *(one.node_id for one in absent.missing)}
+        gone = gone_before(await read_history(store, keys), head.round.number, here=known, now=time.time())
+        absent = replace(absent, missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     return RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -100,7 +105,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         absent_count=absent.count,
         waited=absent.waited,
         since=since,
-        addresses={**_missing_at(head), **addresses},
+        addresses={**{one.node_id: one.address for one in absent.missing if one.address}, **addresses},
         draining={
             node_id: (max(leaving.until - store.time(), 0.0), leaving.reason)
             for node_id, leaving in head.drains.items()
@@ -187,12 +192,6 @@ def _absent(head: Head, *, now: float) -> Absent:
     elapsed, absent = max(now - head.progress_at, 0.0), head.progress.absent
     missing = tuple(replace(one, ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return replace(absent, missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
-
-
-def _missing_at(head: Head) -> dict[str, str]:
-    if head.progress is None:
-        return {}
-    return {one.node_id: one.address for one in head.progress.absent.missing if one.address}
 
 
 def _is_news(head: Head) -> bool:

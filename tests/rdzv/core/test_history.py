@@ -18,6 +18,7 @@ from rdzv.core.history import (
     History,
     Incident,
     Spent,
+    gone_before,
     pack_history,
     seconds_between,
     spent,
@@ -70,6 +71,21 @@ def test_losses_and_departures_are_told_once_each_with_those_that_are_new() -> N
         Incident(kind="lost", after=5.0, count=1, node_ids=("c",)),
         Incident(kind="left", after=5.0, count=1, node_ids=("d",)),
     )
+
+
+def test_who_was_in_the_round_before_and_is_not_here_can_be_named() -> None:
+    lost = Incident(kind="lost", after=1.0, count=2, node_ids=("b", "c"), reason="its process ended", at=1000.0)
+    left = Incident(kind="left", after=2.0, count=1, node_ids=("d",))
+    first = Chapter(
+        number=0, size=4, node_ids=("a", "b", "c", "d"), joined=4, joined_ids=(), incidents=(lost, left),
+        addresses={"b": "10.0.0.2"},
+    )  # fmt: skip
+    history = History(chapters=(first, Chapter(number=1, size=2, node_ids=("a", "c"), joined=0, joined_ids=())))
+    assert [(one.node_id, one.describe(), one.address) for one in gone_before(history, 1, here="ac", now=1041.0)] == [
+        ("b", "lost 41 s ago: its process ended", "10.0.0.2"),
+        ("d", "left", ""),
+    ]
+    assert gone_before(history, 2, here="", now=1041.0) == [], "of the round that stands nothing is remembered yet"
 
 
 def test_the_closing_is_told_once_with_who_and_why() -> None:

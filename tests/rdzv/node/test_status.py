@@ -98,3 +98,18 @@ async def test_when_everyone_has_gone_nobody_is_here_whatever_was_said_last() ->
         status = await run.handler("observer", min_nodes=None).status()
         assert (status.reason, status.members, status.coordinator) == ("nobody is here", (), None)
         assert status.round == 0
+
+
+async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_a_round_stands_without_it() -> None:
+    """At three in the morning the others have met again long ago, and somebody asks which node to look at."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        await run.meet(a, b, c)
+        heard = await listen(run, c)
+        run.crash("a")
+        await heard.until(NodesLost)
+        await run.meet(b, c)
+        status = await run.handler("observer", min_nodes=None, max_nodes=None).status()
+        assert (status.phase, status.world_size) == (Phase.COMPLETE, 2)
+        assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
+        assert status.absent_count == 1
