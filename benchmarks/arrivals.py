@@ -113,7 +113,7 @@ def measure(nodes: int, processes: int) -> list[Rendezvous]:
                         which=which,
                         seconds=done_at - began,
                         requests=(after["requests"] - before["requests"]) / nodes,
-                        bytes=_bytes(after, before) / nodes,
+                        bytes=bytes_between(after, before) / nodes,
                         connections=after["connections"] - 1,
                         server_cpu=(support.cpu_seconds(server.pid) - server_used) / nodes,
                         node_cpu=(sum(support.cpu_seconds(worker.process.pid) for worker in workers) - used) / nodes,
@@ -124,7 +124,8 @@ def measure(nodes: int, processes: int) -> list[Rendezvous]:
     return measured
 
 
-def _bytes(after: dict[str, Any], before: dict[str, Any]) -> float:
+def bytes_between(after: dict[str, Any], before: dict[str, Any]) -> float:
+    """How many went in and out of the server between two looks at its figures."""
     return float(sum(after[name] - before[name] for name in ("bytes_in", "bytes_out")))
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["rdzv", *(["torch.distributed.elastic.rendezvous"] if HAS_TORCH else [])])
+OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # loaded at first use otherwise
+CONTEXT.set_forkserver_preload([*OURS, *(["torch.distributed.elastic.rendezvous"] if HAS_TORCH else [])])
 
 
 @dataclass

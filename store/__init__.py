@@ -37,10 +37,12 @@ if TYPE_CHECKING:
         Append,
         CompareAndSetResult,
         Condition,
+        Create,
         Delete,
         Entry,
         Event,
         Get,
+        Grant,
         KeyGroup,
         Put,
         TransactionResult,
@@ -64,7 +66,8 @@ else:
             "store.interface": "BlockingLease BlockingStore Lease Store",
             "store.limits": "Limits",
             "store.messages": (
-                "Add Append CompareAndSetResult Condition Delete Entry Event Get KeyGroup Put TransactionResult"
+                "Add Append CompareAndSetResult Condition Create Delete Entry Event Get Grant KeyGroup Put "
+                "TransactionResult"
             ),
             "store.net.certificates": "client_context",
             "store.server.server": "Server serve",
@@ -82,10 +85,12 @@ __all__ = [
     "Condition",
     "ConditionFailed",
     "ConnectionLost",
+    "Create",
     "Delete",
     "Entry",
     "Event",
     "Get",
+    "Grant",
     "KeyGroup",
     "Lease",
     "LeaseNotFound",

@@ -309,10 +309,20 @@ class Store(ABC):
         when: Iterable[Condition] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        grants: Iterable[Grant] = (),
         timeout: float | None = None,
     ) -> TransactionResult:
-        """If all conditions hold do `then`, else `otherwise`, all at one revision."""
-        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise))
+        """If all conditions hold do `then`, else `otherwise`, all at one revision.
+
+        Args:
+            when: The conditions.
+            then: What to do if they hold.
+            otherwise: What to do if not.
+            grants: Leases, each of an id chosen at random from `CHOSEN_LEASE_LEAST` on. Those that a key is put on, and
+                that are not there, are granted with it.
+            timeout: Seconds.
+        """
+        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants))
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
@@ -536,10 +546,11 @@ class BlockingStore(ABC):
         when: Iterable[Condition] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
+        grants: Iterable[Grant] = (),
         timeout: float | None = None,
     ) -> TransactionResult:
         """If all conditions hold do `then`, else `otherwise`, all at one revision."""
-        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise))
+        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants))
         return self.call(request, timeout=timeout)
 
     def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:

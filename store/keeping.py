@@ -125,11 +125,15 @@ class Keeping:
         """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost."""
         sent_at = self._store.time()
         lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
+        self.adopt(lease, sent_at, on_lapse)
+        return lease
+
+    def adopt(self, lease: AwaitedLease, sent_at: float, on_lapse: Callable[[str], None]) -> None:
+        """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
         self._ours_until[lease.id] = sent_at + lease.ttl
         task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
         task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
         self._tasks[lease.id] = lease, task
-        return lease
 
     async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None]) -> None:
         """Renew until it is lost."""

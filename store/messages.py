@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Any, Generic, Literal, TypeVar
 
 __all__ = [
+    "CHOSEN_LEASE_LEAST",
     "GONE_TTL",
     "MUTATIONS",
     "Add",
@@ -26,6 +27,7 @@ __all__ = [
     "Condition",
     "Count",
     "Counted",
+    "Create",
     "Delete",
     "DeletePrefix",
     "Done",
@@ -73,6 +75,7 @@ __all__ = [
 ]
 
 
+CHOSEN_LEASE_LEAST = 2**62  # of the ids of leases that clients choose; those that a server chooses are below
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one is back on a new connection in a few ms
 
 
@@ -136,11 +139,15 @@ class Target(IntEnum):
     CREATE_REVISION = 1
     VALUE = 2
     EXISTS = 3
+    VALUE_IF_ANY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence."""
+    """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence.
+
+    `VALUE_IF_ANY` also holds of a key that does not exist.
+    """
 
     key: str
     target: Target
@@ -157,6 +164,8 @@ class Condition:
                 return entry is not None and entry.value == self.expected
             case Target.EXISTS:
                 return (entry is not None) == self.expected
+            case Target.VALUE_IF_ANY:
+                return entry is None or entry.value == self.expected
         raise AssertionError(f"no condition is about {self.target}")
 
 
@@ -227,7 +236,7 @@ class TransactionResult(Response):
     """Which branch of a transaction ran, and one result per operation of it, in order.
 
     A `Put` results in its revision, a `Get` in an `Entry` or None, a `Delete` in whether there was something to
-    delete, an `Add` in the sum, an `Append` in the length.
+    delete, an `Add` in the sum, an `Append` in the length, a `Create` in its revision or the `Entry` that was there.
     """
 
     succeeded: bool
@@ -374,7 +383,16 @@ class Append(Request[Added]):
     lease: int | None = None
 
 
-Operation = Put | Get | Delete | Add | Append
+@dataclass(frozen=True, slots=True)
+class Create(Request[Written]):
+    """In a transaction: write a key that is not there; one that is there stays as it is."""
+
+    key: str
+    value: bytes
+    lease: int | None = None
+
+
+Operation = Put | Get | Delete | Add | Append | Create
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,12 +438,33 @@ class CompareAndSet(Request[CompareAndSetResult]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(Request[Granted]):
+    """Grant a lease of `ttl` seconds.
+
+    With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
+    no other connection has kept it alive since. With `gone_ttl`, too, it lapses that long after the last connection of
+    its process has closed, if that looks like a death and the process does not come back.
+
+    In the `grants` of a transaction, and only there, it has an `id`, of at least `CHOSEN_LEASE_LEAST`.
+    """
+
+    ttl: float
+    disconnect_ttl: float | None = None
+    gone_ttl: float | None = None
+    id: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transact(Request[TransactionResult]):
-    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch."""
+    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch.
+
+    `grants` are leases of ids that the client has chosen. Each that a key goes on, and that is not there, is granted.
+    """
 
     when: tuple[Condition, ...]
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...] = ()
+    grants: tuple[Grant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,20 +480,6 @@ class Guarded(Request[R_co]):
 
     when: tuple[Condition, ...]
     request: Request[R_co]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant(Request[Granted]):
-    """Grant a lease of `ttl` seconds.
-
-    With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
-    no other connection has kept it alive since. With `gone_ttl`, too, it lapses that long after the last connection of
-    its process has closed, if that looks like a death and the process does not come back.
-    """
-
-    ttl: float
-    disconnect_ttl: float | None = None
-    gone_ttl: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from store.messages import Condition, Target
 
-__all__ = ["create_revision", "exists", "missing", "mod_revision", "value"]
+__all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
 _NO_NE = "a condition says what is, not what is not: use ==, exists or missing"
@@ -37,16 +37,16 @@ class _Revision:
 class _Value:
     """The value of a key, waiting to be compared."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "_target")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    def __init__(self, key: str, target: Target) -> None:
+        self._key, self._target = key, target
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
         if not isinstance(other, bytes):
             raise TypeError(f"the value of {self._key!r} is compared with {other!r}; values are bytes")
-        return Condition(key=self._key, target=Target.VALUE, expected=other)
+        return Condition(key=self._key, target=self._target, expected=other)
 
     def __ne__(self, other: object) -> NoReturn:
         raise TypeError(_NO_NE)
@@ -64,7 +64,12 @@ def create_revision(key: str) -> _Revision:
 
 def value(key: str) -> _Value:
     """Return a term for the value of `key`; a key that does not exist equals no value."""
-    return _Value(key)
+    return _Value(key, Target.VALUE)
+
+
+def value_if_any(key: str) -> _Value:
+    """Return a term for the value of `key`; a key that does not exist equals any value."""
+    return _Value(key, Target.VALUE_IF_ANY)
 
 
 def exists(key: str) -> Condition:

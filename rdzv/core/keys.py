@@ -25,7 +25,10 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+
+from store.messages import CHOSEN_LEASE_LEAST
 
 __all__ = ["Keys"]
 
@@ -46,6 +49,12 @@ class Keys:
     def lease(self) -> str:
         """The run's own lease: the one that this key is on."""
         return f"{self.root}lease"
+
+    @property
+    def lease_id(self) -> int:
+        """The id of that lease: all who come first at once would grant the same one."""
+        digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
+        return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 
     @property
     def stores(self) -> str:

@@ -14,8 +14,6 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
@@ -26,12 +24,13 @@ from rdzv.core.state import Ban, Closed, Round, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
 from rdzv.errors import (
     RendezvousClosedError,
+    RendezvousError,
     RendezvousRefusedError,
     RendezvousSettingsError,
     RendezvousStateError,
 )
 from rdzv.node.status import find_member, read_nodes
-from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
+from store import ConditionFailed, Create, Delete, Entry, Get, Grant, Lease, LimitExceeded, Put, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -48,9 +47,11 @@ __all__ = [
     "agree_on_settings",
     "check_node_id",
     "examine",
-    "is_too_long",
+    "grant_of_run",
+    "note_of_run",
     "put_ban",
     "put_drain",
+    "refusal_of",
     "report_health",
     "resize_run",
     "take_run_lease",
@@ -82,39 +83,48 @@ def check_node_id(node_id: str) -> None:
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """The run's one lease: the one that its first writer has made, or a new one if nobody has.
 
-    A key that holds nothing but the lease's TTL says which one it is. Of several that come first at once, one writes
-    it; the others give theirs back, so that no attempt to join a run leaves a lease behind.
+    A key that holds nothing but the lease's TTL says which one it is. Those that come first at once grant the same one.
 
     Raises:
         RendezvousSettingsError: The store takes no lease of `closed_ttl`.
     """
     entry = await store.get(keys.lease)
-    while entry is None:
-        ttl = max(closed_ttl, RUN_TTL_LEAST)
+    if entry is None:
+        grant = grant_of_run(keys, closed_ttl)
         try:
-            lease = await store.grant(ttl)
+            made = await store.transact(then=(note_of_run(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
-            if not is_too_long(error):
-                raise
-            raise RendezvousSettingsError(
-                f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl"
-            ) from error
-        try:
-            made = await store.compare_and_set(keys.lease, f"{lease.ttl:g}".encode(), expected_revision=0, lease=lease)
-        except BaseException:
-            await _give_back(lease)
-            raise
-        if made.succeeded:
-            return lease
-        await _give_back(lease)
-        entry = made.entry
+            raise refusal_of(error, closed_ttl=closed_ttl) from error
+        (there,) = made.results
+        entry = there if isinstance(there, Entry) else None
+        if entry is None:
+            return Lease(store, id=grant.id or 0, ttl=grant.ttl)
     assert entry.lease is not None, "the key is written on the lease that it tells of"
     return Lease(store, id=entry.lease, ttl=float(entry.value))
 
 
-async def _give_back(lease: Lease) -> None:
-    with anyio.move_on_after(GIVE_BACK_WITHIN, shield=True), contextlib.suppress(StoreError):
-        await lease.revoke()
+def grant_of_run(keys: Keys, closed_ttl: float) -> Grant:
+    """The run's lease, for the transaction that is the first to write anything of the run."""
+    return Grant(ttl=max(closed_ttl, RUN_TTL_LEAST), id=keys.lease_id)
+
+
+def note_of_run(keys: Keys, grant: Grant) -> Create:
+    """The key that says which lease is the run's, and what its TTL is, unless it is there already."""
+    return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
+
+
+def is_too_long(error: LimitExceeded) -> bool:
+    """Whether a lease was refused for its TTL, and not for want of room: the store's message names the limit."""
+    return "lease_ttl_max" in str(error)
+
+
+def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+    """The error to raise if a store refuses leases: the setting that asks too much, or the error itself."""
+    if not is_too_long(error):
+        return error  # no room, or a disk that is full: that is not what this node was told to ask for
+    if ttl is not None and f"ttl is {ttl:g} s" in str(error):
+        return RendezvousSettingsError(f"ttl={ttl:g} s is not to be had: {error}; lower ttl")
+    return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s is not to be had: {error}; lower closed_ttl")
 
 
 # ------------------------------------------------------------------------------------------------- the health check
@@ -303,11 +313,6 @@ async def resize_run(
 
 
 # ------------------------------------------------------------------------------------------------------------- bans
-
-
-def is_too_long(error: LimitExceeded) -> bool:
-    """Whether a lease was refused for its TTL, and not for want of room: the store's message names the limit."""
-    return "lease_ttl_max" in str(error)
 
 
 async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> None:

@@ -1,12 +1,7 @@
-"""Shell: takes the role of coordinator when it is free, watches the nodes, asks `decide`, commits, reports.
+"""Shell: a term of a coordinator: it watches the nodes, asks `decide`, commits, reports.
 
-Every node that takes part is ready to coordinate, once the run has accepted its settings. The role is a key on a lease
-of its own, with a short TTL. The revision that created the key is the *term*. Every write of a coordinator is
-conditional on its term, so one that was paused and wakes up writes nothing, and whatever a dead one left lies under its
-term and is never read (promise R7).
-
-Taking over is three round trips: a lease; the role, and with it all that is to be known of the run; the members of the
-last round, and the watch on the nodes. What older rounds have left is deleted meanwhile, and holds nobody up.
+Every write of a coordinator is conditional on its term, so one that was paused and wakes up writes nothing, and what a
+dead one left lies under its term and is never read (promise R7). Who takes the role, and when, is said in `candidacy`.
 
 A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
 not closed, its settings, and the very arrival of each member. If any of that has changed, nothing is written, and the
@@ -61,178 +56,76 @@ from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import heed_accusations
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.agreement import Agreement
-from rdzv.node.store_session import SharedLease
+from rdzv.node.store_session import SharedLease, portions
 from rdzv.node.wakeup import Wakeup
 from store import (
     ConditionFailed,
-    ConnectionLost,
     Delete,
     Entry,
     Get,
     Lease,
-    LeaseNotFound,
     LimitExceeded,
     Put,
     StoreError,
-    StoreTimeoutError,
     when,
 )
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
     from rdzv.core.decision import Decision, Rules
     from rdzv.core.keys import Keys
     from rdzv.node.admission import Agreed
+    from rdzv.node.part.role import TakenRole
     from rdzv.node.store_session import Link
     from store import Condition, Event
-    from store.interface import LeaseLike
 
-__all__ = ["Candidacy"]
+__all__ = ["Term"]
 
 log = escaping(logging.getLogger(__name__))
 
-LEADER_TTL = 3.0  # seconds; how long a coordinator that is paused or cut off may hold the others up
-ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
-TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is of no use
-LEADER_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is to be announced
-ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
-ELECTION_MOST = 1.0  # ... and at most so long
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
-WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
-class Candidacy:
-    """One node's readiness to coordinate its run.
+class Term:
+    """One term of one coordinator.
 
     Args:
-        link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
+        link: The way to the store, and what this node knows of the head.
+        role: The role, which this node has.
         keys: The run's keys.
-        agreed: The run's settings: whoever finds others in the store, and cannot go by them, decides nothing.
-        overruled: Called with the run's settings if they are others by now.
-        node_id: Who takes the role.
+        agreed: The run's settings.
+        node_id: Who coordinates.
         ttl: That of a member's lease.
-        gone_ttl: The same, of how long it outlives its process.
-        rng: For the pause before taking the role.
+        run_lease: For all that is to outlive the term.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
     def __init__(
         self,
         link: Link,
+        role: TakenRole,
         *,
         keys: Keys,
         agreed: Agreed,
-        overruled: Callable[[dict[str, Any]], None],
         node_id: str,
         ttl: float,
-        gone_ttl: float,
-        rng: random.Random,
-        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
+        run_lease: Lease,
+        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None,
     ) -> None:
-        self._link = link
         self._store = link.store
         self._keys = keys
         self._agreed = agreed
-        self._overruled = overruled
-        self._node_id = node_id
-        self._follower = link.follower
-        self._ttl = ttl
-        self._gone_ttl = gone_ttl
-        self._rng = rng
         self._apart = apart
-        self._wakeup = Wakeup()
-        self._failed_with: str | None = None
-
-    async def run(self) -> None:
-        """Take the role whenever nobody has it, for as long as this node takes part."""
-        with self._follower.listeners.listening(self._wakeup):
-            await self._follower.synced.wait()
-            while self._follower.error is None:
-                while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
-                    await self._wakeup.sleep_until(None)
-                await anyio.sleep(self._rng.uniform(0, self._election_pause()))
-                if self._follower.head.coordinator is None:
-                    await self._take_role_and_survive()
-
-    async def _take_role_and_survive(self) -> None:
-        """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
-        try:
-            await self._take_role()
-        except OverruledError as error:
-            self._overruled(error.settings)
-            await anyio.sleep_forever()  # until this node has left, of which it is told now
-        except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
-            log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
-        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
-            if repr(error) != self._failed_with:
-                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
-            self._failed_with = repr(error)
-        else:
-            return
-        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
-
-    def _election_pause(self) -> float:
-        head = self._follower.head
-        known = head.progress.joined + head.progress.live if head.progress else 1
-        return min(ELECTION_PER_NODE * max(known, 1), ELECTION_MOST)
-
-    async def _take_role(self) -> None:
-        """Try to become coordinator, and if that succeeds be it until the role is lost."""
-        lost = anyio.CancelScope()
-        run_lease = await self._link.run_lease()  # it has been known since this node arrived
-        far, began = self._link.round_trip, self._store.time()
-        lease = await self._link.keeper.hold(
-            # A store that was away for so long must not cost the role as well.
-            ttl=min(max(LEADER_TTL, ROUND_TRIPS_PER_TERM * far), TERM_MOST) + self._store.fail_over,
-            disconnect_ttl=max(LEADER_DISCONNECT_TTL, self._link.reconnects_in),
-            gone_ttl=max(self._gone_ttl, self._link.reconnects_in),
-            on_lapse=lambda _: lost.cancel(),
-        )
-        self._link.answered_in(self._store.time() - began)
-        keys = self._keys
-        try:
-            taken = await self._store.transact(
-                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
-                then=(
-                    Put(keys.coordinator, self._node_id.encode(), lease=lease.id),
-                    Get(keys.round),
-                    Get(keys.progress),
-                    Get(keys.history),
-                ),
-                otherwise=(Get(keys.settings),),
-            )
-            if taken.succeeded:
-                log.info("run %s: node %s coordinates", keys.run_id, self._node_id)
-                _, *found = taken.results
-                with lost, contextlib.suppress(ConditionFailed):
-                    await _Term(self, taken.revision, lease, run_lease).lead(*found)  # type: ignore[arg-type]
-            elif not take_settings(taken, self._agreed) and self._follower.head.coordinator is None:
-                # The watch will tell who it is.
-                await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await lease.release()
-
-
-class _Term:
-    """One term of one coordinator."""
-
-    def __init__(self, candidacy: Candidacy, term: int, lease: LeaseLike, run_lease: Lease) -> None:
-        self._store = candidacy._store
-        self._keys = candidacy._keys
-        self._agreed = candidacy._agreed
-        self._apart = candidacy._apart
-        self._follower = candidacy._follower
-        self._node_id = candidacy._node_id
-        self._term = term
-        self._lease = lease  # of the role, and of nothing that should outlive it
-        self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == term,)
+        self._follower = link.follower
+        self._node_id = node_id
+        self._term = role.term
+        self._lease = role.lease  # of the role, and of nothing that should outlive it
+        self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == role.term,)
         rules = self._agreed.rules
         self._view = View(nodes_prefix=self._keys.nodes, needed=rules.needed, expected=rules.expected)
         self._resized_at = 0  # the revision of the last resize that was heeded
@@ -243,8 +136,8 @@ class _Term:
         self._reported_at = 0.0
         self._said = ""
         self._failed_with: str | None = None
-        self._run_lease = run_lease  # for all that should
-        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * candidacy._ttl))
+        self._run_lease = run_lease
+        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
         self._chronicle = Chronicle()
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
@@ -553,7 +446,7 @@ class _Term:
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
             writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
-        for portion in _portions(writes, self._store.writes_max):
+        for portion in portions(writes, self._store.writes_max):
             await self._write(portion)
 
     async def _clear_away(self, round: Round | None) -> None:
@@ -581,17 +474,3 @@ class _Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
-
-
-def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
-    """The same writes, in as few transactions as the store takes: by their number, and by their bytes."""
-    portion: list[Put] = []
-    size = 0
-    for write in writes:
-        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
-            yield portion
-            portion, size = [], 0
-        portion.append(write)
-        size += len(write.value)
-    if portion:
-        yield portion

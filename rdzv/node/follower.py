@@ -16,6 +16,7 @@ from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, R
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.wakeup import Listeners
+from store import Entry
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Follower:
         self._own_ban_key = keys.banned(node_id)
         self.own_ban: OwnBan | None = None
         self.resets = 0
+        self.opened_in = 0.0  # seconds that the store took to answer
+        self._seen = 0  # the last revision that the watch has told of
         self.head = Head()
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
@@ -68,10 +71,13 @@ class Follower:
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""
         try:
+            began = self._store.time()
             async with self._store.watch(self._keys.head, snapshot=True) as watch:
+                self.opened_in = self._store.time() - began
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)
+                        self._seen = max(self._seen, event.revision)
                     self.listeners.changed()
         except Exception as error:  # noqa: BLE001  whatever it is, nobody must wait for a head that will not come
             self.error = error
@@ -87,6 +93,18 @@ class Follower:
             self.head = replace(self.head, round=round)
             if self._anew is not None:
                 self._anew = replace(self._anew, round=round)
+            self.listeners.changed()
+
+    def take_coordinator(self, there: object, *, revision: int) -> None:
+        """Learn who coordinates by another way than the watch, unless that has come further.
+
+        Args:
+            there: The entry of its key, if there is one.
+            revision: As of which revision.
+        """
+        if isinstance(there, Entry) and self.head.coordinator is None and revision > self._seen:
+            coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
+            self.head = replace(self.head, coordinator=coordinator)
             self.listeners.changed()
 
     def take_closing(self, closed: Closed) -> None:

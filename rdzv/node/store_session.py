@@ -19,18 +19,19 @@ from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
 from store.client.keepalive import TaskKeeper
+from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from rdzv.core.keys import Keys
     from rdzv.core.state import Round
     from rdzv.membership import Membership
     from store import Store
 
-__all__ = ["Link", "SharedLease", "is_away"]
+__all__ = ["Link", "SharedLease", "is_away", "portions"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the o
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 SHARED_RENEWALS_PER_TTL = 4
 
 
@@ -153,7 +155,7 @@ class Link:
     @property
     def round_trip(self) -> float:
         """How long the store takes to answer, in seconds, as far as was noted lately."""
-        return min(self._answered_in, default=0.0)
+        return min(self._answered_in, default=self.follower.opened_in)
 
     def slowness(self) -> str:
         """What to add to whatever a node waits for, if the store answers slowly."""
@@ -196,6 +198,14 @@ class Link:
             if result.succeeded:
                 return after
 
+    def learn_run_lease(self, id: int, *, ttl: float) -> None:
+        """Learn of the run's lease by the way: whoever arrives is told."""
+        self._run_lease = Lease(self.store, id=id, ttl=ttl)
+
+    def choose_lease(self) -> int:
+        """An id for a lease that a transaction grants."""
+        return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
+
     def forget_run_lease(self) -> None:
         """Look for the run's lease anew: what was known of it may have lapsed."""
         self._run_lease = None
@@ -227,6 +237,11 @@ class Link:
                 pass  # there are two more times before it matters
 
     # ------------------------------------------------------------------------------------------ coordinating
+
+    @property
+    def runs_for_coordinator(self) -> bool:
+        """Whether this node is ready to coordinate."""
+        return self._candidacy is not None
 
     def run_for_coordinator(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Be ready to coordinate from now on, by this."""
@@ -310,3 +325,17 @@ class SharedLease:
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()
+
+
+def portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+    """Yield the same writes, in as few transactions as the store takes: by their number, and by their bytes."""
+    portion: list[Put] = []
+    size = 0
+    for write in writes:
+        if portion and (len(portion) == count_most or size + len(write.value) > WRITE_BYTES_MOST):
+            yield portion
+            portion, size = [], 0
+        portion.append(write)
+        size += len(write.value)
+    if portion:
+        yield portion

@@ -26,7 +26,7 @@ from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import settle, with_doubt
-from store.client.patience import HEARTBEAT, Patience
+from store.client.patience import HEARTBEAT, HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Patience
 from store.client.room import Room
 from store.client.silence import Silence
 from store.client.watch import Watch
@@ -296,7 +296,7 @@ class Client(interface.Store):
     async def _until_over(self, link: Link, successor: asyncio.Future[Link], heartbeats: float) -> None:
         """Wait until a connection has ended or has a successor; hang up if it stays silent."""
         asked_at: float | None = None
-        held = 0
+        pinged_at, held = self.time(), 0
         assert link.transport is not None
         over: list[asyncio.Future[Any]] = [link.closed, successor]
         while True:
@@ -312,14 +312,16 @@ class Client(interface.Store):
                 asked_at = None
             # Silence counts only after a question: before it, it may be ours, who were busy and asked nothing.
             unanswered = now - asked_at if asked_at is not None else 0.0 if self._ready else silence
-            patient = 1.0 if self._ready else heartbeats
+            # Where the system acknowledges, its server is busy, or stopped: another connection would not help it.
+            patient = heartbeats if not self._ready else HEARTBEATS_OF_BUSY if link.acknowledged else 1.0
             if unanswered >= HEARTBEAT * patient and silence >= 2 * HEARTBEAT * patient:
                 hint = "; if it speaks TLS, write tcps://" if link.mute and not self.met else ""
                 link.farewell = f"it has been silent for {silence:.0f} s{hint}"
                 break
             # Watches want to hear how far the store has come, also while others keep the connection busy.
-            if self._ready and asked_at is None and (silence >= HEARTBEAT or self._watches):
-                asked_at = now
+            stale = bool(self._watches) and now - pinged_at >= WATCHES_HEAR_EVERY
+            if self._ready and asked_at is None and (silence >= HEARTBEAT or stale):
+                asked_at = pinged_at = now
                 self._ask_ping()
 
     def _abort_previous(self) -> None:

@@ -7,9 +7,14 @@ node's in the node thread (`rdzv.node.loops`). How one lease is kept, and when i
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
-from store.keeping import Keeping
+import anyio
+
+from store.errors import StoreError
+from store.interface import Lease
+from store.keeping import RELEASE_WITHIN, Keeping
 from store.messages import GONE_TTL
 
 if TYPE_CHECKING:
@@ -21,27 +26,30 @@ __all__ = ["HeldLease", "TaskKeeper"]
 
 
 class HeldLease:
-    """A lease that is being kept.
+    """A lease that is being kept, or that a transaction is about to grant.
 
     Attributes:
         id: The lease's id, to put keys on.
-        ttl: As granted, in seconds.
+        ttl: As granted, or as asked for, in seconds.
+        kept: Whether it is known to have been granted; it may have been lost since.
     """
 
-    def __init__(self, keeper: TaskKeeper, *, id: int, ttl: float) -> None:
+    def __init__(self, keeper: TaskKeeper, *, id: int, ttl: float, kept: bool) -> None:
         self._keeper = keeper
         self.id = id
         self.ttl = ttl
+        self.kept = kept
 
     async def release(self) -> None:
         """Stop keeping it and revoke it, within a short time; an unreachable store lets it lapse."""
-        await self._keeper.release(self.id)
+        await self._keeper.release(self)
 
 
 class TaskKeeper:
     """Keeps leases in the caller's own loop, over a client that is the caller's to close."""
 
     def __init__(self, store: Store) -> None:
+        self._store = store
         self._keeping = Keeping(store)
 
     async def hold(
@@ -62,11 +70,25 @@ class TaskKeeper:
             on_lapse: Called once, in the caller's event loop, with the reason, when it must be taken for lost.
         """
         lease = await self._keeping.hold(ttl, disconnect_ttl, gone_ttl, on_lapse)
-        return HeldLease(self, id=lease.id, ttl=lease.ttl)
+        return HeldLease(self, id=lease.id, ttl=lease.ttl, kept=True)
 
-    async def release(self, lease: int) -> None:
-        """Stop keeping a lease, and revoke it."""
-        await self._keeping.release(lease)
+    def prepare(self, *, id: int, ttl: float) -> HeldLease:
+        """A lease that a transaction is about to grant, by this id; `keep` it once that is done."""
+        return HeldLease(self, id=id, ttl=ttl, kept=False)
+
+    def keep(self, lease: HeldLease, *, sent_at: float, on_lapse: Callable[[str], None]) -> None:
+        """Keep a lease that was prepared, and has been granted by what was sent at `sent_at`; see `hold`."""
+        assert not lease.kept, "a lease is granted once"
+        lease.kept = True
+        self._keeping.adopt(Lease(self._store, id=lease.id, ttl=lease.ttl), sent_at, on_lapse)
+
+    async def release(self, lease: HeldLease) -> None:
+        """Stop keeping a lease, and revoke it; also one that may have been granted, and whose grant nobody knows of."""
+        if lease.kept:
+            await self._keeping.release(lease.id)
+            return
+        with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
+            await Lease(self._store, id=lease.id, ttl=lease.ttl).revoke(timeout=RELEASE_WITHIN)
 
     async def aclose(self) -> None:
         """Release everything."""

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["ATTEMPT_MOST", "FIRST_ATTEMPT", "HEARTBEAT", "SILENCE", "Patience", "backoff"]
+__all__ = [
+    "ATTEMPT_MOST",
+    "FIRST_ATTEMPT",
+    "HEARTBEAT",
+    "HEARTBEATS_OF_BUSY",
+    "SILENCE",
+    "WATCHES_HEAR_EVERY",
+    "Patience",
+    "backoff",
+]
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
@@ -26,9 +35,11 @@ BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away
 
 HEARTBEAT = 5.0  # seconds of silence before we ask, where nothing was asked, and again before we hang up
+HEARTBEATS_OF_BUSY = 6.0  # times as long, where the other side's system acknowledges what it is sent
+WATCHES_HEAR_EVERY = 20.0  # seconds; how far the store has come, so that a watch resumes there and not further back
 SILENCE = 1.0  # seconds without an answer after which a fresh connection is tried
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
-BUSY_FACTOR = 8.0  # times as long is waited for a server whose system acknowledges what it is sent ...
+BUSY_FACTOR = 30.0  # times as long is waited for a server whose system acknowledges what it is sent ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
 ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
 FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is

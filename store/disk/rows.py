@@ -13,7 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
-from store.messages import Entry, Event, Failed, FailureKind
+from store.messages import CHOSEN_LEASE_LEAST, Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
             history.extend(_history_rows(revision, events))
         compacted = max(compacted, facts.compacted)
         for lease in facts.granted:
-            last_lease = max(last_lease, lease.id)
+            if lease.id < CHOSEN_LEASE_LEAST:
+                last_lease = max(last_lease, lease.id)
             sooner = [None if ttl is None else float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)]
             granted.append(seal(lease.id, float(lease.ttl), *sooner, int(lease.anonymous)))
         ended.extend((lease_id,) for lease_id in facts.ended)

@@ -12,10 +12,22 @@ from typing import TYPE_CHECKING, Any, assert_never
 from store.engine.keyspace import ENTRY_OVERHEAD, answer_bytes
 from store.engine.sessions import reply_cost_at_most
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
-from store.messages import Add, Append, Delete, Failed, FailureKind, Get, Operation, Put, key_bytes
+from store.messages import (
+    CHOSEN_LEASE_LEAST,
+    Add,
+    Append,
+    Create,
+    Delete,
+    Failed,
+    FailureKind,
+    Get,
+    Operation,
+    Put,
+    key_bytes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
@@ -23,7 +35,7 @@ if TYPE_CHECKING:
     from store.engine.waits import Waits
     from store.engine.watches import History, Watches
     from store.limits import Limits
-    from store.messages import Entry, Request
+    from store.messages import Entry, Grant, Request
 
 __all__ = ["Admission", "shown", "sum_of"]
 
@@ -107,6 +119,13 @@ class Admission:
                 case Append():
                     self.check_rewrite(operation, joining)
                     size = self.check_append(operation)
+                case Create():
+                    entry = self._keys.get(operation.key)
+                    if entry is not None:
+                        answer += answer_bytes(entry)
+                        continue
+                    self.check_put(operation.key, operation.value, ttl=None, lease=operation.lease, joining=joining)
+                    size = len(operation.value)
                 case Delete():
                     continue
                 case _:
@@ -116,6 +135,26 @@ class Admission:
         self.check_revision(sum(written.values()))
         self.check_room(room)
         self.check_answer(answer)
+
+    def check_grants(self, grants: Sequence[Grant]) -> None:
+        """Refuse leases that are to be made for a transaction."""
+        for grant in grants:
+            if grant.id is None or not CHOSEN_LEASE_LEAST <= grant.id < 2 * CHOSEN_LEASE_LEAST:
+                raise StoreUsageError(
+                    f"a transaction grants a lease of id {shown(grant.id)}; choose one from {CHOSEN_LEASE_LEAST} on"
+                )
+            self.check_grant(grant)
+        if len({grant.id for grant in grants}) < len(grants):
+            raise StoreUsageError("a transaction grants a lease twice; once is what it may")
+        self.check_lease_room(len(grants))
+
+    def check_grant(self, grant: Grant) -> None:
+        """Refuse a lease that is too long, or none."""
+        self.check_ttl(grant.ttl)
+        if grant.disconnect_ttl is not None:
+            self.check_ttl(grant.disconnect_ttl, name="disconnect_ttl")
+        if grant.gone_ttl is not None:
+            self.check_ttl(grant.gone_ttl, name="gone_ttl")
 
     def check_session(self, session: Session) -> Failed | None:
         """What to answer a mutation of a session that keeps too many replies already."""

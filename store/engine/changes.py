@@ -13,7 +13,7 @@ from store.engine.admission import sum_of
 from store.engine.changeset import SavedLease
 from store.engine.keyspace import appended, put_event
 from store.fast_init import constructor
-from store.messages import Add, Append, CompareAndSet, Delete, Entry, Event, Get, Operation, Put
+from store.messages import Add, Append, CompareAndSet, Create, Delete, Entry, Event, Get, Operation, Put
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts
@@ -73,6 +73,9 @@ class Changes:
                 return self.add(operation)[0]
             case Append():
                 return self.append(operation)[0]
+            case Create():
+                there = self._keys.get(operation.key)
+                return self._write(operation.key, operation.value, operation.lease) if there is None else there
 
     def put(self, request: Put | CompareAndSet) -> int:
         """Write a checked put, and move the key to the lease it asks for; the revision."""
@@ -142,10 +145,11 @@ class Changes:
         gone_ttl: float | None = None,
         peer: int | None = None,
         anonymous: bool = False,
+        id: int | None = None,
     ) -> LeaseRecord:
-        """Make a lease."""
+        """Make a lease, of this id if it is given."""
         lease = self._leases.grant(
-            ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, peer=peer, anonymous=anonymous
+            ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, peer=peer, anonymous=anonymous, id=id
         )
         if self.facts is not None:
             self.facts.granted.append(

@@ -109,7 +109,7 @@ class Saved:
         store_id: Its identity.
         revision: Of its last change.
         compacted: Up to which revision history is not kept.
-        last_lease: The highest lease id ever given.
+        last_lease: The highest lease id that the store has ever given.
         last_session: The highest session number ever given.
         entries: Its keys.
         leases: Its leases.

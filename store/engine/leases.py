@@ -118,10 +118,12 @@ class Leases:
         gone_ttl: float | None = None,
         peer: int | None,
         anonymous: bool = False,
+        id: int | None = None,
     ) -> LeaseRecord:
-        """Make a lease that lapses in `ttl` seconds unless it is renewed."""
-        self._last_id += 1
-        lease = self._add(self._last_id, ttl, disconnect_ttl, gone_ttl, anonymous=anonymous)
+        """Make a lease that lapses in `ttl` seconds unless it is renewed; with an `id` that its client has chosen."""
+        if id is None:
+            id = self._last_id = self._last_id + 1
+        lease = self._add(id, ttl, disconnect_ttl, gone_ttl, anonymous=anonymous)
         if not anonymous:
             self._keep(lease, peer)
         return lease

@@ -15,7 +15,7 @@ from store.engine.keyspace import answer_bytes, put_event
 from store.engine.scans import PART_BYTES, STEP_KEYS, Picked, Scan
 from store.engine.waits import Parked, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
-from store.errors import ConditionFailed, LimitExceeded, StoreUsageError
+from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.fast_init import constructor
 from store.messages import (
     Add,
@@ -27,6 +27,7 @@ from store.messages import (
     Condition,
     Count,
     Counted,
+    Create,
     Delete,
     DeletePrefix,
     Done,
@@ -50,6 +51,7 @@ from store.messages import (
     ListGroups,
     Listing,
     ListingPart,
+    Operation,
     Ping,
     Pong,
     Put,
@@ -72,7 +74,7 @@ if TYPE_CHECKING:
 
     from store.engine.changes import Changes
     from store.engine.keyspace import Keyspace
-    from store.engine.leases import Leases
+    from store.engine.leases import LeaseRecord, Leases
     from store.limits import Limits
 
 __all__ = ["Requests"]
@@ -275,22 +277,45 @@ class Requests:
         self._admission.check_branches(len(request.then) + len(request.otherwise))
         succeeded = all(map(self._holds, request.when))
         operations = request.then if succeeded else request.otherwise
-        self._admission.check_operations(operations)
+        granted = self._grant_for(operations, request.grants) if request.grants else ()
+        try:
+            self._admission.check_operations(operations)
+        except StoreError:
+            for lease in granted:
+                self._changes.end_lease(lease, most=0)  # no key is on it yet
+            raise
         results = tuple(map(self._changes.operate, operations))
         return TransactionResult(succeeded=succeeded, results=results, revision=self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases
 
-    def _grant(self, request: Grant) -> Granted:
-        self._admission.check_ttl(request.ttl)
-        if request.disconnect_ttl is not None:
-            self._admission.check_ttl(request.disconnect_ttl, name="disconnect_ttl")
-        if request.gone_ttl is not None:
-            self._admission.check_ttl(request.gone_ttl, name="gone_ttl")
-        self._admission.check_lease_room()
-        lease = self._changes.grant(
-            request.ttl, disconnect_ttl=request.disconnect_ttl, gone_ttl=request.gone_ttl, peer=self._peer
+    def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
+        """Grant those leases that these operations put a key on, and that are not there."""
+        self._admission.check_count(len(grants), "leases")
+        used = {
+            operation.lease
+            for operation in operations
+            if isinstance(operation, Put | Create | Add | Append)
+            and (type(operation) is Put or self._keys.get(operation.key) is None)
+        }
+        wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
+        for grant in wanted:
+            if self._leases.with_keys(grant.id or 0) is not None:
+                raise LeaseNotFound(f"lease {grant.id} has lapsed, and its keys are going: come again in a moment")
+        self._admission.check_grants(wanted)
+        return [self._make_lease(grant) for grant in wanted]
+
+    def _make_lease(self, grant: Grant) -> LeaseRecord:
+        return self._changes.grant(
+            grant.ttl, disconnect_ttl=grant.disconnect_ttl, gone_ttl=grant.gone_ttl, peer=self._peer, id=grant.id
         )
+
+    def _grant(self, request: Grant) -> Granted:
+        if request.id is not None:
+            raise StoreUsageError("a lease of a chosen id is granted in a transaction that puts a key on it")
+        self._admission.check_grant(request)
+        self._admission.check_lease_room()
+        lease = self._make_lease(request)
         return Granted(lease=lease.id, ttl=lease.ttl)
 
     def _keep_alive(self, request: KeepAlive) -> Granted:

@@ -25,6 +25,7 @@ from store.messages import (
     Append,
     CompareAndSet,
     CompareAndSetResult,
+    Create,
     Entry,
     Failed,
     Get,
@@ -271,13 +272,13 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
             operations = then + otherwise
             written: dict[str, int] = {}
             for operation in operations:
-                if isinstance(operation, Put | Append):
+                if isinstance(operation, Put | Append | Create):
                     written[operation.key] = written.get(operation.key, 0) + len(operation.value)
 
             def most(key: str) -> int:
                 return ENTRY + key_bytes(key) + size(key) + written.get(key, 0)
 
             return REPLY + sum(
-                REPLY + (most(operation.key) if isinstance(operation, Get) else 0) for operation in operations
+                REPLY + (most(operation.key) if isinstance(operation, Get | Create) else 0) for operation in operations
             )
     return REPLY

@@ -43,11 +43,11 @@ async def call(members: Members, request: Grant | KeepAlive | Revoke | TimeToLiv
             return Done()
 
 
-async def grant(members: Members, ttl: float, deadline: float) -> Granted:
-    """A lease, under an id of our own making, so that asking again grants no second one."""
+async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
+    """A lease, under an id of our own making if none is given, so that asking again grants no second one."""
     if not ttl > 0:
         raise StoreUsageError(f"ttl is {ttl:g} s; it must be above 0")
-    lease, ttl_granted = await granted(members, ttl, deadline)
+    lease, ttl_granted = await granted(members, ttl, deadline, id=id)
     return Granted(lease=lease, ttl=ttl_granted)
 
 

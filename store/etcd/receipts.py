@@ -15,6 +15,7 @@ import anyio
 
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.transactions import Receipt
+from store.messages import CHOSEN_LEASE_LEAST
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
@@ -79,16 +80,19 @@ class Receipts:
             )
 
 
-async def granted(members: Members, ttl: float, deadline: float) -> tuple[int, float]:
-    """A new lease, and its TTL as granted: in whole seconds, and at least etcd's own least."""
-    lease = secrets.randbelow(2**62) + 1
+async def granted(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> tuple[int, float]:
+    """A lease, and its TTL as granted: in whole seconds, and at least etcd's own least.
+
+    A new one, or that of an `id` that was chosen, which may be there already.
+    """
+    lease = id or secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     try:
         reply = await members.ask("Lease/LeaseGrant", asked, deadline=deadline, what="Grant")
     except Failure as failure:
         if failure.trouble is not FailureKind.LEASE_EXISTS:
             raise
-        # Nobody else makes up this number: it was an attempt of ours whose answer was lost.
+        # It was an attempt of ours whose answer was lost, or is one that several share.
         reply = await members.ask("Lease/LeaseTimeToLive", {"ID": lease}, deadline=deadline, what="Grant")
         return lease, float(reply.grantedTTL or math.ceil(ttl))
     return lease, float(reply.TTL)

@@ -17,7 +17,7 @@ still be on its way, finds the receipt changed, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from store.errors import StoreUsageError
@@ -30,6 +30,7 @@ from store.messages import (
     CompareAndSetResult,
     Condition,
     Counted,
+    Create,
     Delete,
     DeletePrefix,
     Entry,
@@ -55,6 +56,7 @@ __all__ = [
     "Outcome",
     "Receipt",
     "Write",
+    "alternatives",
     "answer",
     "normal",
     "outcome",
@@ -202,6 +204,28 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
             raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
 
 
+def alternatives(write: Write) -> list[Write]:
+    """Return the writes to try one after the other, of which the first that succeeds counts: etcd knows no "or".
+
+    Raises:
+        StoreUsageError: It would write also where its conditions do not hold: that would be done twice.
+    """
+    places = [place for place, condition in enumerate(write.when) if condition.target is Target.VALUE_IF_ANY]
+    if places and write.otherwise.writes:
+        raise StoreUsageError("a transaction at etcd with value_if_any among its conditions only reads otherwise")
+    found = [write]
+    for place in places:
+        key, expected = write.when[place].key, write.when[place].expected
+        is_so = Condition(key=key, target=Target.VALUE, expected=expected)
+        is_missing = Condition(key=key, target=Target.EXISTS, expected=False)
+        found = [
+            replace(one, when=(*one.when[:place], condition, *one.when[place + 1 :]))
+            for one in found
+            for condition in (is_so, is_missing)
+        ]
+    return found
+
+
 def _check(operations: Sequence[Operation]) -> None:
     """Refuse what the embedded store would, and in its words, before anything is sent."""
     written = set()
@@ -221,8 +245,8 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 def rests_on(branch: Branch) -> list[str]:
-    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to."""
-    return [operation.key for operation in branch.operations if isinstance(operation, Add | Append)]
+    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to, or creates."""
+    return [operation.key for operation in branch.operations if isinstance(operation, Add | Append | Create)]
 
 
 def resolved(branch: Branch, entries: Mapping[str, Entry | None]) -> Branch:
@@ -235,10 +259,16 @@ def resolved(branch: Branch, entries: Mapping[str, Entry | None]) -> Branch:
     conditions: list[Condition] = []
     sums: dict[int, int] = {}
     for place, operation in enumerate(branch.operations):
-        if not isinstance(operation, Add | Append):
+        if not isinstance(operation, Add | Append | Create):
             operations.append(operation)
             continue
         entry = entries[operation.key]
+        if isinstance(operation, Create):
+            there = entry is not None
+            put = Put(operation.key, operation.value, lease=operation.lease)
+            operations.append(Get(operation.key) if there else put)
+            conditions.append(Condition(key=operation.key, target=Target.EXISTS, expected=there))
+            continue
         if isinstance(operation, Add):
             sums[place] = _sum(operation, entry)
             value = b"%d" % sums[place]
@@ -317,8 +347,8 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
             return [{"request_delete_range": {"key": key.encode()}}]
         case DeletePrefix(prefix=prefix):
             return [{"request_delete_range": range_of(span)} for span in spans(prefix, hidden)]
-        case Add() | Append():
-            raise AssertionError("what is added has been resolved")
+        case Add() | Append() | Create():
+            raise AssertionError("what is added or created has been resolved")
 
 
 def outcome(

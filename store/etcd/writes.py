@@ -21,6 +21,7 @@ from store.etcd.rpc.extra import etcd_pb2 as pb
 from store.etcd.transactions import (
     Receipt,
     Write,
+    alternatives,
     answer,
     normal,
     outcome,
@@ -30,7 +31,7 @@ from store.etcd.transactions import (
     rests_on,
     transaction,
 )
-from store.messages import Put, Revoke
+from store.messages import Put, Revoke, Transact
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,8 +66,17 @@ class Writes:
         write = normal(request, guard)
         leases: list[int] = []
         try:
+            for grant in request.grants if isinstance(request, Transact) else ():
+                # One that turns out not to be needed lapses: others may have put keys on it meanwhile.
+                await leases_of.grant(self._members, grant.ttl, deadline, id=grant.id)
             write, leases = await self._on_leases(write, deadline)
-            done = await self._until_done(write, deadline, doubt)
+            *others, last = alternatives(write)
+            for write in others:  # each only reads if it does not succeed
+                done = await self._until_done(write, deadline, doubt)
+                if done.succeeded or done.refused:
+                    break
+            else:
+                done = await self._until_done(write := last, deadline, doubt)
         except BaseException:
             await self._revoke(leases)
             raise

@@ -28,6 +28,7 @@ from store.messages import (
     Condition,
     Count,
     Counted,
+    Create,
     Delete,
     DeletePrefix,
     Done,
@@ -242,6 +243,7 @@ _EXPECTED_TYPE: dict[Target, type[int | bytes | bool]] = {
     Target.CREATE_REVISION: int,
     Target.VALUE: bytes,
     Target.EXISTS: bool,
+    Target.VALUE_IF_ANY: bytes,
 }
 
 
@@ -377,6 +379,7 @@ _MAYBE_ENTRY = _optional(_ENTRY)
 _GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
 _CONDITIONS = _conditions()
 _OPERATIONS = _many(_one_of(Operation.__args__))
+_GRANTS = _many(_one_of((Grant,)))
 _GUARDABLE = _one_of((*Operation.__args__, GetMany, List, Count, DeletePrefix, CompareAndSet, Wait))
 
 M = TypeVar("M")
@@ -477,10 +480,17 @@ REQUESTS: dict[int, Layout[Any]] = {
             ttl=_optional(_SECONDS),
             lease=_optional(_INT),
         ),
-        Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS),
+        Layout(11, Transact, when=_CONDITIONS, then=_OPERATIONS, otherwise=_OPERATIONS, grants=_GRANTS),
         Layout(12, Wait, keys=_many(_STR)),
         Layout(13, Guarded, when=_CONDITIONS, request=_GUARDABLE),
-        Layout(14, Grant, ttl=_SECONDS, disconnect_ttl=_optional(_SECONDS), gone_ttl=_optional(_SECONDS)),
+        Layout(
+            14,
+            Grant,
+            ttl=_SECONDS,
+            disconnect_ttl=_optional(_SECONDS),
+            gone_ttl=_optional(_SECONDS),
+            id=_optional(_INT),
+        ),
         Layout(15, KeepAlive, lease=_INT),
         Layout(16, Revoke, lease=_INT),
         Layout(17, TimeToLive, lease=_INT),
@@ -489,6 +499,7 @@ REQUESTS: dict[int, Layout[Any]] = {
         Layout(20, Ping),
         Layout(21, Stats),
         Layout(22, ListGroups, after=_STR),
+        Layout(23, Create, key=_STR, value=_BYTES, lease=_optional(_INT)),
     )
 }
 

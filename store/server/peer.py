@@ -160,6 +160,10 @@ class Peer(asyncio.BufferedProtocol):
         self.queue(connection.greeting())
         self.flush()
 
+    def await_hello(self, timer: asyncio.TimerHandle) -> None:
+        """Give the client until then to say hello."""
+        self._set_timer(timer)
+
     def greeted(self) -> None:
         """The client has said hello in time."""
         self._set_timer(None)

@@ -308,10 +308,12 @@ class Server:
 
     def _check_greeted(self, peer: Peer) -> None:
         if peer.connection is not None and not peer.connection.greeted and not peer.gone:
-            # Strangers are not the only ones who are slow: an honest client on a busy machine may try again.
-            self.hang_up(
-                peer, Sorry("limit", f"no hello within {self._limits.handshake_timeout:g} s (handshake_timeout)")
-            )
+            within = self._limits.handshake_timeout
+            left = self.strangers.time_left(peer, self._clock(), within=within)
+            if left > 0:  # honest clients take long now, or we do to read what they say: this one may be another
+                peer.await_hello(asyncio.get_running_loop().call_later(left, self._check_greeted, peer))
+            else:  # strangers are not the only ones who are slow: an honest client on a busy machine may try again
+                self.hang_up(peer, Sorry("limit", f"no hello within {within:g} s (handshake_timeout)"))
 
     # ------------------------------------------------------------------------------------------ time
 

@@ -23,6 +23,7 @@ YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network has sai
 YIELD_FACTOR = 3.0  # times what the slowest honest client has taken lately, if that is more ...
 YIELD_MOST = 8.0  # ... but at most so many seconds
 LATELY = 30.0  # seconds
+HELLO_FACTOR = 6  # times the handshake_timeout that a hello may take at most, where all take long
 GUESSES_AT_ONCE = 100.0  # wrong tokens of one address; a job of so many nodes on one host is told of each
 GUESSES_PER_SECOND = 1.0  # after that
 ADDRESSES_MOST = 10_000  # of wrong guesses, that are remembered
@@ -73,6 +74,16 @@ class Strangers:
                 self._slowest, self._slowest_at = took, now
             self.went(who)
 
+    def patience(self, now: float) -> float:
+        """Seconds that an honest client may take, as far as those tell who have come lately."""
+        return YIELD_FACTOR * self._slowest if now - self._slowest_at <= LATELY else 0.0
+
+    def time_left(self, who: Stranger, now: float, *, within: float) -> float:
+        """Seconds that one of them still has, who has had those that all are given; more where all take long."""
+        if who not in self._unproven:
+            return 0.0
+        return min(self.patience(now), HELLO_FACTOR * within) - (now - self._unproven[who][1])
+
     def went(self, who: Stranger) -> None:
         """It has gone."""
         self._unproven.pop(who, None)
@@ -81,8 +92,7 @@ class Strangers:
         """Who must go so that another may come; None while nobody has been silent for long."""
         if not self.full:
             return None
-        slowest = self._slowest if now - self._slowest_at <= LATELY else 0.0
-        yield_after = max(YIELD_AFTER, min(YIELD_FACTOR * slowest, YIELD_MOST))
+        yield_after = max(YIELD_AFTER, min(self.patience(now), YIELD_MOST))
         if now - next(iter(self._unproven.values()))[1] < yield_after:  # who came first has been silent for longest
             return None
         silent = [(who, address) for who, (address, since) in self._unproven.items() if now - since >= yield_after]

@@ -21,7 +21,7 @@ from rdzv.core.decision import Rules
 from rdzv.core.keys import Keys
 from rdzv.core.ranks import order_named
 from rdzv.core.state import NodesLeft, NodesLost
-from rdzv.node.coordinator import ELECTION_MOST, LEADER_DISCONNECT_TTL, LEADER_TTL
+from rdzv.node.part.role import ELECTION_MOST, ROLE_DISCONNECT_TTL, ROLE_TTL
 from rdzv.testing.network import Way
 from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
@@ -222,7 +222,7 @@ class FullStory:
     def _draw_seconds(self) -> float:
         """How long something lasts: anything up to some seconds, or just as long as somebody's patience."""
         if self.rng.random() < 0.4:
-            return self.rng.choice((LEADER_TTL, TTL, DISCONNECT_TTL, LEADER_DISCONNECT_TTL)) + self.rng.uniform(0, 0.25)
+            return self.rng.choice((ROLE_TTL, TTL, DISCONNECT_TTL, ROLE_DISCONNECT_TTL)) + self.rng.uniform(0, 0.25)
         return self.rng.choice((0.1, 1.5, 5.0)) * self.rng.uniform(0.5, 1.5)
 
     def _something_happens(self) -> None:
@@ -260,7 +260,7 @@ class FullStory:
         """Something befalls whoever commits the next round, before it does, or just after."""
         how = self.rng.choice(("hold", "hold", "hold", "stop", "kill"))
         # What was about to be written comes just when others have taken over, if they have.
-        seconds = LEADER_TTL * self.rng.uniform(0.6, 1.1)
+        seconds = ROLE_TTL * self.rng.uniform(0.6, 1.1)
         left = int(self.rng.random() < 0.25)
         self.fuse = Fuse(left, commits, lambda who: self._strike(who, how, seconds))
 
@@ -438,7 +438,7 @@ class FullStory:
 
     def _calm_down(self, count: int) -> None:
         self.calm = True
-        self.disturbed("quiet from here on", lasting=NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL)
+        self.disturbed("quiet from here on", lasting=NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL)
         cosmos = self.cosmos
         cosmos.network.heal()
         if cosmos.store.disk is not None:
@@ -460,7 +460,7 @@ class FullStory:
         # Dead connections are noticed; who died lapses, and then whoever waits for a name; somebody takes the role; and
         # two last calls, since those who came late make the others meet again.
         promised = (
-            NOTICED_WITHIN + 2.5 * TTL + LEADER_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
+            NOTICED_WITHIN + 2.5 * TTL + ROLE_TTL + 2 * (self.rules.last_call + self.promptly) * CLOCKS_APART + 4.0
         )
         while self.now < began + promised:
             timeline.run(self.now + 0.25)
@@ -506,7 +506,7 @@ class FullStory:
         timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
         while not all(node.connected for node in self._alive() if node.refused is None) and self.now < deadline:
             timeline.run(self.now + 0.25)
-        timeline.run(self.now + (LEADER_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
+        timeline.run(self.now + (ROLE_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
 
     def _lose_one(self) -> None:
         """One member dies, and the others are told within a second of the time that it is given to come back (R5)."""

@@ -27,6 +27,7 @@ from store.messages import (
     Condition,
     Count,
     Counted,
+    Create,
     Delete,
     DeletePrefix,
     Entry,
@@ -331,7 +332,9 @@ class Books:
         operations = request.then if response.succeeded else request.otherwise
         revision = response.revision
         wrote = any(
-            isinstance(operation, Put | Add | Append) or (isinstance(operation, Delete) and done is True)
+            isinstance(operation, Put | Add | Append)
+            or (isinstance(operation, Create) and isinstance(done, int))
+            or (isinstance(operation, Delete) and done is True)
             for operation, done in zip(operations, response.results, strict=True)
         )
         if wrong := self._at(revision, began + 1 if wrote else began):
@@ -352,6 +355,9 @@ class Books:
                 return self._wrote(key, value, revision, before)
             case Delete(key=key):
                 return _same(done, self.at(key, before) is not None)
+            case Create(key=key, value=value):
+                there = self.at(key, before)
+                return _same(done, there) if there is not None else self._wrote(key, value, revision, before)
         return ""
 
     def _holds(self, condition: Condition, revision: int) -> bool:
@@ -365,6 +371,8 @@ class Books:
                 return entry is not None and entry.value == condition.expected
             case Target.EXISTS:
                 return (entry is not None) == condition.expected
+            case Target.VALUE_IF_ANY:
+                return entry is None or entry.value == condition.expected
 
 
 def _entry(event: Event) -> Entry | None:

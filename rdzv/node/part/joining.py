@@ -26,7 +26,7 @@ from rdzv.core.named import named
 from rdzv.core.state import unpack_roster
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.admission import report_health
-from rdzv.node.coordinator import Candidacy
+from rdzv.node.candidacy import Candidacy
 from rdzv.node.part.record import Recording
 from rdzv.node.part.state import NOT_WAITING
 from rdzv.node.status import find_member
@@ -142,9 +142,9 @@ class Joining:
         clock.set(suspended=False, now=anyio.current_time())
         part.reason = "waiting for the store to take its arrival"
         with anyio.move_on_after(clock.left(anyio.current_time())):
-            me = await self._recording.write(link, clock, me)
+            me, role = await self._recording.write(link, clock, me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
-            link.run_for_coordinator(lambda: self._candidacy(link).run())
+            link.run_for_coordinator(lambda: self._candidacy(link).run(role))
             link.keep_run()
             return me
         raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)

@@ -1,5 +1,7 @@
 """Shell: writes a node's record: one transaction makes an arrival, on its lease, under the run's settings.
 
+That transaction also grants the lease. Whoever comes first writes the settings and takes the role of coordinator in it.
+
 A name that another live node holds is waited for. What the store refuses is asked for anew with what it has answered.
 """
 
@@ -17,20 +19,24 @@ from rdzv._version import __version__
 from rdzv.core.addresses import address_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord
-from rdzv.errors import RendezvousSettingsError
-from rdzv.node.admission import agree_on_settings, is_too_long
+from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
+from rdzv.node.part.role import RoleGrant, role_ttl
 from rdzv.node.wakeup import Wakeup
-from store import Entry, Get, LeaseNotFound, LimitExceeded, Put, StoreError, when
+from store import Create, Entry, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
+    from rdzv.node.part.role import TakenRole
     from rdzv.node.part.state import Part
     from rdzv.node.store_session import Link
-    from store import Lease
+    from store import TransactionResult
     from store.client.keepalive import HeldLease
     from store.interface import Watch
+    from store.messages import Operation
 
 __all__ = ["Recording"]
+
+ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
 
 
 class Recording:
@@ -43,36 +49,55 @@ class Recording:
     def __init__(self, part: Part) -> None:
         self._part = part
 
-    async def write(self, link: Link, clock: JoinClock, me: Me) -> Me:
-        """Write this node's record: an arrival of its own, on its lease, under the run's settings."""
+    async def write(self, link: Link, clock: JoinClock, me: Me) -> tuple[Me, TakenRole | None]:
+        """Write this node's record: an arrival of its own, on its lease, under the run's settings.
+
+        Who comes first writes the settings with it, and takes the role of coordinator, all in one transaction: those
+        who come at the same moment find both taken, and none of them has to ask again.
+
+        Returns:
+            Who arrived; and the role, if it was free and this node has it now.
+        """
         part = self._part
         key = part.keys.node(part.node_id)
         banned = part.keys.banned(part.node_id)
         expected = part.arrival.revision
         while True:
             part.refuse_if_closed(link.follower.head, me)
-            lease, run_lease = await self._take_leases(link)
+            lease = part.arrival.lease
+            if lease is None:
+                # Where answers take seconds, a lease of a few would be over before it could be renewed.
+                ttl = max(part.settings.ttl, ROUND_TRIPS_PER_TTL * link.round_trip)
+                lease = part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
             record = await self.new_record(link)
             if part.arrival.lease is not lease:
-                # It lapsed while we waited for the run's, or for the store, which may not know that yet, and take a
-                # record on it: one that nobody keeps, and whose end nobody would hear of.
+                # It lapsed while we waited for the store, which may not know that yet, and take a record on it: one
+                # that nobody keeps, and whose end nobody would hear of.
                 expected = part.arrival.revision
                 continue
-            writes = [Put(key, record.pack(), lease=lease.id)]
-            if not expected:
-                # Unchanged, so that nobody rewrites the settings who has looked before we came.
-                writes.append(Put(part.keys.settings, part.agreed.value, lease=run_lease.id))
+            writes: list[Operation] = [Put(key, record.pack(), lease=lease.id)]
+            grants = [] if lease.kept else [self._own_grant(link, lease)]
+            agreed = when.value(part.keys.settings) == part.agreed.value
+            run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl)
+            if run is not None:
+                agreed = when.value_if_any(part.keys.settings) == part.agreed.value
+                # Also if it is there, so that nobody rewrites the settings who has looked before we came.
+                writes += [Put(part.keys.settings, part.agreed.value, lease=run.id), note_of_run(part.keys, run)]
+                grants.append(run)
+            role = None
+            if link.follower.head.coordinator is None and not link.runs_for_coordinator:
+                ttl = role_ttl(link, part.agreed.rules.needed)
+                role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
+                writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
+                grants.append(role.grant)
             part.arrival.send(record)
             sent_at = link.store.time()
             try:
                 result = await link.store.transact(
-                    when=(
-                        when.value(part.keys.settings) == part.agreed.value,
-                        when.mod_revision(key) == expected,
-                        when.missing(banned),
-                    ),
+                    when=(agreed, when.mod_revision(key) == expected, when.missing(banned)),
                     then=writes,
                     otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
+                    grants=grants,
                 )
             except LeaseNotFound:
                 part.note_lapse()
@@ -80,12 +105,26 @@ class Recording:
                 link.forget_run_lease()
                 expected = 0
                 continue
+            except BaseException as error:
+                if role is not None:  # nobody knows whether we have it
+                    await role.lease.release()
+                if isinstance(error, LimitExceeded):
+                    part.arrival.refused()
+                    raise refusal_of(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+                raise
             link.answered_in(link.store.time() - sent_at)
             if result.succeeded:
+                if not lease.kept:
+                    self._keep(link, lease, sent_at)
+                if run is not None:
+                    _learn_of_run(link, run, result.results[2])
+                taken = _learn_of_role(link, role, result, sent_at)
                 if part.arrival.written(result.revision):
                     part.end_membership("this node has gone on to the next round")
-                    return replace(me, arrival=result.revision, known_round=part.known_round)
+                    return replace(me, arrival=result.revision, known_round=part.known_round), taken
                 expected = result.revision  # its lease was given up meanwhile: nobody keeps what is on it
+                if taken is not None:
+                    await taken.lease.release()
                 continue
             part.arrival.refused()
             settings_entry, there, ban = result.results
@@ -95,55 +134,33 @@ class Recording:
                 link.store,
                 part.keys,
                 part.agreed,
-                run_lease,
+                await link.run_lease(),
                 incarnation=part.incarnation,
                 there=settings_entry,  # type: ignore[arg-type]  # results of Gets
             )
             expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
-    async def _take_leases(self, link: Link) -> tuple[HeldLease, Lease]:
-        """This node's lease, and the run's; what is not there yet is asked for at once."""
-        part = self._part
-        if part.arrival.lease is not None:
-            return part.arrival.lease, await link.run_lease()
-        asking = asyncio.create_task(link.run_lease(), name=f"ask for the lease of run {part.keys.run_id}")
-        asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # if both fail, one is enough
-        try:
-            return await self._take_lease(link), await asking
-        finally:
-            await cancel_and_wait(asking)
+    def _own_grant(self, link: Link, lease: HeldLease) -> Grant:
+        """The lease for this node's record."""
+        settings = self._part.settings
+        return Grant(
+            ttl=lease.ttl,
+            disconnect_ttl=settings.disconnect_ttl,
+            gone_ttl=max(settings.gone_ttl, link.reconnects_in),
+            id=lease.id,
+        )
 
-    async def _take_lease(self, link: Link) -> HeldLease:
-        """A lease for this node's record, kept until it is released, or lost."""
+    def _keep(self, link: Link, lease: HeldLease, sent_at: float) -> None:
+        """Keep it from now on, until it is released, or lost."""
         part = self._part
-        held: HeldLease | None = None
-        gone = False  # a lease may be lost before we hear that we have it: to a process that is paused just then
 
         def lapsed(reason: str) -> None:
-            nonlocal gone
-            gone = True
-            if held is not None and part.arrival.lease is held:
+            if part.arrival.lease is lease:
                 part.arrival.lapsed()
                 part.end_membership(reason, dropped=True)
                 part.listeners.changed()
 
-        while held is None or gone:
-            gone = False
-            try:
-                held = await link.keeper.hold(
-                    ttl=part.settings.ttl,
-                    disconnect_ttl=part.settings.disconnect_ttl,
-                    gone_ttl=max(part.settings.gone_ttl, link.reconnects_in),
-                    on_lapse=lapsed,
-                )
-            except LimitExceeded as error:
-                if not is_too_long(error):
-                    raise  # no room, or a disk that is full: that is not what this node was told to ask for
-                raise RendezvousSettingsError(
-                    f"ttl={part.settings.ttl:g} s is not to be had: {error}; lower ttl"
-                ) from error
-        part.arrival.lease = held
-        return held
+        link.keeper.keep(lease, sent_at=sent_at, on_lapse=lapsed)
 
     async def new_record(self, link: Link) -> NodeRecord:
         """What this node says of itself, once the store has said, in this session, from where it sees it come."""
@@ -211,6 +228,26 @@ class Recording:
             finally:
                 await cancel_and_wait(noticing)
         return await link.store.get(there.key)
+
+
+def _learn_of_run(link: Link, granted: Grant, noted: object) -> None:
+    """Learn which lease is the run's: that which was noted before, or the one that was granted with our arrival."""
+    if isinstance(noted, Entry) and noted.lease is not None:
+        link.learn_run_lease(noted.lease, ttl=float(noted.value))
+    else:
+        assert granted.id is not None, "the run's lease has an id of its own"
+        link.learn_run_lease(granted.id, ttl=granted.ttl)
+
+
+def _learn_of_role(link: Link, asked: RoleGrant | None, result: TransactionResult, sent_at: float) -> TakenRole | None:
+    """Learn whether this node has got the role it asked for, or who had it before."""
+    if asked is None:
+        return None
+    there = result.results[-1]
+    if isinstance(there, Entry):
+        link.follower.take_coordinator(there, revision=result.revision)
+        return None
+    return asked.taken(term=result.revision, sent_at=sent_at)
 
 
 async def _first_change(watch: Watch, key: str, changed: Wakeup) -> None:

@@ -25,7 +25,7 @@ from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
     from rdzv.node.handler import Handler
-    from store import Lease
+    from rdzv.node.store_session import Link
 
 pytestmark = pytest.mark.virtual_time
 
@@ -389,7 +389,9 @@ async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive
             nonlocal done
             if isinstance(request, Transact) and when == "after" and run.keys("nodes/") == ["a"] and not done:
                 done = True
-                await lose_lease(run, a, "a")
+                lease = a.node.part.arrival.lease
+                assert lease is not None
+                await run.clients["a"].call(Revoke(lease=lease.id))
 
         run.clients["a"].hook = hook
         joining = await run.join(a)
@@ -403,27 +405,26 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
     """The arrival went out on the lost lease. A store that had stood still took it, and nobody kept or watched it."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
         b_joining = await run.join(b)
-        link = await connected(a)
-        taken, lost = link.run_lease, False
+        recording, lost = a.node._joining._recording, False
+        make = recording.new_record
 
-        async def take_late() -> Lease:
+        async def make_late(link: Link) -> NodeRecord:
             nonlocal lost
-            lease = await taken()
             if not lost:
                 lost = True
-                while a.node.part.arrival.lease is None:  # noqa: ASYNC110  the keeper tells nobody that it has one
-                    await asyncio.sleep(0.01)
-                lost_lease = a.node.part.arrival.lease.id
-                _, keeping = link.keeper._keeping._tasks[lost_lease]
+                lease = a.node.part.arrival.lease
+                assert lease is not None
+                _, keeping = link.keeper._keeping._tasks[lease.id]
                 run.network.partition("a")
                 await asyncio.sleep(5)
-                await run.clients["b"].call(KeepAlive(lease=lost_lease))  # as by a store that stands still meanwhile
+                await run.clients["b"].call(KeepAlive(lease=lease.id))  # as by a store that stands still meanwhile
                 await asyncio.wait([keeping])
                 run.network.heal("a")
-            return lease
+            return await make(link)
 
-        monkeypatch.setattr(link, "run_lease", take_late)
+        monkeypatch.setattr(recording, "new_record", make_late)
         assert_one_round([await a.next_rendezvous(), await b_joining])
         assert lost
         await asyncio.sleep(20)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from store.client.patience import SILENCE, Patience
+from store.client.patience import BUSY_FACTOR, SILENCE, Patience
 from store.client.silence import Silence
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def test_a_fresh_connection_is_looked_for_after_a_second_and_much_later_wh
     assert broken.looked_at is not None
     assert broken.looked_at - began == pytest.approx(SILENCE)
     assert (busy.looked_at, busy.pings) == (None, 1)
-    await asyncio.sleep(5 * SILENCE)
+    await asyncio.sleep(BUSY_FACTOR * SILENCE)
     assert busy.looked_at is not None, "a proxy may answer for a server that is gone"
     for one in (broken, busy):
         await one.silence.aclose()

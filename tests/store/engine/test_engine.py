@@ -16,6 +16,7 @@ from store.engine.processes import Closing
 from store.engine.scans import PART_BYTES
 from store.limits import Limits
 from store.messages import (
+    CHOSEN_LEASE_LEAST,
     Add,
     Added,
     Append,
@@ -25,6 +26,7 @@ from store.messages import (
     Condition,
     Count,
     Counted,
+    Create,
     Delete,
     DeletePrefix,
     Done,
@@ -935,6 +937,7 @@ class Model:
             Target.CREATE_REVISION: found.create_revision if found else 0,
             Target.VALUE: found.value if found else None,
             Target.EXISTS: found is not None,
+            Target.VALUE_IF_ANY: found.value if found else condition.expected,
         }[condition.target]
         return seen == condition.expected
 
@@ -955,6 +958,8 @@ class Model:
                 joined = (held.value if held else b"") + value
                 self.put(key, joined)
                 return len(joined)
+            case Create(key=key, value=value):
+                return self.put(key, value) if held is None else held
 
     def possible(self, operation: Operation) -> bool:
         if not isinstance(operation, Add) or operation.key not in self.entries:
@@ -1360,3 +1365,70 @@ def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     assert again.keys() == []
     ledger.write(again.engine.take_facts())
     assert ledger.leases == {}, "and nothing of it is left"
+
+
+# ------------------------------------------------------------------------------------- leases made by a transaction
+
+CHOSEN = CHOSEN_LEASE_LEAST + 7
+
+
+def test_a_transaction_grants_the_leases_that_it_puts_keys_on_and_no_others() -> None:
+    desk = Desk()
+    grants = tuple(Grant(ttl=1.0, id=id) for id in (CHOSEN, CHOSEN + 1, CHOSEN + 2))
+    then = (Put("a", b"1", lease=CHOSEN), Create("b", b"2", lease=CHOSEN + 1))
+    refused = desk.ask(Transact(when=(when.exists("a"),), then=then, otherwise=(Get("a"),), grants=grants))
+    assert (refused.succeeded, desk.ask(Stats()).figures["leases"]) == (False, 0)
+    done = desk.ask(Transact(when=(), then=then, grants=grants))
+    assert done.results == (1, 1)
+    assert desk.ask(TimeToLive(lease=CHOSEN)).keys == ("a",)
+    assert desk.ask(Stats()).figures["leases"] == 2
+    desk.pass_time(0.6)
+    again = desk.ask(Transact(when=(), then=(Put("c", b"3", lease=CHOSEN),), grants=grants[:1]))
+    assert again.succeeded
+    assert desk.ask(TimeToLive(lease=CHOSEN)).remaining == pytest.approx(0.4), "one that is there stays as it is"
+
+
+def test_a_key_is_created_once_and_who_comes_later_is_told_what_is_there() -> None:
+    desk = Desk()
+    first = desk.ask(Transact(when=(), then=(Create("role", b"mine"),)))
+    second = desk.ask(Transact(when=(), then=(Create("role", b"yours", lease=CHOSEN), Put("x", b"")), grants=()))
+    assert first.results == (1,)
+    assert second.results == (entry("role", b"mine", 1), 2)
+    assert desk.ask(Get("role")).entry == entry("role", b"mine", 1)
+
+
+def test_a_value_if_any_is_met_by_the_value_and_by_a_missing_key() -> None:
+    desk = Desk()
+    condition = (when.value_if_any("settings") == b"ours",)
+    assert desk.ask(Transact(when=condition, then=(Put("settings", b"ours"),))).succeeded
+    assert desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
+    desk.ask(Put("settings", b"theirs"))
+    assert not desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
+
+
+@pytest.mark.parametrize(
+    ("transact", "kind"),
+    [
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),)), LEASE),
+        (Transact(when=(), then=(Put("a", b"", lease=7),), grants=(Grant(ttl=1.0, id=7),)), USAGE),
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=-1.0, id=CHOSEN),)), USAGE),
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=1.0, id=CHOSEN),) * 2), USAGE),
+        (
+            Transact(
+                when=(),
+                then=(Put("a", b"", lease=CHOSEN), Put("", b"")),
+                grants=(Grant(ttl=1.0, id=CHOSEN),),
+            ),
+            USAGE,
+        ),
+        (Create("a", b""), USAGE),
+        (Grant(ttl=1.0, id=CHOSEN), USAGE),
+    ],
+)
+def test_a_grant_that_makes_no_sense_is_refused_and_leaves_nothing(transact: Request[Any], kind: FailureKind) -> None:
+    desk = Desk()
+    failed = desk.ask(transact)
+    assert isinstance(failed, Failed)
+    assert failed.kind is kind
+    figures = desk.ask(Stats()).figures
+    assert (figures["leases"], figures["keys"], figures["revision"]) == (0, 0, 0)

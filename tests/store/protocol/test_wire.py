@@ -20,6 +20,7 @@ from store.messages import (
     CompareAndSet,
     Condition,
     Count,
+    Create,
     Delete,
     DeletePrefix,
     Done,
@@ -73,6 +74,7 @@ CONDITIONS = st.one_of(
     st.builds(Condition, key=KEYS, target=st.just(Target.CREATE_REVISION), expected=REVISIONS),
     st.builds(Condition, key=KEYS, target=st.just(Target.VALUE), expected=VALUES),
     st.builds(Condition, key=KEYS, target=st.just(Target.EXISTS), expected=st.booleans()),
+    st.builds(Condition, key=KEYS, target=st.just(Target.VALUE_IF_ANY), expected=VALUES),
 )
 OPERATIONS = st.one_of(
     st.builds(Put, KEYS, VALUES, ttl=st.none() | SECONDS, lease=st.none() | REVISIONS),
@@ -80,6 +82,7 @@ OPERATIONS = st.one_of(
     st.builds(Delete, KEYS),
     st.builds(Add, KEYS, INTS, lease=st.none() | REVISIONS),
     st.builds(Append, KEYS, VALUES, lease=st.none() | REVISIONS),
+    st.builds(Create, KEYS, VALUES, lease=st.none() | REVISIONS),
 )
 
 
@@ -87,6 +90,9 @@ def many(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(of, max_size=3).map(tuple)
 
 
+GRANTS = st.builds(
+    Grant, ttl=SECONDS, disconnect_ttl=st.none() | SECONDS, gone_ttl=st.none() | SECONDS, id=st.none() | REVISIONS
+)
 GUARDABLE = st.one_of(
     OPERATIONS,
     st.builds(GetMany, keys=many(KEYS)),
@@ -106,9 +112,9 @@ GUARDABLE = st.one_of(
 REQUESTS = st.one_of(
     GUARDABLE,
     st.builds(Guarded, when=many(CONDITIONS), request=GUARDABLE),
-    st.builds(Transact, when=many(CONDITIONS), then=many(OPERATIONS), otherwise=many(OPERATIONS)),
+    st.builds(Transact, when=many(CONDITIONS), then=many(OPERATIONS), otherwise=many(OPERATIONS), grants=many(GRANTS)),
     st.builds(Count, prefix=KEYS),
-    st.builds(Grant, ttl=SECONDS, disconnect_ttl=st.none() | SECONDS),
+    GRANTS,
     st.builds(KeepAlive, lease=INTS),
     st.builds(Revoke, lease=INTS),
     st.builds(TimeToLive, lease=INTS),
@@ -213,7 +219,7 @@ def test_there_is_a_strategy_above_for_every_message() -> None:
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
         if isinstance(kind, type) and issubclass(kind, tuple(base)) and kind not in base
     }
-    assert len(known) == 22 + 16
+    assert len(known) == 23 + 16
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:

@@ -104,3 +104,15 @@ def test_the_memory_of_wrong_guesses_is_bounded() -> None:
     for number in range(ADDRESSES_MOST + 50):
         strangers.guessed_wrong(f"fd00::{number:x}", 0.0)
     assert len(strangers._guesses) == ADDRESSES_MOST
+
+
+def test_who_has_had_its_time_is_given_more_where_all_take_long_but_not_for_ever() -> None:
+    strangers = Strangers(most=9, per_address_max=10)
+    first, second = Someone(), Someone()
+    strangers.came(first, "10.0.0.1", 0.0)
+    strangers.came(second, "10.0.0.1", 1.0)
+    assert strangers.time_left(second, 11.0, within=10.0) <= 0
+    strangers.proved(first, 9.0)
+    assert strangers.time_left(second, 11.0, within=10.0) == 9.0 * YIELD_FACTOR - 10.0
+    assert strangers.time_left(second, 39.0, within=2.0) <= 0, "six times its time"
+    assert strangers.time_left(first, 11.0, within=10.0) == 0.0, "it has said hello"

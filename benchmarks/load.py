@@ -1,0 +1,274 @@
+"""What one request costs the server: 64 callers at once, each of which waits for its answer; beside its peers.
+
+    python -m benchmarks.load [--callers 64] [--seconds 2]
+
+Ours, a bare echo on the same event loop (the floor for any server in Python), PyTorch's TCPStore, and redis where
+`redis-server` and the package `redis` are installed. The figure is the processor time of the server's process for each
+request: it does not depend on how many others use the machine, as seconds on the clock do.
+
+Fan-out is measured the same way: one put told to many watchers, beside one write to as many bare connections.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import store
+from benchmarks import support
+from benchmarks.support import us
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+VALUE = b"x" * 100
+PATIENCE = 120.0
+OPERATIONS = ("get", "set", "add", "compare_set")
+HAS_REDIS = importlib.util.find_spec("redis") is not None and shutil.which("redis-server") is not None
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what comes; what any server in Python costs at least."""
+
+    peers: set[asyncio.Transport]
+
+    def __init__(self, peers: set[asyncio.Transport]) -> None:
+        self._peers = peers
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody has come."""
+        self._transport = transport
+        self._peers.add(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer; or tell all, if that is what is asked for."""
+        if data.startswith(b"tell"):
+            for peer in self._peers:
+                peer.write(data)
+        else:
+            self._transport.write(data)
+
+
+def echo_server(pipe: Connection) -> None:
+    """Serve it."""
+
+    async def serve() -> None:
+        peers: set[asyncio.Transport] = set()
+        server = await asyncio.get_running_loop().create_server(lambda: Echo(peers), "127.0.0.1", 0)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await asyncio.Event().wait()
+
+    support.run(serve())
+
+
+def _our_call(address: Any, operation: str) -> Callable[[], object]:
+    client = store.sync.connect(address).__enter__()
+    client.put("key", VALUE)
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get("key"),
+        "set": lambda: client.put("key", VALUE),
+        "add": lambda: client.add("counter", 1),
+        "compare_set": lambda: client.compare_and_set("key", VALUE, expected_value=VALUE),
+    }
+    return calls[operation]
+
+
+def _echo_call(address: Any, operation: str) -> Callable[[], object]:  # noqa: ARG001
+    sock = socket.create_connection(("127.0.0.1", address))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def call() -> None:
+        sock.sendall(VALUE)
+        sock.recv(65536)
+
+    return call
+
+
+def _torch_call(address: Any, operation: str) -> Callable[[], object]:
+    from torch.distributed import TCPStore
+
+    client = TCPStore("127.0.0.1", address, is_master=False, wait_for_workers=False)
+    client.set("key", VALUE.decode())
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get("key"),
+        "set": lambda: (client.set("key", VALUE.decode()), client.check(["key"])),  # which waits until it has it
+        "add": lambda: client.add("counter", 1),
+        "compare_set": lambda: client.compare_set("key", VALUE.decode(), VALUE.decode()),
+    }
+    return calls[operation]
+
+
+def _redis_call(address: Any, operation: str) -> Callable[[], object]:
+    import redis  # type: ignore[import-not-found,unused-ignore]
+
+    client = redis.Redis(port=address)
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: client.get("key"),
+        "set": lambda: client.set("key", VALUE),
+        "add": lambda: client.incr("counter"),
+        "compare_set": lambda: client.eval("return redis.call('get', KEYS[1])", 1, "key"),
+    }
+    return calls[operation]
+
+
+CALLS = {"rdzv": _our_call, "echo": _echo_call, "TCPStore": _torch_call, "redis": _redis_call}
+
+
+def callers(pipe: Connection, who: str, address: Any, operation: str, count: int) -> None:
+    """So many callers, each in a thread, who call until they are told to stop; tell how often each word."""
+    calls = [CALLS[who](address, operation) for _ in range(count)]
+    done = [0] * count
+    stop = threading.Event()
+
+    def run(number: int) -> None:
+        call = calls[number]
+        while not stop.is_set():
+            call()
+            done[number] += 1
+
+    for number in range(count):
+        threading.Thread(target=run, args=(number,), daemon=True).start()
+    pipe.send("calling")
+    while pipe.recv() != "end":
+        pipe.send(sum(done))
+    stop.set()
+
+
+@contextlib.contextmanager
+def serving(who: str) -> Iterator[tuple[Any, int]]:
+    """A server of this kind in a process of its own: where it is, and the process."""
+    if who == "rdzv":
+        with support.served() as server:
+            yield server.url, server.pid
+    elif who == "redis":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with subprocess.Popen(
+            ["redis-server", "--port", str(port), "--save", ""], stdout=subprocess.DEVNULL
+        ) as process:
+            time.sleep(1)
+            yield port, process.pid
+            process.kill()
+    else:
+        with support.workers((echo_server if who == "echo" else support.torch_server,)) as (worker,):
+            assert worker.process.pid is not None
+            yield worker.hear(PATIENCE), worker.process.pid
+
+
+def measure(who: str, operation: str, *, count: int, processes: int, seconds: float) -> tuple[float, float]:
+    """Seconds of the server's processor for one request, and requests per second."""
+    with serving(who) as (address, pid):
+        calls = [(callers, who, address, operation, len(share)) for share in support.shares(count, processes)]
+        with support.workers(*calls) as workers:
+            for worker in workers:
+                assert worker.hear(PATIENCE) == "calling"
+            time.sleep(0.3)  # until all of them are at it
+            began, used = time.monotonic(), support.cpu_seconds(pid)
+            before = sum(worker.ask("count", PATIENCE) for worker in workers)
+            time.sleep(seconds)
+            after = sum(worker.ask("count", PATIENCE) for worker in workers)
+            used, took = support.cpu_seconds(pid) - used, time.monotonic() - began
+    return used / (after - before), (after - before) / took
+
+
+# ------------------------------------------------------------------------------------------------------------ fan-out
+
+
+def our_watchers(pipe: Connection, url: str, count: int) -> None:
+    """Watch one key over so many connections; tell when the last of them has heard of each change."""
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            iterators = []
+            for _ in range(count):
+                client = await stack.enter_async_context(store.connect(url))
+                iterators.append((await stack.enter_async_context(client.watch("watched"))).batches())
+            pipe.send("listening")
+            while True:
+                await asyncio.gather(*(anext(iterator) for iterator in iterators))
+                pipe.send("heard")
+
+    support.run(main())
+
+
+def bare_listeners(pipe: Connection, port: int, count: int) -> None:
+    """So many bare connections, from each of which one message is read for each word that is told to all."""
+
+    async def main() -> None:
+        streams = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
+        pipe.send("listening")
+        while True:
+            await asyncio.gather(*(reader.readexactly(4 + len(VALUE)) for reader, _ in streams))
+            pipe.send("heard")
+
+    support.run(main())
+
+
+def measure_fan_out(who: str, count: int, *, times: int) -> float:
+    """Seconds of the server's processor to tell so many of one change."""
+    with (
+        serving(who) as (address, pid),
+        support.workers((our_watchers if who == "rdzv" else bare_listeners, address, count)) as (worker,),
+    ):
+        assert worker.hear(PATIENCE) == "listening"
+        if who == "rdzv":
+            client = store.sync.connect(address).__enter__()
+
+            def tell() -> object:
+                return client.put("watched", VALUE)
+        else:
+            sock = socket.create_connection(("127.0.0.1", address))
+
+            def tell() -> object:
+                sock.sendall(b"tell" + VALUE)
+                return None
+
+        used = support.cpu_seconds(pid)
+        for _ in range(times):
+            tell()
+            assert worker.hear(PATIENCE) == "heard"
+        return (support.cpu_seconds(pid) - used) / times
+
+
+def peers() -> list[str]:
+    """Who takes part here."""
+    return ["rdzv", "echo", *(["TCPStore"] if support.HAS_TORCH else []), *(["redis"] if HAS_REDIS else [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--callers", type=int, default=64)
+    parser.add_argument("--processes", type=int, default=2, help="that carry them")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
+    parser.add_argument("--watchers", type=int, nargs="+", default=[100, 1000])
+    options = parser.parse_args()
+    print(support.describe_machine())
+    rows = []
+    for who in peers():
+        row = [who]
+        for operation in OPERATIONS:
+            cost, _ = measure(
+                who, operation, count=options.callers, processes=options.processes, seconds=options.seconds
+            )
+            row.append(us(cost))
+        rows.append(row)
+    support.table(f"The server's processor per request, us, {options.callers} callers", ["", *OPERATIONS], rows)
+    rows = [
+        [str(count), *(us(measure_fan_out(who, count, times=30)) for who in ("rdzv", "echo"))]
+        for count in options.watchers
+    ]
+    support.table("The server's processor to tell so many of one change, us", ["watchers", "rdzv", "bare"], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Shell: takes the role of coordinator when it is free, for as long as a node takes part.
+
+Every node that takes part is ready to coordinate, once the run has accepted its settings. The role is a key on a lease
+of its own, with a short TTL (`role`). The revision that created the key is the *term*.
+
+Taking over is three round trips: the role, its lease, and with them all that is to be known of the run; the members of
+the last round, and the watch on the nodes; the commit. What older rounds have left is deleted meanwhile, and holds up
+nobody. The first node of a run takes the role with its arrival, and those who come at the same moment find it taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from rdzv.node.admission import OverruledError, take_settings
+from rdzv.node.coordinator import Term
+from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
+from rdzv.node.wakeup import Wakeup
+from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from rdzv.core.decision import Decision
+    from rdzv.core.keys import Keys
+    from rdzv.node.admission import Agreed
+    from rdzv.node.part.role import TakenRole
+    from rdzv.node.store_session import Link
+
+__all__ = ["Candidacy"]
+
+log = escaping(logging.getLogger(__name__))
+
+
+class Candidacy:
+    """One node's readiness to coordinate its run.
+
+    Args:
+        link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
+        keys: The run's keys.
+        agreed: The run's settings: whoever finds others in the store, and cannot go by them, decides nothing.
+        overruled: Called with the run's settings if they are others by now.
+        node_id: Who takes the role.
+        ttl: That of a member's lease.
+        gone_ttl: The same, of how long it outlives its process.
+        rng: For the pause before taking the role.
+        apart: Runs what may take its time, if the rules hold code of the user's.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        keys: Keys,
+        agreed: Agreed,
+        overruled: Callable[[dict[str, Any]], None],
+        node_id: str,
+        ttl: float,
+        gone_ttl: float,
+        rng: random.Random,
+        apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
+    ) -> None:
+        self._link = link
+        self._store = link.store
+        self._keys = keys
+        self._agreed = agreed
+        self._overruled = overruled
+        self._node_id = node_id
+        self._follower = link.follower
+        self._ttl = ttl
+        self._gone_ttl = gone_ttl
+        self._rng = rng
+        self._apart = apart
+        self._wakeup = Wakeup()
+        self._failed_with: str | None = None
+        self._lost_terms = 0  # in a row, since their lease was over
+
+    async def run(self, role: TakenRole | None = None) -> None:
+        """Take the role whenever nobody has it, for as long as this node takes part.
+
+        Args:
+            role: If this node's arrival has taken it.
+        """
+        with self._follower.listeners.listening(self._wakeup):
+            await self._follower.synced.wait()
+            while self._follower.error is None:
+                if role is None:
+                    while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
+                        await self._wakeup.sleep_until(None)
+                    await anyio.sleep(
+                        self._rng.uniform(0, election_pause(self._nodes_known, lost_terms=self._lost_terms))
+                    )
+                if role is not None or self._follower.head.coordinator is None:
+                    await self._lead_and_survive(role)
+                role = None
+
+    async def _lead_and_survive(self, role: TakenRole | None) -> None:
+        """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
+        try:
+            if role is None:
+                await self._take_role()
+            else:
+                await self._hold_office(role, None)
+        except OverruledError as error:
+            self._overruled(error.settings)
+            await anyio.sleep_forever()  # until this node has left, of which it is told now
+        except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
+            log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
+        except Exception as error:  # a limit of the store's, say, that leaves no room even to say so
+            if repr(error) != self._failed_with:
+                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+            self._failed_with = repr(error)
+        else:
+            return
+        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
+
+    @property
+    def _nodes_known(self) -> int:
+        progress = self._follower.head.progress
+        return max(progress.joined + progress.live if progress else 1, 1)
+
+    async def _take_role(self) -> None:
+        """Try to become coordinator, and if that succeeds be it until the role is lost."""
+        ttl = role_ttl(self._link, max(self._nodes_known, self._agreed.rules.needed), lost_terms=self._lost_terms)
+        role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._gone_ttl)
+        keys, sent_at = self._keys, self._store.time()
+        try:
+            taken = await self._store.transact(
+                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
+                then=(
+                    Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
+                    *map(Get, self._where_it_stands),
+                ),
+                otherwise=(Get(keys.coordinator), Get(keys.settings)),
+                grants=(role.grant,),
+            )
+        except BaseException:
+            await role.lease.release()  # nobody knows whether we have it
+            raise
+        self._link.answered_in(self._store.time() - sent_at)
+        if taken.succeeded:
+            _, *found = taken.results
+            await self._hold_office(role.taken(term=taken.revision, sent_at=sent_at), found)
+            return
+        if take_settings(taken, self._agreed):
+            return
+        self._follower.take_coordinator(taken.results[0], revision=taken.revision)
+        if self._follower.head.coordinator is None:  # the watch will tell who it is
+            await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
+
+    @property
+    def _where_it_stands(self) -> tuple[str, str, str]:
+        """What a coordinator is to know of its run when its term begins."""
+        return self._keys.round, self._keys.progress, self._keys.history
+
+    async def _hold_office(self, role: TakenRole, found: Sequence[object] | None) -> None:
+        """Be coordinator until the role is lost.
+
+        Args:
+            role: It.
+            found: What there is under `_where_it_stands`, since the term began; None if that was not read yet.
+        """
+        lost = anyio.CancelScope()
+
+        def lapsed(reason: str) -> None:
+            log.info("run %s: node %s coordinates no more: %s", self._keys.run_id, self._node_id, reason)
+            self._lost_terms += 1
+            lost.cancel()
+
+        self._link.keeper.keep(role.lease, sent_at=role.sent_at, on_lapse=lapsed)
+        log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
+        try:
+            with lost, contextlib.suppress(ConditionFailed):
+                if found is None:
+                    found = await self._store.get_many(self._where_it_stands)
+                term = Term(
+                    self._link,
+                    role,
+                    keys=self._keys,
+                    agreed=self._agreed,
+                    node_id=self._node_id,
+                    ttl=self._ttl,
+                    run_lease=await self._link.run_lease(),
+                    apart=self._apart,
+                )
+                await term.lead(*found)  # type: ignore[arg-type]
+            if not lost.cancel_called:
+                self._lost_terms = 0
+        finally:
+            with anyio.CancelScope(shield=True):
+                await role.lease.release()

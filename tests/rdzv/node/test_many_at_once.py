@@ -1,0 +1,125 @@
+"""What it costs when all nodes of a run call at the same moment, and that a slow store makes it slow, not stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from store.client.link import Link
+from tests.support.runs import VirtualRun, assert_one_round
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.virtual_time
+
+# Few in the suite, since each of them is a whole node. What counts is how long the server takes for all of them.
+MANY = int(os.environ.get("RDZV_TEST_MANY", "40"))
+
+
+class SlowServer:
+    """Has every piece that clients send wait for its turn, and take its time: as a loop does that is too busy.
+
+    Args:
+        run: Whose store is slow from now on.
+        seconds: That each piece takes; meanwhile all others wait.
+    """
+
+    def __init__(self, run: VirtualRun, seconds: float) -> None:
+        self.seconds = seconds
+        self.waiting: deque[tuple[asyncio.BufferedProtocol, bytes]] = deque()
+        self.longest = 0
+        self._come = asyncio.Event()
+        make = run._listener.protocol_factory
+        run._listener.protocol_factory = lambda: _Queued(self, make())  # type: ignore[arg-type]
+
+    def take(self, peer: asyncio.BufferedProtocol, data: bytes) -> None:
+        """Something has come."""
+        self.waiting.append((peer, data))
+        self.longest = max(self.longest, len(self.waiting))
+        self._come.set()
+
+    async def serve(self) -> None:
+        """Carry out one piece after the other."""
+        while True:
+            while self.waiting:
+                await asyncio.sleep(self.seconds)
+                peer, data = self.waiting.popleft()
+                peer.get_buffer(-1)[: len(data)] = data  # type: ignore[index]
+                peer.buffer_updated(len(data))
+            self._come.clear()
+            await self._come.wait()
+
+
+class _Queued(asyncio.BufferedProtocol):
+    """One connection of a slow server."""
+
+    def __init__(self, server: SlowServer, peer: asyncio.BufferedProtocol) -> None:
+        self._server, self._peer = server, peer
+        self._buffer = bytearray(64 * 1024)
+        for name in ("connection_made", "connection_lost", "eof_received", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(peer, name))
+
+    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+        """Where the next bytes go."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """They wait for their turn."""
+        self._server.take(self._peer, bytes(self._buffer[:nbytes]))
+
+
+@contextlib.asynccontextmanager
+async def slow_server(run: VirtualRun, seconds: float) -> AsyncIterator[SlowServer]:
+    server = SlowServer(run, seconds)
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield server
+    finally:
+        server.seconds = 0.0
+        await asyncio.sleep(1)
+        while server.waiting:  # noqa: ASYNC110  it tells nobody
+            await asyncio.sleep(1)
+        serving.cancel()
+        await asyncio.wait([serving])
+
+
+def requests_of(run: VirtualRun) -> int:
+    return int(run.server.figures()["requests"])
+
+
+async def test_a_node_makes_three_requests_for_its_first_round_and_two_for_the_next() -> None:
+    """There were nine: the run's lease, the node's, and the role of coordinator were asked for apart, by everybody."""
+    count = 32
+    async with VirtualRun(min_nodes=count) as run:
+        handlers = [run.handler(f"n{number}") for number in range(count)]
+        assert_one_round(await run.meet(*handlers))
+        coordinating = 12  # of one node: where the run stands, its members, the reports, the buckets, the commit
+        assert requests_of(run) <= 3 * count + coordinating
+        assert run.server.figures()["connections"] == count
+        run_role_and_store = 3
+        assert run.server.figures()["leases"] == count + run_role_and_store, "nobody has taken one in vain"
+        before = requests_of(run)
+        assert_one_round(await run.meet(*handlers))
+        assert requests_of(run) - before <= 2 * count + coordinating
+
+
+async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Terms were over before anything was decided, and whoever waited came again: 10,000 nodes never met."""
+    monkeypatch.setattr(Link, "acknowledged", True)  # as Linux tells of a network that works
+    parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600}
+    async with VirtualRun(**parameters) as run, slow_server(run, 4.0 / MANY) as server:
+        handlers = [run.handler(f"n{number}") for number in range(MANY)]
+        began = asyncio.get_running_loop().time()
+        assert_one_round(await run.meet(*handlers))
+        took = asyncio.get_running_loop().time() - began
+        assert server.longest > MANY, "it is slow: more than one request of each waited at a time"
+        assert took < 60, "which is three times what the requests of all of them take"
+        assert_one_round(await run.meet(*handlers))
