@@ -114,7 +114,7 @@ async def test_thousands_at_once_meet_at_a_store_that_takes_seconds_to_answer(
 ) -> None:
     """Terms were over before anything was decided, and whoever waited came again: 10,000 nodes never met."""
     monkeypatch.setattr(Link, "acknowledged", True)  # as Linux tells of a network that works
-    parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600}
+    parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600, "ttl": 60}
     async with VirtualRun(**parameters) as run, slow_server(run, 4.0 / MANY) as server:
         handlers = [run.handler(f"n{number}") for number in range(MANY)]
         began = asyncio.get_running_loop().time()
