@@ -114,6 +114,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store": STORE - {"store"} | {"store._platform_guard"},
     "rdzv._import_guard": {"store.lazy_names"},
     "rdzv._version": set(),
+    "rdzv.logs": set(),
     "rdzv.errors": NOUNS,
     "rdzv.core": NOUNS | {"rdzv.errors"},
     "rdzv.config": NOUNS | {"rdzv.errors"},
@@ -129,8 +130,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.display": NOUNS | {"rdzv.core", "rdzv.config", "rdzv._version", "store.net"},
     "rdzv.http": EVERYTHING_PUBLIC | {"rdzv.display"},
-    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.display", "rdzv.http"},
-    "rdzv.torch": EVERYTHING_PUBLIC,
+    "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.logs", "rdzv.display", "rdzv.http"},
+    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.logs"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli"},
 }
@@ -151,6 +152,10 @@ LONG_FILES = {
 
 LONG_CLASSES = {
     ("store.client.client", "Client"): "being split",
+    (
+        "store.server.conversations",
+        "Conversations",
+    ): "one peer's request, from its first byte to the last of its effects",
 }
 """Classes of more than 400 lines, and why."""
 

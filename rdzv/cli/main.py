@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import anyio
 
 import store
+from rdzv import logs
 from rdzv._version import __version__
 from rdzv.cli import data, demo, doctor, observe, operate, run, runs, serve, stacks, token, top
 from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE
@@ -51,6 +52,7 @@ LAST_WORD_WITHIN: Final = 0.2
 OF_RUN: Final = 119
 """What is added to an exit status of ours under `rdzv run`: commands seldom end with 120 to 124 themselves."""
 
+LOG_FORMAT: Final = "--log-format"
 DEFAULT_URL: Final = "RDZV_URL"
 """The environment variable with the URL for subcommands that are given none. `rdzv run` sets it for its processes."""
 
@@ -61,10 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options is None:
         _parser().print_help()
         return DONE
-    logging.basicConfig(
-        level=logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    level = logging.DEBUG if options.debug else logging.INFO if options.verbose else logging.WARNING
+    logs.configure(level, as_json=options.log_format == "json")
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(_run(COMMANDS[options.command], options))
@@ -136,7 +136,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
 
 def _without_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split off the options that stand before the subcommand."""
-    count = next((at for at, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+    count = 0
+    while count < len(arguments) and arguments[count].startswith("-"):
+        count += 2 if arguments[count] == LOG_FORMAT else 1  # its value follows
     return list(arguments[:count]), list(arguments[count:])
 
 
@@ -181,4 +183,10 @@ def _add_flags(parser: argparse.ArgumentParser, *, default: object) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", default=default, help="log what happens")
     parser.add_argument(
         "--debug", action="store_true", default=default, help="log everything, and show tracebacks of errors"
+    )
+    parser.add_argument(
+        LOG_FORMAT,
+        choices=("text", "json"),
+        default=default or "text",
+        help="text, or a JSON object per line, with run, round and node as fields (default: text)",
     )

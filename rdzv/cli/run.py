@@ -92,6 +92,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pass output through, without the rank before each line",
     )
     add(
+        "--log-dir",
+        metavar="DIR",
+        help="also write what each process writes into DIR/RUN/round-N/rank-R.log",
+    )
+    add(
         "--no-stacks",
         dest="stacks",
         action="store_false",
@@ -134,6 +139,7 @@ async def _run(options: argparse.Namespace) -> int:
         drain_in=options.drain_in,
         no_progress=options.no_progress,
         stacks=options.stacks,
+        log_dir=options.log_dir,
     )
     return await launch.run(job)
 

@@ -31,6 +31,7 @@ from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import short_collections, tidy_up
+from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     import ssl
@@ -124,6 +125,8 @@ async def serve(options: argparse.Namespace) -> None:
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
         server.on_failure(stop.set)  # a service manager restarts who has gone, and not who answers nobody
+        beating = asyncio.create_task(_tell_watchdog(), name="tell the watchdog that this loop runs")
+        stack.push_async_callback(cancel_and_wait, beating)
         stack.enter_context(short_collections())
         while not stop.is_set():
             with anyio.move_on_after(TIDY_EVERY):
@@ -174,6 +177,25 @@ def notify(state: str) -> None:
             sock.sendto(state.encode(), f"\0{name[1:]}" if name.startswith("@") else name)
     except OSError as error:
         log.warning("%s cannot be told %s: %s", name, state, error.strerror or error)
+
+
+async def _tell_watchdog() -> None:
+    """Tell a service manager that this process lives, from the loop that serves: if that hangs, nothing comes."""
+    every = _watchdog_wants()
+    while every is not None:
+        await anyio.sleep(every)
+        notify("WATCHDOG=1")
+
+
+def _watchdog_wants() -> float | None:
+    """How often a service manager wants to hear from this process, in seconds; None if it does not.
+
+    Twice as often as it demands, as its manual recommends.
+    """
+    microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    if not microseconds.isdecimal() or not int(microseconds) or of != str(os.getpid()):
+        return None
+    return int(microseconds) / 2e6
 
 
 def _say(what: str) -> None:

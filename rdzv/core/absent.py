@@ -67,6 +67,8 @@ class Absent:
         waited: Seconds for which too few nodes have waited; None if nobody waits, or there are enough.
         staying: Live members of the last round, if others wait for them to leave it and they are few.
         staying_at: Where each of these is reached.
+        said_at: The hour at which this was written, in seconds since 1970 by the coordinator's clock; 0 if it does not
+            say. Only for whoever finds it written, and cannot know for how long it has been.
     """
 
     missing: tuple[Missing, ...] = ()
@@ -74,11 +76,12 @@ class Absent:
     waited: float | None = None
     staying: tuple[str, ...] = ()
     staying_at: tuple[str, ...] = ()
+    said_at: float = 0.0
 
     def plain(self) -> object:
         """Return it as plain data, by position."""
         missing = [(one.node_id, one.how, one.ago, one.address, one.why) for one in self.missing]
-        return (missing, self.count, self.waited, self.staying, self.staying_at)
+        return (missing, self.count, self.waited, self.staying, self.staying_at, self.said_at)
 
     @classmethod
     def of_plain(cls, plain: Any) -> Absent:
@@ -101,12 +104,13 @@ class Absent:
             waited=maybe(float, waited),
             staying=names_of(staying),
             staying_at=names_of(later[0]) if later else (),
+            said_at=of(float, later[1]) if len(later) > 1 else 0.0,
         )
 
     def without_durations(self) -> Absent:
         """Return the same but for what changes by itself."""
         missing = tuple(replace(one, ago=None) for one in self.missing)
-        return replace(self, missing=missing, waited=None if self.waited is None else 0.0)
+        return replace(self, missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
     def describe(self, *, elapsed: float = 0.0) -> str:
         """Return who is missing: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if nobody is known to."""

@@ -99,6 +99,7 @@ class Chapter:
         incidents: What happened to it.
         addresses: Where each of the named members was reached, if that says more than its name.
         at: The hour at which it completed, in seconds since 1970 by the coordinator's clock; None if not noted.
+        met: Seconds from the last arrival to its completion; None if nobody knows.
         stopped: Seconds from its completion until the first member was no longer in it; None while all are, or if
             nobody knows.
         short: For how many of the seconds since then too few nodes were there for a round.
@@ -113,6 +114,7 @@ class Chapter:
     incidents: tuple[Incident, ...] = ()
     addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     at: float | None = None
+    met: float | None = None
     stopped: float | None = None
     short: float = 0.0
 
@@ -284,6 +286,7 @@ def _packed(chapter: Chapter) -> bytes:
             [one.kind, one.after, one.count, list(one.node_ids), one.reason, one.at] for one in chapter.incidents
         ],
         "hour": chapter.at,
+        "met": chapter.met,
         "stopped": chapter.stopped,
         "short": chapter.short,
     }
@@ -312,6 +315,7 @@ def _unpacked(plain: Mapping[str, Any]) -> Chapter:
             for kind, after, count, node_ids, reason, at, *_ in plain["incidents"]
         ),
         at=_seconds(plain.get("hour")),
+        met=_seconds(plain.get("met")),
         stopped=_seconds(plain.get("stopped")),
         short=float(plain.get("short", 0.0)),
     )
@@ -367,7 +371,14 @@ class Chronicle:
             self._short, self._short_since = self._short_until(now), None
 
     def completed(
-        self, number: int, nodes: Mapping[str, str], *, known: Iterable[str], now: float, at: float | None = None
+        self,
+        number: int,
+        nodes: Mapping[str, str],
+        *,
+        known: Iterable[str],
+        now: float,
+        at: float | None = None,
+        arrived: float | None = None,
     ) -> History:
         """Return the history with a round that is about to be committed.
 
@@ -377,6 +388,7 @@ class Chronicle:
             known: The members of the one before.
             now: When, on this coordinator's clock.
             at: The same, as the hour.
+            arrived: When the last of them arrived.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -391,6 +403,7 @@ class Chronicle:
             after=after if self._history.chapters else None,
             addresses={id: nodes[id] for id in node_ids[:NAMED_MOST] if nodes[id] not in ("", id)},
             at=at,
+            met=None if arrived is None else max(now - arrived, 0.0),
         )
         history = self._history
         if not history.chapters:

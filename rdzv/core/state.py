@@ -539,13 +539,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every node watches. `progress_at` is when the progress came, on this node's clock."""
+    """What every node watches.
+
+    `progress_at` is when the progress came, on this node's clock; `progress_found`, that it had been written before.
+    """
 
     coordinator: Coordinator | None = None
     round: Round | None = None
     closed: Closed | None = None
     progress: Progress | None = None
     progress_at: float = 0.0
+    progress_found: bool = False
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
     drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))

@@ -71,6 +71,7 @@ class View:
         self.absences = AbsenceBook(expected)
         self._now = 0.0  # of the event that is folded in
         self._why = ""  # by the same
+        self.arrived_at: float | None = None  # when the last node came, as far as this coordinator has seen
         self.why: dict[str, str] = {}  # of the members that have gone, as far as it is known
         self._gone_members: set[str] = set()  # each counts once, as lost or as departed
         self._lost_now: set[str] = set()  # of the last round
@@ -245,6 +246,7 @@ class View:
             self._why = record.why or self._why
             self._gone(record.node_id, left=True)
             return
+        self.arrived_at = self._now
         self.live.discard(record.node_id)
         self.waiting.pop(record.node_id, None)
         self._place(record)

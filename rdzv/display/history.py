@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
     from rdzv.core.history import Chapter, History, Incident
 
-__all__ = ["Account", "Row", "Span", "Timeline", "account", "as_json", "chrome_trace", "describe", "timeline"]
+__all__ = [
+    "Account",
+    "Row",
+    "Span",
+    "Timeline",
+    "account",
+    "as_json",
+    "chrome_trace",
+    "describe",
+    "losses_by_reason",
+    "timeline",
+]
 
 VERSION: Final = 1
 """Of what `as_json` returns: it steps when a field goes or changes its meaning; new ones may come at any time."""
@@ -90,6 +101,16 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
         losses=losses,
         lost=dict(lost.most_common()),
     )
+
+
+def losses_by_reason(history: History) -> dict[str, int]:
+    """Return how many members were lost in the rounds that are remembered, by why; those before as "earlier"."""
+    counts = Counter[str]({"earlier": history.past.losses} if history.past.losses else {})
+    for chapter in history.chapters:
+        for one in chapter.incidents:
+            if one.kind == "lost":
+                counts[one.reason] += one.count
+    return dict(counts)
 
 
 def _closing(chapter: Chapter) -> Incident | None:
@@ -192,6 +213,7 @@ def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
                 "addresses": dict(chapter.addresses),
                 "joined": chapter.joined,
                 "joined_ids": list(chapter.joined_ids),
+                "met": chapter.met,
                 "stopped": chapter.stopped,
                 "short": chapter.short,
                 "incidents": [

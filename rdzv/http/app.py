@@ -5,6 +5,7 @@
     /metrics            for Prometheus
     /api/runs           all runs, in numbers
     /api/runs/RUN       one run, as rdzv status --json says it, and its last history
+    /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
     POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id", "reason"}
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aiohttp import web
 
+from rdzv.display.pages import timeline_script
 from rdzv.http.door import Door
 from rdzv.http.looking import NoSuchRun, Runs, client_of
 from rdzv.http.metrics import Metrics
@@ -91,9 +93,11 @@ class _Site:
         self._server = server
         self._runs = runs
         self._metrics = Metrics()
+        server.conversations.on_request = self._metrics.request
         self._listeners = 0
         self._leaving = asyncio.Event()
-        self._page = resources.files("rdzv.http").joinpath("page.html").read_text(encoding="utf-8")
+        page = resources.files("rdzv.http").joinpath("page.html").read_text(encoding="utf-8")
+        self._page = page.replace("/*TIMELINE*/", timeline_script())
         self._policy = _policy(self._page)
 
     def application(self, door: Door) -> web.Application:
@@ -106,6 +110,7 @@ class _Site:
                 web.get("/metrics", self.metrics),
                 web.get("/api/runs", self.all_runs),
                 web.get("/api/runs/{run_id}", self.one_run),
+                web.get("/api/runs/{run_id}/timeline", self.timeline),
                 web.get("/api/events", self.events),
                 web.post("/api/runs/{run_id}/close", self.close_run),
                 web.post("/api/runs/{run_id}/ban", self.ban_node),
@@ -148,6 +153,9 @@ class _Site:
 
     async def one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self._runs.report(request.match_info["run_id"]))
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._runs.timeline(request.match_info["run_id"]))
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Send what a page shows, and again whenever it has changed."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.core.state import Ban, Closed
-from rdzv.display.history import describe
+from rdzv.display.history import account, describe, losses_by_reason, timeline
 from rdzv.node.admission import check_node_id, put_ban, take_run_lease
 from rdzv.node.follower import Follower
 from rdzv.node.status import read_history, read_status
@@ -86,7 +87,7 @@ class Runs:
         """Return how each run stands in numbers, by name; an answer that is fresh serves several who ask."""
         async with self._looking:
             if self._client.time() - self._seen_at >= FRESH:
-                self._seen = [_summary(await self._report(run_id)) for run_id in await self._run_ids()]
+                self._seen = [await self._summary(run_id) for run_id in await self._run_ids()]
                 self._seen_at = self._client.time()
             return self._seen
 
@@ -98,8 +99,21 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        history = describe(await read_history(self._client, self._keys(run_id)))
-        return {**await self._report(run_id), "history": history[-HISTORY_LINES:]}
+        history = await read_history(self._client, self._keys(run_id))
+        told = await self._report(run_id)
+        cost = account(run_id, history, now=time.time(), waited=told["waited"])
+        shown = str(cost) if history.chapters else ""
+        return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": shown}
+
+    async def timeline(self, run_id: str) -> dict[str, Any]:
+        """Return a run's rounds and nodes as rows of a timeline.
+
+        Raises:
+            NoSuchRun: There is none.
+        """
+        if not await self._client.count(self._keys(run_id).root):
+            raise NoSuchRun(run_id)
+        return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time()).plain()
 
     async def close(self, run_id: str, reason: str) -> None:
         """Close a run for all its nodes; the first reason given counts."""
@@ -117,6 +131,24 @@ class Runs:
         if not await self._client.count(keys.root):
             raise NoSuchRun(run_id)
         await put_ban(self._client, keys, node_id, Ban(reason=reason, by=BY), keep=self._closed_ttl)
+
+    async def _summary(self, run_id: str) -> dict[str, Any]:
+        full, history = await self._report(run_id), await read_history(self._client, self._keys(run_id))
+        plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
+        cost = account(run_id, history, now=time.time(), waited=full["waited"])
+        spent = {
+            "training": cost.spent.trained,
+            "regrouping": cost.spent.regrouped,
+            "waiting": cost.spent.waited,
+        }
+        return {
+            **plain,
+            **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
+            "missing": full["missing_count"],
+            "lost": losses_by_reason(history),
+            "spent": spent,
+            "met": history.chapters[-1].met if history.chapters else None,
+        }
 
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
@@ -141,9 +173,3 @@ class Runs:
         if follower.error is not None:
             raise follower.error
         return report(await read_status(self._client, keys, follower.head))
-
-
-def _summary(full: dict[str, Any]) -> dict[str, Any]:
-    counted = ("members", "waiting", "spares", "missing", "banned")
-    plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
-    return plain | {name: len(full[name]) for name in counted}

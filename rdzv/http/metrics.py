@@ -21,6 +21,7 @@ COUNTERS = {
     "bytes_in": "Bytes received.",
     "bytes_out": "Bytes sent.",
     "commits": "Commits to the disk.",
+    "commit_seconds": "Seconds that commits to the disk have taken.",
 }
 OF_RUNS = {
     "members": "Live members of the last round.",
@@ -46,6 +47,17 @@ class Metrics:
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
             registry=self._registry,
         )
+        self._requests = Histogram(
+            "rdzv_store_request_seconds",
+            "How long requests took to carry out, by kind and outcome.",
+            labelnames=("kind", "outcome"),
+            buckets=(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.05, 0.5),
+            registry=self._registry,
+        )
+
+    def request(self, kind: str, outcome: str, seconds: float) -> None:
+        """Count a request that was carried out."""
+        self._requests.labels(kind, outcome).observe(seconds)
 
     def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bytes:
         """Return all metrics, given what the server and its runs show now."""
@@ -78,4 +90,23 @@ class Metrics:
             for phase in Phase:
                 phases.add_metric([run["run_id"], phase.value], float(run["phase"] == phase.value))
         yield completed
+        lost = CounterMetricFamily("rdzv_run_nodes_lost", "Members that were lost.", labels=["run", "reason"])
+        spent = CounterMetricFamily(
+            "rdzv_run_seconds",
+            "Seconds since the run began: with a round, regrouping, waiting.",
+            labels=["run", "spent"],
+        )
+        met = GaugeMetricFamily(
+            "rdzv_run_last_meeting_seconds", "Last arrival to completion of the last round.", labels=["run"]
+        )
+        for run in self._runs:
+            for reason, count in run["lost"].items():
+                lost.add_metric([run["run_id"], reason or "not known"], count)
+            for what, seconds in run["spent"].items():
+                spent.add_metric([run["run_id"], what], seconds)
+            if run["met"] is not None:
+                met.add_metric([run["run_id"]], run["met"])
+        yield lost
+        yield spent
+        yield met
         yield phases

@@ -20,6 +20,7 @@ import itertools
 import logging
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -181,6 +182,8 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(unpack_members(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at)
+        if progress is not None:
+            progress = replace(progress, absent=replace(progress.absent, said_at=0.0))
         self._reported, self._reported_at = progress, progress_at
         remembered = History()
         with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
@@ -289,10 +292,10 @@ class Term:
         if due is None or due > now:
             return due
         self._say(explain(progress))
-        writes = [self._put(self._keys.progress, progress.pack())]
-        history = self._chronicle.continued(
-            progress, self._follower.head.closed, now=now, at=time.time(), why=self._view.why
-        )
+        at, closed = time.time(), self._follower.head.closed
+        said = replace(progress, absent=replace(progress.absent, said_at=at))
+        writes = [self._put(self._keys.progress, said.pack())]
+        history = self._chronicle.continued(progress, closed, now=now, at=at, why=self._view.why)
         if history is not None:
             writes.append(self._put(self._keys.history, pack_history(history)))
         await self._write(writes)
@@ -363,7 +366,9 @@ class Term:
         self._shared.used = True  # from now on: the answer to the commit may be lost
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
-        history = self._chronicle.completed(round.number, nodes, known=self._view.members, now=now, at=time.time())
+        history = self._chronicle.completed(
+            round.number, nodes, known=self._view.members, now=now, at=time.time(), arrived=self._view.arrived_at
+        )
         writes: list[Put | Delete] = [
             self._put(self._keys.round, round.pack()),
             self._put(self._keys.history, pack_history(history)),

@@ -142,7 +142,8 @@ class Follower:
             return replace(head, closed=Closed.unpack(event.value) if put else None)
         if event.key == keys.progress:
             progress = Progress.unpack(event.value) if put else None
-            return replace(head, progress=progress, progress_at=self._store.time())
+            found = self._anew is not None or not self.synced.is_set()
+            return replace(head, progress=progress, progress_at=self._store.time(), progress_found=found)
         if event.key == keys.stop:
             return replace(head, stop=Stop.unpack(event.value) if put else None)
         if event.key == keys.resized:

@@ -176,7 +176,7 @@ def _reason(head: Head, *, members: int, waiting: int, now: float) -> str:
         return "nobody is here"
     if head.round is not None and _is_news(head):
         return f"round {head.round.number} stands with {head.round.size} node{'s' if head.round.size != 1 else ''}"
-    return explain(head.progress, elapsed=now - head.progress_at)
+    return explain(head.progress, elapsed=_elapsed(head, now))
 
 
 def _resized(head: Head) -> Resized | None:
@@ -189,9 +189,19 @@ def _absent(head: Head, *, now: float) -> Absent:
     """Who is not here, as of now."""
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
-    elapsed, absent = max(now - head.progress_at, 0.0), head.progress.absent
+    elapsed, absent = _elapsed(head, now), head.progress.absent
     missing = tuple(replace(one, ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
     return replace(absent, missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
+
+
+def _elapsed(head: Head, now: float) -> float:
+    """Seconds since the progress was written: by the hour it bears, if it was found written; else since it came.
+
+    Hosts agree on the hour to within what their clocks differ by, which is good enough to show, and not to decide.
+    """
+    since = max(now - head.progress_at, 0.0)
+    said_at = head.progress.absent.said_at if head.progress is not None else 0.0
+    return max(since, time.time() - said_at) if head.progress_found and said_at else since
 
 
 def _is_news(head: Head) -> bool:

@@ -120,6 +120,7 @@ class SimulatedJournal(Journal):
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
         self.commits = 0
+        self.commit_seconds = 0.0  # nothing takes time here
         self.in_doubt = False  # nothing of a group that fails here is on the disk
         self.only_deletes = self.answered = False
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RendezvousError
+from rdzv.torch.events import EventHandler
 from rdzv.torch.pytorch import SignalException
 from store import StoreError
 from store.printable import escaping
@@ -92,6 +93,8 @@ def configure_logging() -> None:
             logger.setLevel(level)
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO if level is None else level)
+    if not any(isinstance(handler, EventHandler) for handler in log.handlers):
+        log.addHandler(EventHandler())
 
 
 class Screen:

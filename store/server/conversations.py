@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
 from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError
-from store.messages import Failed, FailureKind, Stats, Watch
+from store.messages import Failed, FailureKind, Guarded, Stats, Watch
 from store.protocol import wire
 from store.protocol.wire import Bye, Hello, Sorry
 from store.server.outbox import PIECE_BYTES, weight
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from store.limits import Limits
-    from store.messages import Event, Request
+    from store.messages import Event, Request, Response
     from store.server.durability import Durability
     from store.server.log_lines import Complaints
     from store.server.memory import Memory
@@ -99,6 +99,7 @@ class Conversations:
     Attributes:
         buffer: Where bytes arrive, whoever sends them.
         bytes_in: How many have.
+        on_request: Told of each request that was begun: its kind, "ok" or how it failed, and how long that took.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Conversations:
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in = 0
+        self.on_request: Callable[[str, str, float], None] | None = None
 
     # ------------------------------------------------------------------------------------------ called by peers
 
@@ -315,6 +317,8 @@ class Conversations:
         peer.work = applied.work
         self.deliver(applied.deliveries, opening=type(request) is Watch)
         took = self._stopwatch() - began
+        if self.on_request is not None:
+            self.on_request(*_kind_and_outcome(request, response), took)
         if took > SLOW and self._complaints.say(now):
             log.warning("%s: its %s took %d ms", peer.name, type(request).__name__, took * 1000)
 
@@ -482,3 +486,9 @@ class Conversations:
             waiting = []
         for peer in {**dict.fromkeys(waiting), **slowed}:
             peer.read_on()
+
+
+def _kind_and_outcome(request: Request[Any], response: Response | None) -> tuple[str, str]:
+    """Which kind of request this is, and "ok" or how it failed."""
+    asked = request.request if isinstance(request, Guarded) else request
+    return type(asked).__name__, response.kind.name.lower() if isinstance(response, Failed) else "ok"

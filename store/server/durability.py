@@ -116,6 +116,11 @@ class Durability:
         """How often the disk has taken something."""
         return self.journal.commits if self.journal is not None else 0
 
+    @property
+    def commit_seconds(self) -> float:
+        """How long the groups that were written have taken, all of them, in seconds."""
+        return self.journal.commit_seconds if self.journal is not None else 0.0
+
     def refusal(self) -> str | None:
         """Why nobody can be told anything now, if so."""
         if self.goes_back:

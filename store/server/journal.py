@@ -37,6 +37,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,7 @@ class Journal:
 
     Attributes:
         commits: How many groups have been written.
+        commit_seconds: How long that has taken, all of it.
         in_doubt: Whether it is unknown if the last group is on disk.
         only_deletes: Whether the disk is so full that only what takes something away may be appended.
         answered: Whether the last failure is settled: whoever caused it is told so by a reply that is in the store now.
@@ -113,6 +115,7 @@ class Journal:
         self._store_id, self._group = "", 0  # the number of the last group that is durable
         self._untidy = True  # there may be room to be given back
         self.commits = 0
+        self.commit_seconds = 0.0
         self.in_doubt = self.only_deletes = self.answered = False
         self._lock_file = take_lock(self._directory)
         let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
@@ -369,6 +372,7 @@ class Journal:
             sqlite3.Error: It could not be written now.
         """
         assert self._database is not None, "the writer runs on an open file"
+        began = time.perf_counter()
         self._database.execute("BEGIN IMMEDIATE")
         try:
             rows.write(self._database, group, number=self._group + 1)
@@ -378,6 +382,7 @@ class Journal:
         self._database.execute("COMMIT")
         self._group += 1
         self.commits += 1
+        self.commit_seconds += time.perf_counter() - began
         self._untidy = True
         self._mark.write(self._store_id, self._group)
 

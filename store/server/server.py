@@ -1,8 +1,7 @@
 """Shell: a store that is being served: who connects and who leaves, the lease timer, and the way down.
 
 What peers ask and are told is in `conversations`; what waits for the disk in `durability`; what all of them may hold in
-`memory`. Leases lapse after the sockets have been read once more, so that a keep-alive that has arrived always counts
-(S5).
+`memory`. Leases lapse after the sockets have been read once more: a keep-alive that has arrived always counts (S5).
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class Server:
         # On virtual time there are no threads, and its clock stands still while requests are carried out.
         self.durability = Durability(engine, journal, limits=self._limits, clock=clock, in_thread=in_thread, host=self)
         self._memory = Memory(self._limits, self._peers, self)
-        self._conversations = Conversations(
+        self.conversations = Conversations(
             engine,
             self._peers,
             limits=self._limits,
@@ -128,7 +127,7 @@ class Server:
     @property
     def _engine(self) -> Engine:
         """The store; another one, once it has been read from its disk again."""
-        return self._conversations.engine
+        return self.conversations.engine
 
     def start_journal(self) -> None:
         """Have the journal write from now on."""
@@ -175,7 +174,7 @@ class Server:
     def protocol(self) -> asyncio.BufferedProtocol:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
-        return Peer(self._conversations, self._last_peer, outboxes=self._memory.outboxes, inboxes=self._memory.inboxes)
+        return Peer(self.conversations, self._last_peer, outboxes=self._memory.outboxes, inboxes=self._memory.inboxes)
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
@@ -186,13 +185,14 @@ class Server:
             "uptime": self._clock() - self._began,
             "connections": len(self._peers),
             "connections_refused": self._refused,
-            "bytes_in": self._conversations.bytes_in,
+            "bytes_in": self.conversations.bytes_in,
             "bytes_out": self._bytes_out + sum(peer.bytes_out for peer in self._peers.values()),
             "outbox_bytes": self._memory.outboxes.bytes,
             "inbox_bytes": self._memory.inboxes.bytes,
             "journal_bytes": self.unwritten_bytes,
             "memory_bytes": self.stored_bytes + self._memory.held_bytes,
             "commits": self.durability.commits,
+            "commit_seconds": self.durability.commit_seconds,
         }
 
     # ------------------------------------------------------------------------------------------ called by its parts
@@ -209,11 +209,11 @@ class Server:
 
     def became_durable(self, number: int) -> None:
         """Everything up to this number is on disk: what waited for it may be said."""
-        self._conversations.became_durable(number)
+        self.conversations.became_durable(number)
 
     def restored(self, engine: Engine) -> None:
         """Serve this store from now on: it is what is on disk."""
-        self._conversations.engine = engine
+        self.conversations.engine = engine
         self._hear_of_lapses(engine)
 
     def guessed_wrong(self, peer: Peer) -> None:
@@ -295,7 +295,7 @@ class Server:
         peer.greeted()
         self.strangers.proved(peer, now)
         assert peer.connection is not None
-        self._conversations.say(
+        self.conversations.say(
             peer,
             peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
         )
@@ -330,8 +330,8 @@ class Server:
                     continue
                 deliveries = self._engine.tick(now=self._clock())
                 self.durability.record()
-                self._conversations.deliver(deliveries)
-                self._conversations.flush()
+                self.conversations.deliver(deliveries)
+                self.conversations.flush()
 
     def _hear_of_lapses(self, engine: Engine) -> None:
         if self._session_log is not None:
@@ -387,7 +387,7 @@ class Server:
             await self.durability.stop()
         for peer in list(self._peers.values()):
             if peer.connection is not None and peer.connection.greeted:
-                self._conversations.say(peer, wire.encode_bye("the server is leaving"))
+                self.conversations.say(peer, wire.encode_bye("the server is leaving"))
                 peer.close()
             else:  # a farewell is no welcome; this it understands, and tries again
                 peer.refuse(Sorry("limit", "the server is leaving"))

@@ -54,6 +54,7 @@ class Job:
         drain_on: The signal on which this node leaves in good order; None: none does.
         drain_in: Seconds that it then has.
         no_progress: After how many rounds without a checkpoint the run is given up; 0: never.
+        log_dir: A folder for a file of each process's output, beside what is passed on; None for no files.
         stacks: Whether the processes can be asked for their Python stacks.
     """
 
@@ -71,6 +72,7 @@ class Job:
     drain_in: float = 30.0
     no_progress: int = 0
     stacks: bool = True
+    log_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,15 @@ def environment_of(
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
+        # What torchrun tells its workers beyond these, for scripts and libraries that ask for it. The agent's store is
+        # not used, so that env:// has rank 0 make one.
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.first_rank + local_rank),
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "TORCHELASTIC_RUN_ID": info.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),
         "RDZV_URL": job.url,

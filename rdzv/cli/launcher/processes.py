@@ -16,6 +16,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -23,6 +24,8 @@ import anyio.to_thread
 from rdzv.cli.launcher import guard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rdzv.cli.launcher.job import Job
     from rdzv.cli.launcher.preload import PreloadServer, WarmWorker
 
@@ -66,7 +69,8 @@ class Process:
             control, told = _pipe(theirs, ours)
             output: list[tuple[int, int]] = []  # where to read, where to write
             streams: dict[int, int] = {}
-            if job.prefix:
+            log = _open_log(job.log_dir, environment) if job.log_dir is not None else None
+            if job.prefix or log is not None:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
@@ -92,8 +96,8 @@ class Process:
                     stderr=streams.get(2),
                 )
             ours.pop_all()
-            label = f"[{rank}] ".encode()
-            return cls(rank, guarded, told, [_Output(source, target, label) for source, target in output])
+            label = f"[{rank}] ".encode() if job.prefix else b""
+            return cls(rank, guarded, told, [_Output(source, target, label, log) for source, target in output])
 
     @property
     def status(self) -> int | None:
@@ -145,6 +149,15 @@ class Process:
                 await anyio.to_thread.run_sync(output.join, abandon_on_cancel=True)
 
 
+def _open_log(folder: str, environment: Mapping[str, str]) -> Path:
+    """Make the file for what a process writes; nodes may share the folder, since ranks are each one's own."""
+    run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
+    path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
 def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
     """A pipe whose ends are closed with these."""
     reading, writing = os.pipe()
@@ -161,8 +174,9 @@ class _Output(threading.Thread):
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of several processes must not mix
 
-    def __init__(self, source: int, target: int, label: bytes) -> None:
+    def __init__(self, source: int, target: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
+        self._log = None if log is None else log.open("ab", buffering=0)  # both streams append to one file
         self._from = source
         self._to = target
         self._label = label
@@ -181,6 +195,8 @@ class _Output(threading.Thread):
         finally:
             os.close(self._from)
             os.close(self._finish_reading)
+            if self._log is not None:
+                self._log.close()
 
     def _pass_on(self) -> None:
         poll = select.poll()
@@ -194,6 +210,9 @@ class _Output(threading.Thread):
             chunk = os.read(self._from, LINE_BYTES_MAX)
             if not chunk:
                 break
+            if self._log is not None:
+                with contextlib.suppress(OSError):  # a full disk must not keep anybody's output from a terminal
+                    self._log.write(chunk)
             labelled, rest = label_lines(rest + chunk, self._label)
             self._write(labelled)
         if rest:

@@ -87,12 +87,15 @@ async def received(manager: socket.socket) -> bytes:
     return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(manager, 1024), 10)
 
 
-async def test_a_service_manager_may_have_an_abstract_name() -> None:
+async def test_a_service_manager_may_have_an_abstract_name_and_a_watchdog() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("")  # Linux chooses an abstract one
         manager.setblocking(False)
-        async with serving(NOTIFY_SOCKET=f"@{manager.getsockname()[1:].decode()}"):
+        name = f"@{manager.getsockname()[1:].decode()}"
+        async with serving(NOTIFY_SOCKET=name, WATCHDOG_USEC="400000"):
             assert await received(manager) == b"READY=1"
+            for _ in range(2):
+                assert await received(manager) == b"WATCHDOG=1"
 
 
 async def test_a_service_manager_that_is_gone_is_no_reason_not_to_serve(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import ssl
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import rdzv
 import store
 from rdzv.http import app
 from tests.rdzv.core.test_report import SCHEMA
-from tests.support.processes import start, start_python
+from tests.support.processes import ROOT, start, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -81,8 +82,34 @@ async def test_health_metrics_and_runs_are_answered() -> None:
             assert any(line.startswith("rdzv_store_requests_total ") for line in lines)
             assert any(line.startswith('rdzv_store_limit{limit="keys_max"} ') for line in lines)
             assert any(line.startswith("rdzv_loop_lag_seconds_count ") for line in lines)
+            assert any(
+                line.startswith('rdzv_store_request_seconds_count{kind="Transact",outcome="ok"} ') for line in lines
+            )
+            assert any(line.startswith('rdzv_run_seconds_total{run="job",spent="training"} ') for line in lines)
+            assert any(line.startswith('rdzv_run_last_meeting_seconds{run="job"} ') for line in lines)
+            async with session.get("/api/runs/job/timeline") as answer:
+                rows = await answer.json()
+                assert [row[0] for row in rows["nodes"]] == [HOSTILE]
         async with session.get("/api/runs/jbo") as answer:
             assert (answer.status, await answer.text()) == (404, "the store has no run 'jbo'\n")
+
+
+async def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    dashboard = json.loads((ROOT / "examples" / "grafana" / "rdzv.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\brdzv_\w+", target["expr"])
+    }
+    async with served() as (server, url), aiohttp.ClientSession(url) as session, node(server, "a") as handler:
+        await handler.next_rendezvous()
+        await asyncio.sleep(app.LOOK_EVERY)
+        async with session.get("/metrics") as answer:
+            named = {line.split()[2] for line in (await answer.text()).splitlines() if line.startswith("# TYPE")}
+    there = named | {f"{name}{end}" for name in named for end in ("_bucket", "_count", "_sum")}
+    assert asked
+    assert asked - there == set()
 
 
 async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
@@ -233,6 +260,16 @@ UNTIL_MISSING = """new Promise((done) => {
 })"""
 
 
+UNTIL_DRAWN = """new Promise((done) => {
+    const look = () => {
+        const canvas = document.querySelector("#timeline canvas");
+        if (canvas) done(canvas.getAttribute("aria-label"));
+    };
+    new MutationObserver(look).observe(document.getElementById("timeline"), {childList: true, subtree: true});
+    look();
+})"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_hostile_name(tmp_path: Path) -> None:
     """At the width of a telephone: nothing is wider than the window, and the name is text."""
@@ -254,5 +291,6 @@ async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_
         assert HOSTILE in await page.evaluate(UNTIL_MISSING)
         assert await page.evaluate("document.title") == "job: complete"
         assert await page.evaluate("document.images.length") == 0
+        assert await page.evaluate(UNTIL_DRAWN) == "timeline of job: 2 nodes"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
         assert page.problems == []

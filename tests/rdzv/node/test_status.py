@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,3 +114,19 @@ async def test_who_was_in_the_round_before_and_is_not_here_is_missing_also_once_
         assert (status.phase, status.world_size) == (Phase.COMPLETE, 2)
         assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
         assert status.absent_count == 1
+
+
+async def test_whoever_only_looks_is_told_for_how_long_a_node_has_been_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that has just come finds what was written when the node was lost: it said "lost 0 s ago" for ever."""
+    async with VirtualRun(min_nodes=2) as run:
+        stays, goes = run.handler("stays"), run.handler("goes")
+        await run.meet(stays, goes)
+        await goes.aclose()
+        await asyncio.sleep(1)
+        hour = time.time
+        monkeypatch.setattr(time, "time", lambda: hour() + 1000.0)
+        status = await run.handler("looks", min_nodes=None, max_nodes=None).status()
+        (absent,) = status.absent
+        assert absent.ago is not None
+        assert absent.ago >= 1000.0
+        assert "(left 1" in status.reason  # so many minutes ago

@@ -461,7 +461,9 @@ async def test_a_job_told_of_a_newcomer_by_usr1_saves_and_is_neither_failed_nor_
 # ------------------------------------------------------------------------------------------ output
 
 
-async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives(server: str) -> None:
+async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives_in_a_file_too(
+    server: str, tmp_path: Path
+) -> None:
     program = (
         "import os, sys\n"
         "sys.stdout.write('x' * 99 + '\\n'); sys.stderr.write('oops\\n')\n"
@@ -469,8 +471,12 @@ async def test_each_line_of_output_says_whose_it_is_and_all_of_it_arrives(server
         "sys.stdout.write('no end')"
     )
     command = (sys.executable, "-c", program)
-    async with node(f"{server}/job?min_nodes=1", "a", "--nproc", "2", command=command) as a:
+    options = ("--nproc", "2", "--log-dir", str(tmp_path))
+    async with node(f"{server}/job?min_nodes=1", "a", *options, command=command) as a:
         assert await a.wait(timeout=20) == 0
+    for rank in (0, 1):
+        written = (tmp_path / "job" / "round-0" / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(written) == sorted(["x" * 99, "oops", *["y" * 99] * 20_000, "no end"])
     for rank in (0, 1):
         assert a.output.count(f"[{rank}] {'x' * 99}") == 1
         assert a.output.count(f"[{rank}] oops") == 1
@@ -540,6 +546,7 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
         told = environment_of(
             job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0, checkpoint_file="/tmp/x"
         )
+    assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
     parameters = {
         Source.ENVIRONMENT.spell(name)
         for parameter in (*TABLE, *KEEP_ALIVE.values())

@@ -1,0 +1,148 @@
+"""Make the recording of the demo and the pictures in docs/pictures: needs Chromium, and the extras `http` and `live`.
+
+    python -m tools.pictures docs/pictures
+
+`demo.cast` is the demo as asciinema plays it, `demo.svg` what it wrote; `page.png` is the page of a store after one of
+four nodes was killed, `timeline.png` the timeline of a longer run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+import rdzv
+import store
+from rdzv.core.history import Chapter, History, Incident
+from rdzv.display.history import account, timeline
+from rdzv.display.pages import timeline_page
+
+COLUMNS, LINES = 120, 40
+NOON = 1_800_000_000.0
+
+
+def story(nodes: int, rounds: int) -> History:
+    """Return a run in which a node is lost in each round, and comes back in the next but one."""
+    names = [f"gpu-{number:03}" for number in range(nodes)]
+    chapters: list[Chapter] = []
+    at = NOON
+    for number in range(rounds):
+        lost, before = names[(7 * number + 3) % nodes], names[(7 * number - 4) % nodes]
+        members = tuple(name for name in names if number == 0 or name != before)
+        trained, away = 3000.0 + 400 * (number % 5), 20.0 + 90 * (number % 3)
+        why = ("its process ended", "nothing was heard of it for its ttl")[number % 2]
+        gone = Incident(kind="lost", after=trained, count=1, node_ids=(lost,), reason=why, at=at + trained)
+        chapters.append(
+            Chapter(
+                number=number,
+                size=len(members),
+                node_ids=members,
+                joined=nodes if number == 0 else 1,
+                joined_ids=(),
+                after=None if number == 0 else at - chapters[-1].at,  # type: ignore[operator]
+                incidents=(gone,),
+                at=at,
+                stopped=trained,
+                short=max(away - 30, 0.0),
+            )
+        )
+        at += trained + away
+    return History(chapters=tuple(chapters))
+
+
+def write_timeline(path: Path, nodes: int, rounds: int) -> None:
+    """Write the page of a timeline."""
+    history = story(nodes, rounds)
+    path.write_text(timeline_page(timeline("job-7", history), account("job-7", history)), encoding="utf-8")
+
+
+def shoot(url: str, path: Path, *, width: int = 1100, height: int = 700) -> None:
+    """Take a picture of a page."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("Chromium is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        # A page that listens for events is never done loading: it is given some seconds.
+        switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--timeout=9000"]
+        place = [f"--user-data-dir={folder}", f"--window-size={width},{height}", f"--screenshot={path}"]
+        command = [chromium, *switches, *place, url]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: S603  what is looked for above
+
+
+async def shoot_page(path: Path) -> None:
+    """Take a picture of a store's page on which a node is missing."""
+    from rdzv.http import app
+
+    async with (
+        store.serve() as server,
+        app.serve(server, "127.0.0.1", 0, token=None, tls=None, loopback=True, prefix="/rdzv", closed_ttl=60.0) as port,
+    ):
+        url = f"{server.url}/job-7?min_nodes=4"
+        handlers = [await rdzv.connect(url, node_id=f"gpu-{number:03}", is_host=False) for number in range(4)]
+        try:
+            await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
+            await handlers.pop(2).aclose()
+            await anyio.sleep(2)
+            await anyio.to_thread.run_sync(lambda: shoot(f"http://127.0.0.1:{port}/", path, height=900))
+        finally:
+            for handler in handlers:
+                await handler.aclose()
+
+
+def record(folder: Path) -> None:
+    """Record the demo on a terminal of its own."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS=str(COLUMNS), LINES=str(LINES))
+        os.execv(sys.executable, [sys.executable, "-m", "rdzv", "demo"])  # noqa: S606  that is what is recorded
+    began, events, written = time.monotonic(), [], b""
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        written += data
+        events.append([round(time.monotonic() - began, 3), "o", data.decode(errors="replace")])
+    os.waitpid(pid, 0)
+    header = {"version": 2, "width": COLUMNS, "height": LINES, "title": "rdzv demo"}
+    lines = [json.dumps(header), *map(json.dumps, events)]
+    (folder / "demo.cast").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))  # noqa: SIM115  for as long as this runs
+    console.print(Text.from_ansi(written.decode(errors="replace").replace("\r\n", "\n")))
+    (folder / "demo.svg").write_text(console.export_svg(title="rdzv demo"), encoding="utf-8")
+
+
+def main() -> None:
+    """Make all of them."""
+    parser = argparse.ArgumentParser(description="Make the recording and the pictures for the documentation.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    record(folder)
+    with tempfile.TemporaryDirectory() as pages:
+        page = Path(pages) / "timeline.html"
+        write_timeline(page, 16, 24)
+        shoot(page.as_uri(), folder / "timeline.png", height=500)
+    asyncio.run(shoot_page(folder / "page.png"))
+
+
+if __name__ == "__main__":
+    main()
