@@ -227,6 +227,14 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
                 async for status in statuses:
                     if status.phase is rdzv.Phase.COMPLETE:
                         break
-        killed.kill()
         assert survivor.stdout is not None
-        assert (await survivor.stdout.readline()).startswith(b"NodesLost")
+        first = await survivor.stdout.readline()
+        assert b"of 2 meet at" in first
+        assert first.endswith(b" None\n"), "there was no round before"
+        killed.kill()
+        async with rdzv.connect(f"{server.url}/job-7?min_nodes=2&max_nodes=2", is_host=False) as replacement:
+            meeting = asyncio.create_task(replacement.next_rendezvous())
+            again = await survivor.stdout.readline()
+            assert b"of 2 meet at" in again
+            assert not again.endswith(b" None\n"), "it knows who was lost"
+            await meeting
