@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rdzv.core.state import Participant, Round
+    from rdzv.core.stuck.beats import Beats
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 
 __all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo"]
@@ -118,6 +119,7 @@ class Membership:
         dropped: The node was not asked.
         lost_ids: The members that have died since the round completed, as far as they are known by name.
         gate: What this member passes at each step, if it goes from round to round by `rounds()`.
+        beats: How far this member has come.
         on_over: Whom to call back, once, with the reason when it is over.
         on_loss: Whom to call back whenever members have died, with the names of all that have.
     """
@@ -125,6 +127,7 @@ class Membership:
     round: Round
     rank: int
     arrival: int
+    beats: Beats
     over: str | None = None
     dropped: bool = False
     lost_ids: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ from store.messages import (
     KeepAlive,
     List,
     ListGroups,
+    ListNotes,
     Ping,
     Put,
     Request,
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from store.messages import Condition, Entry, Event, KeyGroup, Operation
+    from store.messages import Condition, Entry, Event, KeyGroup, Note, Operation
 
 __all__ = ["DEFAULT_TIMEOUT", "BlockingLease", "BlockingStore", "BlockingWatch", "Lease", "LeaseLike", "Store", "Watch"]
 
@@ -75,6 +76,7 @@ R = TypeVar("R", bound=Response)
 Keys: TypeAlias = "Iterable[str]"
 Entries: TypeAlias = "list[Entry]"  # inside the classes below, `list` is a method
 KeyGroups: TypeAlias = "list[KeyGroup]"
+Notes: TypeAlias = "list[Note]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
 
 
@@ -378,6 +380,16 @@ class Store(ABC):
             more = page.more
         return found
 
+    async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
+        """Return what came with the last keep-alives of the leases of all keys under a prefix; see `Lease`."""
+        found: list[Note] = []
+        more = True
+        while more:  # a page at a time, as above
+            page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=timeout)
+            found += page.notes
+            more = page.more
+        return found
+
     @abstractmethod
     def time(self) -> float:
         """Return seconds on this client's clock."""
@@ -401,13 +413,17 @@ class Lease:
         self.id: int = id
         self.ttl: float = ttl  # as granted
 
-    async def keep_alive(self, *, timeout: float | None = None) -> None:
+    async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
         """Give it its full TTL again, once.
+
+        Args:
+            note: At most 128 bytes that go with it, and are kept, in memory, until the next ones: see `Store.notes`.
+            timeout: Seconds.
 
         Raises:
             LeaseNotFound: It has lapsed.
         """
-        await self._store.call(KeepAlive(lease=self.id), timeout=timeout)
+        await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
         """End it now, and its keys with it."""
@@ -593,6 +609,16 @@ class BlockingStore(ABC):
             more = page.more
         return found
 
+    def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
+        """Return what came with the last keep-alives of the leases of all keys under a prefix; see `Store`."""
+        found: list[Note] = []
+        more = True
+        while more:
+            page = self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=timeout)
+            found += page.notes
+            more = page.more
+        return found
+
     @abstractmethod
     def time(self) -> float:
         """Return seconds on this client's clock."""
@@ -616,9 +642,9 @@ class BlockingLease:
         self.id: int = id
         self.ttl: float = ttl
 
-    def keep_alive(self, *, timeout: float | None = None) -> None:
+    def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
         """Give it its full TTL again, once; `LeaseNotFound` if it has lapsed."""
-        self._store.call(KeepAlive(lease=self.id), timeout=timeout)
+        self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     def revoke(self, *, timeout: float | None = None) -> None:
         """End it now, and its keys with it."""

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["RELEASE_WITHIN", "BlockingKeptLease", "Keeping", "KeptLease"]
+    NoteOf = Callable[[bool], bytes]
+
+__all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease"]
 
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3  # two may be lost before the lease is
+LATE = 1.0  # seconds by which a keep-alive may be late before the store counts as having been away
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
 
 
@@ -41,7 +44,7 @@ class AwaitedLease(Protocol):
     id: int
     ttl: float
 
-    async def keep_alive(self, *, timeout: float | None = None) -> None:
+    async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
         """Give it its full TTL again."""
 
     async def revoke(self, *, timeout: float | None = None) -> None:
@@ -106,8 +109,7 @@ class Keeping:
 
     def _connection_changed(self, connected: bool) -> None:
         if connected or self._failure is not None:
-            self._news.set()
-            self._news = asyncio.Event()
+            self.renew_now()
 
     @property
     def _failure(self) -> StoreError | None:
@@ -119,23 +121,38 @@ class Keeping:
         """Seconds until the first lease may lapse; infinity if there is none."""
         return min(self._ours_until.values(), default=math.inf) - self._store.time()
 
+    def renew_now(self) -> None:
+        """Renew all leases at once: there is something new to say with it."""
+        self._news.set()
+        self._news = asyncio.Event()
+
     async def hold(
-        self, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, on_lapse: Callable[[str], None]
+        self,
+        ttl: float,
+        disconnect_ttl: float | None,
+        gone_ttl: float | None,
+        on_lapse: Callable[[str], None],
+        note: NoteOf | None = None,
     ) -> AwaitedLease:
-        """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost."""
+        """Grant a lease and keep it until it is released; `on_lapse` is told once why it must be taken for lost.
+
+        `note` says what goes with a keep-alive, given whether the store was out of reach until then.
+        """
         sent_at = self._store.time()
         lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
-        self.adopt(lease, sent_at, on_lapse)
+        self.adopt(lease, sent_at, on_lapse, note)
         return lease
 
-    def adopt(self, lease: AwaitedLease, sent_at: float, on_lapse: Callable[[str], None]) -> None:
+    def adopt(
+        self, lease: AwaitedLease, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None
+    ) -> None:
         """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
         self._ours_until[lease.id] = sent_at + lease.ttl
-        task = asyncio.create_task(self._keep(lease, on_lapse), name=f"keep lease {lease.id}")
+        task = asyncio.create_task(self._keep(lease, on_lapse, note), name=f"keep lease {lease.id}")
         task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
         self._tasks[lease.id] = lease, task
 
-    async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None]) -> None:
+    async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
         """Renew until it is lost."""
         reason = ""
         ours_until = self._ours_until[lease.id]
@@ -147,7 +164,10 @@ class Keeping:
                 sent_at = self._store.time()
                 if sent_at < ours_until:
                     try:
-                        await lease.keep_alive(timeout=max(ours_until - sent_at, 0.001))
+                        timeout = max(ours_until - sent_at, 0.001)
+                        since = sent_at - (ours_until - lease.ttl)  # the last one that was answered
+                        said = note(since > lease.ttl / RENEWALS_PER_TTL + LATE) if note is not None else b""
+                        await lease.keep_alive(note=said, timeout=timeout)
                         self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
                         # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
                         # the next cut must find the lease as fresh as the first one did.

@@ -18,6 +18,7 @@ __all__ = [
     "CHOSEN_LEASE_LEAST",
     "GONE_TTL",
     "MUTATIONS",
+    "NOTE_BYTES_MAX",
     "Add",
     "Added",
     "Append",
@@ -50,8 +51,11 @@ __all__ = [
     "LeaseState",
     "List",
     "ListGroups",
+    "ListNotes",
     "Listing",
     "ListingPart",
+    "Note",
+    "NotePage",
     "Operation",
     "Ping",
     "Pong",
@@ -309,6 +313,31 @@ class GroupPage(Response):
     more: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What came with the last keep-alive of the lease that a key is on.
+
+    Attributes:
+        age: Seconds since it came.
+    """
+
+    key: str
+    note: bytes
+    age: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotePage(Response):
+    """Some notes in the order of their keys, and whether there are more after them."""
+
+    notes: tuple[Note, ...]
+    more: bool
+
+
+NOTE_BYTES_MAX = 128
+"""How long the note of a keep-alive may be: each lease keeps one."""
+
+
 class FailureKind(IntEnum):
     """Which error of `errors` a refused request raises at the client."""
 
@@ -484,9 +513,13 @@ class Guarded(Request[R_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAlive(Request[Granted]):
-    """Give a lease its full TTL again, and take over as the connection that keeps it."""
+    """Give a lease its full TTL again, and take over as the connection that keeps it.
+
+    With a `note` it is kept with the lease, in memory, in place of the one before; see `ListNotes`.
+    """
 
     lease: int
+    note: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,6 +571,14 @@ class ListGroups(Request[GroupPage]):
     """Ask which groups of keys there are, from the first name after `after` on."""
 
     after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListNotes(Request[NotePage]):
+    """Ask for the notes of the leases of all keys that start with `prefix`, a page at a time, beginning after a key."""
+
+    prefix: str
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

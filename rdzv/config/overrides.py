@@ -42,6 +42,8 @@ class Overrides(TypedDict, total=False):
     keep_alive_max_attempt: Count
     disconnect_ttl: Seconds
     gone_ttl: Seconds
+    stall_timeout: Seconds
+    first_step_timeout: Seconds
     prefix: str | None
     etcd_prefix: str | None
     is_host: Flag

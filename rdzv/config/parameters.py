@@ -35,6 +35,9 @@ DISCONNECT_TTL: Final = 1.0
 GONE_TTL_MIN: Final = 0.01
 """In seconds: a few round trips in one building, and a pause of the interpreter."""
 
+STALL_TIMEOUT_MIN: Final = 1.0
+"""In seconds. A step may be short, and a machine that is busy for a moment is not stuck."""
+
 KEEP_ALIVE_INTERVAL: Final = 5.0
 KEEP_ALIVE_MAX_ATTEMPT: Final = 3
 """What PyTorch's `dynamic_rendezvous.create_handler` takes for the one of the pair that is not given."""
@@ -178,6 +181,20 @@ TABLE: Final = (
         duration(GONE_TTL_MIN, because=", which a living process needs to come back"),
         f"{GONE_TTL:g}",
         "seconds for which a process counts as alive whose connections have all closed",
+    ),
+    Parameter(
+        "stall_timeout",
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
+        "5m",
+        "seconds without a step after which a member is lost, if others get on",
+        default_text="off",
+    ),
+    Parameter(
+        "first_step_timeout",
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
+        "30m",
+        "the same for the first step of a round, which compiles and loads",
+        default_text="off",
     ),
     Parameter(
         "prefix",

@@ -77,6 +77,8 @@ class Settings:
     ttl: float = 10.0
     disconnect_ttl: float = DERIVED
     gone_ttl: float = GONE_TTL
+    stall_timeout: float | None = None
+    first_step_timeout: float | None = None
 
     # Where the store is kept, and who may use it.
     prefix: str = DERIVED
@@ -162,6 +164,9 @@ class Settings:
         agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
         if self.torch_store != "rdzv":  # left out otherwise, so that runs of nodes that do not know it are the same
             agreed["torch_store"] = self.torch_store
+        for name in _SHARED_IF_GIVEN:
+            if getattr(self, name) is not None:
+                agreed[name] = getattr(self, name)
         return agreed
 
 
@@ -173,6 +178,9 @@ _SHARED: Final = (
     "last_call_timeout",
     "early_last_call",
 )
+
+_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout")
+"""The same, left out where nobody has given them."""
 
 
 def _plain(value: Any) -> Any:

@@ -208,6 +208,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         last_arrival=next(reversed(view.waiting.values())).arrival if view.waiting else 0,
         absent=view.absences.report(now=now, staying=_staying(view, joined - spares)),
         given_up=_given_up(view),
+        why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
+        standstill=view.standstill if live else "",
     )
 
 
@@ -323,6 +325,8 @@ def _kind(progress: Progress) -> tuple[object, ...]:
         progress.departed > 0,
         progress.problem,
         progress.given_up,
+        progress.why_lost,
+        progress.standstill,
     )
 
 
@@ -354,7 +358,8 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
             coming = progress.joined - progress.spares
             if not coming:
                 spares = f", and {_spares(progress.spares)}" if progress.spares else ""
-                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}"
+                standstill = progress.standstill and f"; {progress.standstill}"
+                return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}{standstill}"
             staying = progress.absent.describe_staying()
             members = f"{_members(progress.live)} to leave{staying and f': {staying}'}"
             return f"{_nodes(coming)} waiting for round {progress.round}'s {members}{given_up}"

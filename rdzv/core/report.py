@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rdzv.core.state import Participant, RunStatus
+    from rdzv.core.state import Participant, RunStatus, StepOf
 
 __all__ = ["VERSION", "report"]
 
@@ -29,7 +29,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "coordinator": status.coordinator,
         "closed": status.closed,
-        "members": [_member(member) for member in status.members],
+        "members": [_member(member, status.steps.get(member.node_id)) for member in status.members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -74,13 +74,17 @@ def report(status: RunStatus) -> dict[str, Any]:
     }
 
 
-def _member(member: Participant) -> dict[str, Any]:
+def _member(member: Participant, steps: StepOf | None) -> dict[str, Any]:
     return {
         "node_id": member.node_id,
         "rank": member.rank,
         "address": member.address,
         "payload": _plain(member.payload),
         "attributes": {name: _plain(value) for name, value in member.attributes.items()},
+        "step": None if steps is None else steps.step,
+        "step_age": None if steps is None else steps.age,
+        "step_rate": None if steps is None else steps.rate,
+        "busy": "" if steps is None else steps.busy,
     }
 
 

@@ -455,6 +455,8 @@ class Progress:
         spare_ids: The spares by name, where an order chooses who they are, if they are at most `NAMED_MOST`.
         absent: Who is not here, and for how long.
         given_up: Which round those who wait have given up, and why, in words; empty if none.
+        why_lost: Of members that were dropped though they are alive, the first by name, each with why.
+        standstill: That no member gets on, in words; else empty.
     """
 
     phase: Phase
@@ -476,6 +478,8 @@ class Progress:
     spare_ids: tuple[str, ...] = ()
     absent: Absent = field(default_factory=Absent)
     given_up: str = ""
+    why_lost: tuple[tuple[str, str], ...] = ()
+    standstill: str = ""
 
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""
@@ -500,6 +504,8 @@ class Progress:
                 self.spare_ids,
                 self.absent.plain(),
                 self.given_up,
+                self.why_lost,
+                self.standstill,
             )
         )
 
@@ -512,6 +518,7 @@ class Progress:
             lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
             absent = plain[17] if len(plain) > 17 else None
             given_up = plain[18] if len(plain) > 18 else ""
+            why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
             return cls(
                 phase=_phase_of(phase),
                 round=of(int, round),
@@ -532,6 +539,8 @@ class Progress:
                 spare_ids=names_of(spare_ids),
                 absent=Absent.of_plain(absent),
                 given_up=of(str, given_up),
+                why_lost=tuple((of(str, node_id), of(str, why)) for node_id, why in why_lost),
+                standstill=of(str, standstill),
             )
 
         return unpack("the progress", value, build)
@@ -626,6 +635,23 @@ Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepOf:
+    """How far a member has come.
+
+    Attributes:
+        step: The last step that it has begun; None before the first.
+        age: Seconds since then.
+        rate: Steps a second, lately.
+        busy: What it is busy with, as it has said; empty if it is not.
+    """
+
+    step: int | None
+    age: float
+    rate: float
+    busy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """A run as it stands in the store.
 
@@ -654,6 +680,7 @@ class RunStatus:
         absent_count: How many they are, also beyond those that are named.
         waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
         since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
+        steps: How far each member has come that has said so, as of now.
     """
 
     run_id: str
@@ -680,6 +707,7 @@ class RunStatus:
     absent_count: int = 0
     waited: float | None = None
     since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    steps: Mapping[str, StepOf] = field(default_factory=lambda: MappingProxyType({}))
 
 
 # ------------------------------------------------------------------------------------------------ settings

@@ -67,6 +67,8 @@ class View:
         self.lost_count = 0
         self.departed: list[str] = []
         self.departed_count = 0
+        self.why_lost: dict[str, str] = {}  # of those who were taken out of the round, though alive
+        self.standstill = ""  # that nobody in it gets on, in words
         self.enough_since: float | None = None
         self.absences = AbsenceBook(expected)
         self._now = 0.0  # of the event that is folded in
@@ -102,6 +104,7 @@ class View:
             for node_id in self._inherited.departed_ids:
                 self._note(node_id, left=True)
             self.absences.take_over(self._inherited.absent, now=progress_at)
+            self.why_lost = dict(self._inherited.why_lost)
 
     @property
     def number(self) -> int:
@@ -142,6 +145,8 @@ class View:
         node_id = event.key[len(self._prefix) :]
         if node_id in bans and not event.cause:
             self._why = str(bans[node_id])
+        elif event.kind == "delete" and node_id in self.why_lost:
+            self._why = self.why_lost[node_id]
         if event.kind == "put":
             try:
                 record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
@@ -173,6 +178,8 @@ class View:
         self.absences.completed()
         self.lost.clear()
         self.departed.clear()
+        self.why_lost.clear()
+        self.standstill = ""
         self._gone_members.clear()
         self.why.clear()
         self.expelled.clear()

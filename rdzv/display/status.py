@@ -9,7 +9,7 @@ from rdzv.config.resizing import describe_size
 from rdzv.core.named import named
 from rdzv.display.history import hour
 from store.net.address import host_and_port
-from store.printable import first_of
+from store.printable import first_of, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +89,7 @@ def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
     """Return a line for each of these members: rank, node, address, since when it is there, and its attributes."""
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
+        + _step(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
         for member in status.members[which]
     ]
@@ -96,6 +97,17 @@ def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
 
 def _named(status: RunStatus, node_id: str) -> str:
     return named(node_id, status.addresses.get(node_id))
+
+
+def _step(status: RunStatus, node_id: str) -> str:
+    steps = status.steps.get(node_id)
+    if steps is None:
+        return ""
+    busy = f", busy with {steps.busy}" if steps.busy else ""
+    if steps.step is None:
+        return f"  no step yet{busy}"
+    rate = f", {steps.rate:.3g}/s" if steps.rate else ""
+    return f"  step {steps.step:,}, {in_words(steps.age)} ago{rate}{busy}"
 
 
 def _since(status: RunStatus, node_id: str) -> str:

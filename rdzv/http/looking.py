@@ -144,6 +144,15 @@ class Runs:
         return {
             **plain,
             **{name: len(full[name]) for name in ("members", "waiting", "spares", "banned")},
+            "steps": {
+                one["node_id"]: {
+                    "step": one["step"],
+                    "step_age_seconds": one["step_age"],
+                    "step_rate": one["step_rate"],
+                }
+                for one in full["members"]
+                if one["step"] is not None
+            },
             "missing": full["missing_count"],
             "lost": losses_by_reason(history),
             "spent": spent,

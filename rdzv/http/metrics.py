@@ -31,6 +31,12 @@ OF_RUNS = {
     "banned": "Nodes that are banned.",
     "world_size": "Members that the last round had when it completed.",
 }
+OF_STEPS = {
+    "step": "The last step that a member has begun.",
+    "step_age_seconds": "How long ago that was.",
+    "step_rate": "Steps a second, lately.",
+}
+"""Only of runs whose members say it."""
 
 
 class Metrics:
@@ -82,6 +88,12 @@ class Metrics:
             gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run"])
             for run in self._runs:
                 gauge.add_metric([run["run_id"]], run[name])
+            yield gauge
+        for name, text in OF_STEPS.items():
+            gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run", "node"])
+            for run in self._runs:
+                for node_id, values in run["steps"].items():
+                    gauge.add_metric([run["run_id"], node_id], values[name])
             yield gauge
         completed = CounterMetricFamily("rdzv_run_rounds_completed", "Rounds that have completed.", labels=["run"])
         phases = GaugeMetricFamily("rdzv_run_phase", "1 for the phase that a run is in.", labels=["run", "phase"])

@@ -175,6 +175,7 @@ class Round(MemberOfRound):
         """
         if self._watcher.ending is not None:
             raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
+        self._membership.beats.beat(step)
         if self.gate.passes(step):
             return
         if not self.gate.decided:
@@ -217,6 +218,7 @@ class Round(MemberOfRound):
 
     def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run."""
+        self._membership.beats.finish()
         self.gate.begun = None
         with contextlib.suppress(RoundSupersededError):
             if self.store.add(DONE, 1) == self.world_size:

@@ -124,6 +124,29 @@ class SoFar:
         self._finished = finished_of(round.gate, self._finished)
 
 
+class Busy:
+    """A stretch of time in which a member is not expected to begin a step; enter it with `with` or `async with`."""
+
+    def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
+        self._node = node
+        self._beats = membership.beats
+        self._seconds = seconds
+        self._what = what
+
+    def __enter__(self) -> None:
+        self._beats.be_busy(self._seconds, self._what)
+        self._node.part.own_beats.send_from(self._node.loop)
+
+    def __exit__(self, *_: object) -> None:
+        self._beats.be_free()
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
 class MemberOfRound:
     """What both twins of a round have.
 
@@ -160,6 +183,8 @@ class MemberOfRound:
         self.previous = None if last_rank is None else Previous(last_rank, *round.since)
         self.newest = round.newest
         self.gate: StepGate = membership.gate
+        self._node = node
+        self._membership = membership
         self.use: Use = Use()
         self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
 
@@ -167,6 +192,21 @@ class MemberOfRound:
     def ending(self) -> Ending | None:
         """Why the round has ended for this member; None while it goes on."""
         return self._watcher.ending
+
+    def beat(self, step: int) -> None:
+        """Say that this member begins a step, where there is nothing to agree upon; `check` says it, too.
+
+        It costs no message: it goes with the node's next keep-alive. With `stall_timeout`, a member that begins no step
+        for so long while others do is lost.
+        """
+        self._membership.beats.beat(step)
+
+    def busy(self, seconds: float, what: str = "") -> Busy:
+        """Expect no step for at most so long: `async with round.busy(600, "checkpoint"):`, or `with`.
+
+        Nobody of the round is taken for stuck meanwhile: the others may be waiting for this member.
+        """
+        return Busy(self._node, self._membership, seconds, what)
 
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""

@@ -185,6 +185,7 @@ class Round(MemberOfRound):
         Args:
             step: The one that is about to begin; each time a larger one.
         """
+        self._membership.beats.beat(step)
         if self.gate.passes(step):
             return
         if not self.gate.decided:
@@ -235,6 +236,7 @@ class Round(MemberOfRound):
 
     async def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run. A change ends the wait, and all goes on."""
+        self._membership.beats.finish()
         self.gate.begun = None  # this member begins no step any more, and holds up nobody who stops
         with anyio.CancelScope() as scope:
             self._scope = scope

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.decision import Decision
     from rdzv.core.keys import Keys
+    from rdzv.core.stuck.judging import StallRules
     from rdzv.node.admission import Agreed
     from rdzv.node.part.role import TakenRole
     from rdzv.node.store_session import Link
@@ -49,6 +50,7 @@ class Candidacy:
         node_id: Who takes the role.
         ttl: That of a member's lease.
         gone_ttl: The same, of how long it outlives its process.
+        stall_rules: When a member is stuck.
         rng: For the pause before taking the role.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
@@ -63,6 +65,7 @@ class Candidacy:
         node_id: str,
         ttl: float,
         gone_ttl: float,
+        stall_rules: StallRules,
         rng: random.Random,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class Candidacy:
         self._follower = link.follower
         self._ttl = ttl
         self._gone_ttl = gone_ttl
+        self._stall_rules = stall_rules
         self._rng = rng
         self._apart = apart
         self._wakeup = Wakeup()
@@ -187,6 +191,7 @@ class Candidacy:
                     node_id=self._node_id,
                     ttl=self._ttl,
                     run_lease=await self._link.run_lease(),
+                    stall_rules=self._stall_rules,
                     apart=self._apart,
                 )
                 await term.lead(*found)  # type: ignore[arg-type]

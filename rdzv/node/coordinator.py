@@ -58,6 +58,7 @@ from rdzv.node.accusing import heed_accusations
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.store_session import SharedLease, portions
+from rdzv.node.stuck.others import StallWatch
 from rdzv.node.wakeup import Wakeup
 from store import (
     ConditionFailed,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.decision import Decision, Rules
     from rdzv.core.keys import Keys
+    from rdzv.core.stuck.judging import StallRules
     from rdzv.node.admission import Agreed
     from rdzv.node.part.role import TakenRole
     from rdzv.node.store_session import Link
@@ -103,6 +105,7 @@ class Term:
         node_id: Who coordinates.
         ttl: That of a member's lease.
         run_lease: For all that is to outlive the term.
+        stall_rules: When a member is stuck.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
@@ -116,6 +119,7 @@ class Term:
         node_id: str,
         ttl: float,
         run_lease: Lease,
+        stall_rules: StallRules,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None,
     ) -> None:
         self._store = link.store
@@ -140,6 +144,9 @@ class Term:
         self._run_lease = run_lease
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
         self._chronicle = Chronicle()
+        self._stall_watch = StallWatch(
+            self._store, self._keys, self._view, stall_rules, in_office=self._in_office, wakeup=self._wakeup
+        )
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
         )
@@ -154,6 +161,7 @@ class Term:
         """
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         beside = [
+            asyncio.create_task(self._stall_watch.run(), name=f"look for who is stuck in run {self._keys.run_id}"),
             asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}"),
             asyncio.create_task(self._clear_away(round), name=f"clear away what is left of run {self._keys.run_id}"),
             asyncio.create_task(self._shared.keep(round), name=f"keep what run {self._keys.run_id} shares"),

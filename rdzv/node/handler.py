@@ -477,6 +477,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         ),
         lease=round.lease,
         superseded=lambda: membership.over,
+        waiting=membership.beats.waiting,
         lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
         company=Company(
             rank=membership.rank,

@@ -19,12 +19,14 @@ from rdzv.core.state import (
     Phase,
     Round,
     RunStatus,
+    StepOf,
     bucket_of,
     unpack_members,
     unpack_settings,
 )
 from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import read_accusations
+from rdzv.node.stuck.others import read_beats
 from store import Lease, LeaseNotFound
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         },
         resized=_resized(head),
         accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations)),
+        steps=await _steps(store, keys, head, {member.node_id for member in members}),
     )
 
 
@@ -128,6 +131,22 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
             ban = replace(ban, left=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
+
+
+async def _steps(store: Store, keys: Keys, head: Head, members: set[str]) -> dict[str, StepOf]:
+    """How far the members of the last round have come, as far as they have said so."""
+    if head.round is None or not members:
+        return {}
+    return {
+        node_id: StepOf(
+            step=heard.note.step,
+            age=heard.note.age + heard.ago,
+            rate=heard.note.rate,
+            busy=(heard.note.what or "something") if heard.note.busy > heard.ago else "",
+        )
+        for node_id, heard in (await read_beats(store, keys)).items()
+        if heard.note.round == head.round.number and node_id in members
+    }
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:

@@ -41,8 +41,8 @@ ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the o
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
-WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 SHARED_RENEWALS_PER_TTL = 4
+WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
 class Link:

@@ -19,7 +19,7 @@ import asyncio
 import copy
 import math
 import secrets
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from store.messages import Response, waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Self
 
     from rdzv.shared_store.company import Company
@@ -111,6 +111,7 @@ class _Twin(Generic[C]):
         superseded: Why this node is known here to be no member any more; None as long as it may be one.
         lost: Which members are known here to have died, if waits end because of that; see `SharedStore.end_waits`.
         company: Who this member is, and among whom, if a barrier is to name it to those who wait for it.
+        waiting: Entered around each request that waits for others: who waits for them is not the one who holds them up.
     """
 
     def __init__(
@@ -124,8 +125,10 @@ class _Twin(Generic[C]):
         superseded: Callable[[], str | None] = _never,
         lost: Callable[[], tuple[str, ...]] = nobody,
         company: Company | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._client = client
+        self._waiting = waiting
         self._ending = ending = _Ending()
         self._company = company
         self._prefix, self._fence, self._lease = prefix, fence, lease
@@ -242,6 +245,7 @@ class SharedStore(_Twin[Caller]):
             superseded=self._superseded,
             lost=self._lost,
             company=self._company,
+            waiting=self._waiting,
         )
 
     def end_waits(self) -> None:
@@ -290,7 +294,8 @@ class SharedStore(_Twin[Caller]):
             if self._lost is not nobody:
                 self._ending.waits.add(scope)
             try:
-                response: Response = await self._client.call(request, timeout=left)
+                with self._waiting():
+                    response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
                 self._ending.waits.discard(scope)
@@ -396,7 +401,8 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
             request, left = next(steps)
             while True:
                 try:
-                    response: Any = self._client.call(request, timeout=left)
+                    with self._waiting() if waits(request) else nullcontext():
+                        response: Any = self._client.call(request, timeout=left)
                 except StoreError as error:
                     request, left = steps.throw(error)
                 else:

@@ -7,9 +7,11 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv import errors as ours
@@ -17,6 +19,7 @@ from rdzv import sync
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
+from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import (
     ChildFailedError,
@@ -185,6 +188,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
+        self._beats: tempfile.TemporaryDirectory[str] | None = None  # where workers say how far they are
         self._kept_out = False  # the last attempt to get in failed
         self._over = False
         self._pid = os.getpid()
@@ -207,6 +211,17 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         address and the port that came with the round's commit; both are new in every round, so nobody dials a dead one.
         """
         return False
+
+    def _follow_workers(self) -> None:
+        """Take the steps of the agent's workers from the files that they write, if they do."""
+        node = self._handler.node if self._handler is not None else None
+        if node is None:
+            return
+        if self._beats is None:
+            self._beats = tempfile.TemporaryDirectory(prefix="rdzv-beats-")
+            os.environ[BEAT_DIR] = self._beats.name  # which the agent hands on to its workers
+        forget_beats(Path(self._beats.name))
+        start_to_follow(node, Path(self._beats.name))
 
     def next_rendezvous(self) -> torch_api.RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next.
@@ -231,6 +246,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 end_with(self._explained(error))
             raise self._explained(error) from None
         self._was_member, self._kept_out = True, False
+        self._follow_workers()
         host, port = info.bootstrap_address
         store = self._tcp_store
         if store is None:

@@ -59,6 +59,7 @@ class TaskKeeper:
         disconnect_ttl: float | None,
         gone_ttl: float | None = GONE_TTL,
         on_lapse: Callable[[str], None],
+        note: Callable[[bool], bytes] | None = None,
     ) -> HeldLease:
         """Grant a lease and keep it until it is released.
 
@@ -68,19 +69,31 @@ class TaskKeeper:
             gone_ttl: Seconds it may outlive this process, as far as all of its connections tell; None: as many as
                 `disconnect_ttl` gives it.
             on_lapse: Called once, in the caller's event loop, with the reason, when it must be taken for lost.
+            note: Says what goes with a keep-alive; see `store.keeping`.
         """
-        lease = await self._keeping.hold(ttl, disconnect_ttl, gone_ttl, on_lapse)
+        lease = await self._keeping.hold(ttl, disconnect_ttl, gone_ttl, on_lapse, note)
         return HeldLease(self, id=lease.id, ttl=lease.ttl, kept=True)
 
     def prepare(self, *, id: int, ttl: float) -> HeldLease:
         """A lease that a transaction is about to grant, by this id; `keep` it once that is done."""
         return HeldLease(self, id=id, ttl=ttl, kept=False)
 
-    def keep(self, lease: HeldLease, *, sent_at: float, on_lapse: Callable[[str], None]) -> None:
+    def renew_now(self) -> None:
+        """Renew all leases at once: there is something new to say with it."""
+        self._keeping.renew_now()
+
+    def keep(
+        self,
+        lease: HeldLease,
+        *,
+        sent_at: float,
+        on_lapse: Callable[[str], None],
+        note: Callable[[bool], bytes] | None = None,
+    ) -> None:
         """Keep a lease that was prepared, and has been granted by what was sent at `sent_at`; see `hold`."""
         assert not lease.kept, "a lease is granted once"
         lease.kept = True
-        self._keeping.adopt(Lease(self._store, id=lease.id, ttl=lease.ttl), sent_at, on_lapse)
+        self._keeping.adopt(Lease(self._store, id=lease.id, ttl=lease.ttl), sent_at, on_lapse, note)
 
     async def release(self, lease: HeldLease) -> None:
         """Stop keeping a lease, and revoke it; also one that may have been granted, and whose grant nobody knows of."""

@@ -14,6 +14,7 @@ from store.engine.sessions import reply_cost_at_most
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import (
     CHOSEN_LEASE_LEAST,
+    NOTE_BYTES_MAX,
     Add,
     Append,
     Create,
@@ -246,6 +247,13 @@ class Admission:
         if len(key) * 4 > most and len(key.encode()) > most:
             raise LimitExceeded(
                 f"the {what} {shown(key)} has {len(key.encode())} bytes; key_bytes_max is {most}: use a shorter one"
+            )
+
+    def check_note(self, note: bytes) -> None:
+        """Refuse a note that is too long: each lease keeps one."""
+        if len(note) > NOTE_BYTES_MAX:
+            raise LimitExceeded(
+                f"the note of a keep-alive has {len(note)} bytes, and at most {NOTE_BYTES_MAX} are kept: shorten it"
             )
 
     def check_value(self, key: str, size: int) -> None:

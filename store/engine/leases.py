@@ -48,6 +48,8 @@ class LeaseRecord:
     disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
     ending: bool = False  # its time is over; keys of it are left, which go in the ticks to come
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
+    note: bytes = b""  # what came with the last keep-alive; in memory only
+    noted_at: float = 0.0  # on the server's clock, as `advance` was told it
 
     @property
     def ends_at(self) -> float:
@@ -198,6 +200,14 @@ class Leases:
         """A process is not taken for dead any more."""
         for id in process.leases:
             self._leases[id].gone_at = math.inf
+
+    def take_note(self, lease: LeaseRecord, note: bytes) -> None:
+        """Keep what came with a keep-alive, in place of what came before."""
+        lease.note, lease.noted_at = note, self._looked_at or 0.0
+
+    def note_age(self, lease: LeaseRecord) -> float:
+        """Seconds since its note came."""
+        return max((self._looked_at or 0.0) - lease.noted_at, 0.0)
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Seconds until the lease lapses."""

@@ -51,6 +51,9 @@ from store.messages import (
     ListGroups,
     Listing,
     ListingPart,
+    ListNotes,
+    Note,
+    NotePage,
     Operation,
     Ping,
     Pong,
@@ -81,6 +84,7 @@ __all__ = ["Requests"]
 
 REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
+NOTES_AT_ONCE = 512
 
 
 # Of what almost every request makes.
@@ -212,6 +216,18 @@ class Requests:
             more=len(page) > GROUPS_AT_ONCE,
         )
 
+    def _list_notes(self, request: ListNotes) -> NotePage:
+        self._admission.check_size(request.prefix, "prefix")
+        self._admission.check_size(request.after, "key")
+        keys = self._keys.index.stretch(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
+        return NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
+
+    def _note(self, key: str) -> Note:
+        lease = self._leases.get(self._keys.entries[key].lease or 0)
+        if lease is None or not lease.note:
+            return Note(key=key, note=b"", age=0.0)
+        return Note(key=key, note=lease.note, age=self._leases.note_age(lease))
+
     def _excessive(self, request: Excessive) -> Response:
         raise LimitExceeded(
             f"the request holds more than {request.elements_max} elements, and operations_max is "
@@ -320,6 +336,9 @@ class Requests:
 
     def _keep_alive(self, request: KeepAlive) -> Granted:
         lease = self._admission.lease(request.lease)
+        if request.note:
+            self._admission.check_note(request.note)
+            self._leases.take_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
 
@@ -448,6 +467,7 @@ _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
     Ping: Requests._ping,
     Stats: Requests._stats,
     ListGroups: Requests._list_groups,
+    ListNotes: Requests._list_notes,
     Excessive: Requests._excessive,
     Unknown: Requests._unknown,
     Put: Requests._put,

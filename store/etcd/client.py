@@ -53,6 +53,7 @@ from store.messages import (
     List,
     ListGroups,
     Listing,
+    ListNotes,
     Ping,
     Pong,
     Request,
@@ -281,8 +282,10 @@ class Client(interface.Store):
                 return await self._reads.stats(deadline)
             case ListGroups():
                 raise Unsupported(f"{self.name} keeps no account of what each group of keys takes; ask etcdctl")
+            case ListNotes():
+                return await leases.notes(self.members, self._reads, request, deadline)
             case Grant() | KeepAlive() | Revoke() | TimeToLive():
-                return await leases.call(self.members, request, deadline)
+                return await leases.call(self.members, request, deadline, hidden=self.hidden)
             case _:
                 return await self._writes.write(request, guard, deadline, doubt)
 

@@ -5,26 +5,55 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from store.errors import LeaseNotFound, StoreUsageError
-from store.etcd.codec import key_of
+from store.etcd.codec import key_of, range_of, span_of
 from store.etcd.members import RetryState
 from store.etcd.receipts import granted
-from store.messages import Done, Grant, Granted, KeepAlive, LeaseState, Response, Revoke, TimeToLive
+from store.messages import (
+    Done,
+    Grant,
+    Granted,
+    KeepAlive,
+    LeaseState,
+    List,
+    ListNotes,
+    Note,
+    NotePage,
+    Response,
+    Revoke,
+    TimeToLive,
+)
 
 if TYPE_CHECKING:
     from store.etcd.members import Members
+    from store.etcd.reads import Reads
 
-__all__ = ["call", "grant"]
+__all__ = ["call", "grant", "notes"]
+
+NOTES = "notes/"
+"""What the keys of notes begin with, below this client's own."""
 
 
-async def call(members: Members, request: Grant | KeepAlive | Revoke | TimeToLive, deadline: float) -> Response:
-    """Make one request about a lease and give its response."""
+async def call(
+    members: Members, request: Grant | KeepAlive | Revoke | TimeToLive, deadline: float, *, hidden: str = ""
+) -> Response:
+    """Make one request about a lease and give its response.
+
+    Args:
+        members: Whom to ask.
+        request: What to ask.
+        deadline: Until when, on the loop's clock.
+        hidden: What the keys of this client's own begin with.
+    """
     match request:
         case Grant(ttl=ttl):
             return await grant(members, ttl, deadline)
-        case KeepAlive(lease=lease):
+        case KeepAlive(lease=lease, note=note):
             reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
             if reply.TTL <= 0:
                 raise _no_lease(lease)
+            if note:  # which etcd does not take with a keep-alive; written twice it is the same
+                put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": note, "lease": lease}}
+                await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
             return Granted(lease=lease, ttl=float(reply.TTL))
         case TimeToLive(lease=lease):
             asked = {"ID": lease, "keys": True}
@@ -41,6 +70,18 @@ async def call(members: Members, request: Grant | KeepAlive | Revoke | TimeToLiv
                 if not doubt.any:  # else it was we who ended it
                     raise _no_lease(lease) from None
             return Done()
+
+
+async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
+    """Return the notes of the leases of all keys under a prefix; how old they are, etcd does not tell."""
+    begin = f"{reads.hidden}{NOTES}"
+    found = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
+    by_lease = {kv.lease: kv.value for kv in found.kvs}
+    listing = await reads.list(List(prefix=request.prefix, keys_only=True), (), deadline)
+    keys = ((entry.key, entry.lease) for entry in listing.entries if entry is not None and entry.key > request.after)
+    return NotePage(
+        notes=tuple(Note(key=key, note=by_lease.get(lease, b""), age=0.0) for key, lease in keys), more=False
+    )
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:

@@ -52,6 +52,9 @@ from store.messages import (
     ListGroups,
     Listing,
     ListingPart,
+    ListNotes,
+    Note,
+    NotePage,
     Operation,
     Ping,
     Pong,
@@ -355,6 +358,13 @@ def _group_from(value: Any) -> KeyGroup:
     raise ProtocolError(f"{shown(value)} stands where a group of keys belongs")
 
 
+def _note_from(value: Any) -> Note:
+    match value:
+        case [str(key), bytes(note), int() | float() as age, *_]:
+            return Note(key=key, note=note, age=float(age))
+    raise ProtocolError(f"{shown(value)} stands where a note belongs")
+
+
 def _enumerated(kind: type[FailureKind]) -> _Field:
     def check(value: Any) -> FailureKind:
         if type(value) is not int:
@@ -377,6 +387,7 @@ _SECONDS = _Field(
 _ENTRY = _Field(_entry_from, _entry_to)
 _MAYBE_ENTRY = _optional(_ENTRY)
 _GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
+_NOTE = _Field(_note_from, lambda note: (note.key, note.note, note.age))
 _CONDITIONS = _conditions()
 _OPERATIONS = _many(_one_of(Operation.__args__))
 _GRANTS = _many(_one_of((Grant,)))
@@ -491,7 +502,7 @@ REQUESTS: dict[int, Layout[Any]] = {
             gone_ttl=_optional(_SECONDS),
             id=_optional(_INT),
         ),
-        Layout(15, KeepAlive, lease=_INT),
+        Layout(15, KeepAlive, lease=_INT, note=_BYTES),
         Layout(16, Revoke, lease=_INT),
         Layout(17, TimeToLive, lease=_INT),
         Layout(18, Watch, prefix=_STR, start_revision=_optional(_INT), snapshot=_BOOL),
@@ -500,6 +511,7 @@ REQUESTS: dict[int, Layout[Any]] = {
         Layout(21, Stats),
         Layout(22, ListGroups, after=_STR),
         Layout(23, Create, key=_STR, value=_BYTES, lease=_optional(_INT)),
+        Layout(24, ListNotes, prefix=_STR, after=_STR),
     )
 }
 
@@ -522,6 +534,7 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
         Layout(78, ListingPart, entries=_many(_MAYBE_ENTRY)),
         Layout(79, GroupPage, groups=_many(_GROUP), more=_BOOL),
+        Layout(80, NotePage, notes=_many(_NOTE), more=_BOOL),
     )
 }
 

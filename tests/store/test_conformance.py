@@ -401,6 +401,18 @@ async def test_a_lease_takes_its_keys_with_it(client: Any, at: str) -> None:
     assert await client.list(at) == []
 
 
+async def test_a_note_goes_with_a_keep_alive_and_is_told_of_the_keys_on_the_lease(client: Any, at: str) -> None:
+    lease = await client.grant(5)
+    for key in ("nodes/a", "others/b"):
+        await client.put(at + key, b"", lease=lease)
+    await client.put(at + "nodes/c", b"")
+    await client.call(store.messages.KeepAlive(lease=lease.id, note=b"one"))
+    await client.call(store.messages.KeepAlive(lease=lease.id, note=b"two"))
+    await client.call(store.messages.KeepAlive(lease=lease.id))
+    told = await client.notes(at + "nodes/")
+    assert [(one.key.removeprefix(at), one.note) for one in told] == [("nodes/a", b"two"), ("nodes/c", b"")]
+
+
 async def test_a_lease_that_has_gone_is_not_found(client: Any, at: str) -> None:
     lease = await client.grant(30)
     await client.call(store.messages.Revoke(lease=lease.id))

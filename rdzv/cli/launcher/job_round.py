@@ -34,10 +34,12 @@ from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesL
 from rdzv.core.stopping import Resized
 from rdzv.errors import RoundSupersededError
 from rdzv.loop.ending import names_of
+from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from store import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from rdzv.cli.launcher.job import Job, Place
     from rdzv.cli.launcher.preload import PreloadServer
@@ -109,6 +111,7 @@ class JobRound:
         info: RendezvousInfo,
         *,
         checkpoint_file: str,
+        beats: Path,
         stacks: WorkerStacks | None = None,
     ) -> None:
         self._job = job
@@ -117,6 +120,7 @@ class JobRound:
         self._info = info
         self._checkpoint_file = checkpoint_file
         self._checkpoint_before = self._checkpoint()
+        self._beats = beats
         self._processes: list[Process] = []
         self._running = 0
         self._heard: asyncio.Queue[Change | Process] = asyncio.Queue()
@@ -156,7 +160,9 @@ class JobRound:
             place.world_size,
             *info.bootstrap_address,
         )
+        forget_beats(self._beats)
         await self._start(place, restarts=restarts, files=files, preloaded=preloaded)
+        start_to_follow(self._handler.node, self._beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_changes, changes)
             for process in self._processes:
@@ -182,6 +188,7 @@ class JobRound:
                 restarts=restarts,
                 checkpoint_file=self._checkpoint_file,
             )
+            environment[BEAT_DIR] = str(self._beats)
             if self._stacks is not None:
                 environment |= self._stacks.environment()
             with anyio.CancelScope(shield=True):  # short; a process must not be lost between its start and us

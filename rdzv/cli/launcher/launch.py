@@ -100,6 +100,8 @@ class _Launcher:
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
         self._checkpoint_file = str(folder / "checkpoint")
+        self._beats = folder / "beats"
+        self._beats.mkdir()
         self._stacks = WorkerStacks(folder) if job.stacks else None
         self._tally = Tally()
         self._signal: int | None = None
@@ -229,7 +231,14 @@ class _Launcher:
         await self._count(handler, lambda tally: tally)
         if 0 < self._job.no_progress <= self._tally.fruitless:
             return NoProgress(rounds=self._tally.fruitless)
-        self._round = JobRound(self._job, handler, info, checkpoint_file=self._checkpoint_file, stacks=self._stacks)
+        self._round = JobRound(
+            self._job,
+            handler,
+            info,
+            checkpoint_file=self._checkpoint_file,
+            beats=self._beats,
+            stacks=self._stacks,
+        )
         end: End | signal.Signals | None = None
         try:
             preloaded = await self._preloading.server()

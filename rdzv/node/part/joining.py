@@ -24,6 +24,7 @@ from rdzv.config.settings import describe_difference
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.named import named
 from rdzv.core.state import unpack_roster
+from rdzv.core.stuck.judging import StallRules
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.admission import report_health
 from rdzv.node.candidacy import Candidacy
@@ -33,6 +34,7 @@ from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Wakeup
 from store import StoreError, StoreReplaced
+from store.keeping import RENEWALS_PER_TTL
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -185,7 +187,7 @@ class Joining:
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if member is not None:
-                            return part.become_member(round, member.rank, me), me
+                            return part.become_member(round, member.rank, me, time=asyncio.get_running_loop().time), me
                         me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):
@@ -251,6 +253,11 @@ class Joining:
             node_id=part.node_id,
             ttl=settings.ttl,
             gone_ttl=settings.gone_ttl,
+            stall_rules=StallRules(
+                stall_timeout=settings.stall_timeout,
+                first_step_timeout=settings.first_step_timeout,
+                notes_every=settings.ttl / RENEWALS_PER_TTL,
+            ),
             rng=self._rng,
             apart=self._loop.apart if callable(settings.rank_order) else None,
         )

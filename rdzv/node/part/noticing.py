@@ -13,6 +13,7 @@ import anyio
 
 from rdzv.node.agreement import Steps
 from rdzv.node.part.arrival import State
+from rdzv.node.stuck.own import earlier
 from rdzv.node.wakeup import Wakeup
 from store import StoreError
 from store.printable import escaping
@@ -66,6 +67,8 @@ class Noticing:
                     if part.membership is not None and part.membership.over is None:
                         self._notice_as_member(link, part.membership)
                         again = await steps.heed(link, part.membership, lease=part.arrival.lease)
+                        again = earlier(again, part.own_beats.attend(link, part.membership))
+                        await self._notice_expulsion(link, part.membership)
                         if self._drained(link):
                             await self._leaving.withdraw(link)
                 except StoreError as error:
@@ -82,6 +85,18 @@ class Noticing:
             part.end_membership(f"round {round.number} was completed without this node", dropped=True)
         elif progress is not None and progress.round == membership.round.number:
             membership.lose(progress.lost_ids)
+
+    async def _notice_expulsion(self, link: Link, membership: Membership) -> None:
+        """The coordinator has taken this node out of the round though it is alive: it says why."""
+        part, progress = self._part, link.follower.head.progress
+        if membership.over is not None or progress is None or progress.round != membership.round.number:
+            return
+        why = dict(progress.why_lost).get(part.node_id)
+        if why is not None:
+            part.arrival.gone()
+            part.end_membership(why, dropped=True)
+            part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
+            await link.step_down()
 
     def _drained(self, link: Link) -> bool:
         """Whether this node was to leave by now, and is still a member."""

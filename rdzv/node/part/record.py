@@ -160,7 +160,12 @@ class Recording:
                 part.end_membership(reason, dropped=True)
                 part.listeners.changed()
 
-        link.keeper.keep(lease, sent_at=sent_at, on_lapse=lapsed)
+        link.keeper.keep(
+            lease,
+            sent_at=sent_at,
+            on_lapse=lapsed,
+            note=lambda away: part.own_beats.note(part.membership, away=away),
+        )
 
     async def new_record(self, link: Link) -> NodeRecord:
         """What this node says of itself, once the store has said, in this session, from where it sees it come."""

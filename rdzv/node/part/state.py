@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.core.decision import GIVEN_UP_MOST
+from rdzv.core.stuck.beats import Beats
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -22,6 +23,7 @@ from rdzv.membership import Membership
 from rdzv.node.admission import Agreed
 from rdzv.node.part.arrival import Arrival
 from rdzv.node.part.ports import HeldPort
+from rdzv.node.stuck.own import OwnBeats
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Part:
         given_up: Which round was given up, and why, in words; empty if none was since the last that held.
         refusal: What the run holds against this node since it has arrived.
         progress: What its next arrival says of the steps it has finished; see `NodeRecord`.
+        own_beats: What goes with its keep-alives of the steps that it begins.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Part:
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
+        self.own_beats = OwnBeats(settings)
 
     @property
     def agreed(self) -> Agreed:
@@ -149,11 +153,16 @@ class Part:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def become_member(self, round: Round, rank: int, me: Me) -> Membership:
-        """Be a member of the round that holds us."""
+    def become_member(self, round: Round, rank: int, me: Me, *, time: Callable[[], float]) -> Membership:
+        """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
         self.arrival.taken_in()
         self.lapsed_in = -1
-        self.membership = membership = Membership(round=round, rank=rank, arrival=me.arrival)
+        self.membership = membership = Membership(
+            round=round,
+            rank=rank,
+            arrival=me.arrival,
+            beats=Beats(round.number, time, expected=self.progress is not None),
+        )
         self.known_round = max(self.known_round, round.number)
         log.info(
             "run %s, round %d: node %s has rank %d of %d",

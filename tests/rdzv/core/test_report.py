@@ -13,7 +13,7 @@ import rdzv
 import store
 from rdzv.core.absent import Missing
 from rdzv.core.report import VERSION, report
-from rdzv.core.state import Ban, Participant, Phase, RunStatus
+from rdzv.core.state import Ban, Participant, Phase, RunStatus, StepOf
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").read_text(encoding="utf-8"))
 
@@ -50,11 +50,22 @@ def test_every_fact_is_a_field() -> None:
         since={"a": 1.8e9},
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
+        steps={"a": StepOf(step=1204, age=2.5, rate=2.0, busy="checkpoint")},
     )
     plain = report(status)
     check(plain)
     assert plain["members"] == [
-        {"node_id": "a", "rank": 0, "address": "10.0.0.1", "payload": "\\xff", "attributes": {"rack": "r1"}}
+        {
+            "node_id": "a",
+            "rank": 0,
+            "address": "10.0.0.1",
+            "payload": "\\xff",
+            "attributes": {"rack": "r1"},
+            "step": 1204,
+            "step_age": 2.5,
+            "step_rate": 2.0,
+            "busy": "checkpoint",
+        }
     ]
     assert plain["bootstrap"] == {"host": "10.0.0.1", "port": 29500}
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])

@@ -115,7 +115,7 @@ REQUESTS = st.one_of(
     st.builds(Transact, when=many(CONDITIONS), then=many(OPERATIONS), otherwise=many(OPERATIONS), grants=many(GRANTS)),
     st.builds(Count, prefix=KEYS),
     GRANTS,
-    st.builds(KeepAlive, lease=INTS),
+    st.builds(KeepAlive, lease=INTS, note=VALUES),
     st.builds(Revoke, lease=INTS),
     st.builds(TimeToLive, lease=INTS),
     st.builds(Watch, prefix=KEYS, start_revision=st.none() | INTS, snapshot=st.booleans()),
@@ -123,6 +123,7 @@ REQUESTS = st.one_of(
     st.builds(Ping),
     st.builds(Stats),
     st.builds(ListGroups, after=KEYS),
+    st.builds(messages.ListNotes, prefix=KEYS, after=KEYS),
 )
 MAYBE_ENTRIES = st.none() | ENTRIES
 RESPONSES: st.SearchStrategy[Response] = st.one_of(
@@ -150,6 +151,11 @@ RESPONSES: st.SearchStrategy[Response] = st.one_of(
     st.builds(
         messages.GroupPage,
         groups=many(st.builds(messages.KeyGroup, name=KEYS, keys=INTS, bytes=INTS, age=SECONDS)),
+        more=st.booleans(),
+    ),
+    st.builds(
+        messages.NotePage,
+        notes=many(st.builds(messages.Note, key=KEYS, note=VALUES, age=SECONDS)),
         more=st.booleans(),
     ),
     st.builds(Failed, kind=st.sampled_from(FailureKind), message=st.text()),
@@ -219,7 +225,7 @@ def test_there_is_a_strategy_above_for_every_message() -> None:
         for kind in map(messages.__dict__.__getitem__, messages.__all__)
         if isinstance(kind, type) and issubclass(kind, tuple(base)) and kind not in base
     }
-    assert len(known) == 23 + 16
+    assert len(known) == 24 + 17
 
 
 def test_the_handshake_comes_out_as_it_went_in() -> None:

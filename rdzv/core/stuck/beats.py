@@ -1,0 +1,180 @@
+"""Pure: how far one member has come, and the note of it that travels with its keep-alives.
+
+A member's code says `beat(step)` whenever it gets on, and `busy` before what is known to take long. Its node, which
+lives in a thread of its own, sends what was said last along with the keep-alives that it sends anyway. Only durations
+travel: each clock is its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from rdzv.core.plain_data import maybe, of, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ["BeatNote", "Beats"]
+
+FINISHED: Final = -1
+"""Stands for the round of a member that has come to its end."""
+
+WAITS_AFTER: Final = 0.5
+"""Seconds after which a wait is one for somebody who does not come."""
+
+WHAT_MOST: Final = 24
+"""Characters of what a member is busy with: a keep-alive takes no long notes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatNote:
+    """How far a member has come, when it was sent.
+
+    Attributes:
+        round: Of which round it is.
+        step: The last step that it has begun; None before the first.
+        age: Seconds since then; without a step, since the round began for it.
+        first: It has not come beyond its first step: it compiles and loads, perhaps.
+        busy: Seconds for which it is known to be busy yet; 0 if it is not.
+        what: What with, in words.
+        rate: Steps a second, lately.
+        away: The store was out of its reach until a moment ago.
+        waits: It waits in the round's shared store, for others.
+    """
+
+    round: int
+    step: int | None
+    age: float
+    first: bool = False
+    busy: float = 0.0
+    what: str = ""
+    rate: float = 0.0
+    away: bool = False
+    waits: bool = False
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        age, busy, rate = round(self.age, 3), round(self.busy, 3), round(self.rate, 4)
+        return pack((self.round, self.step, age, self.first, busy, self.what, rate, self.away, self.waits))
+
+    @classmethod
+    def unpack(cls, value: bytes) -> BeatNote:
+        """Unpack what came with a keep-alive."""
+
+        def build(plain: Sequence[Any]) -> BeatNote:
+            number, step, age, first, busy, what, rate, away, waits = plain[:9]
+            return cls(
+                round=of(int, number),
+                step=maybe(int, step),
+                age=of(float, age),
+                first=of(bool, first),
+                busy=of(float, busy),
+                what=of(str, what),
+                rate=of(float, rate),
+                away=of(bool, away),
+                waits=of(bool, waits),
+            )
+
+        return unpack("how far a member has come", value, build)
+
+
+class Beats:
+    """How far a member has come in one round: said by its own thread, and read by its node's.
+
+    Each of them writes attributes of its own, a whole tuple at once, so that the other never sees half of it.
+
+    Args:
+        number: The round's.
+        clock: Seconds, from any thread.
+
+    Attributes:
+        counts: Whether there is anything to send: the member has said something, or is expected to.
+    """
+
+    def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
+        self._number = number
+        self._clock = clock
+        self.counts = expected
+        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, when, how many there were
+        self._busy: tuple[float, str] = (-math.inf, "")  # until when, and with what
+        self._busy_ended = -math.inf
+        self._rated: tuple[int, float] | None = None  # when a note was made: step, when it was begun
+        self._rate = 0.0
+        self._waits: dict[object, float] = {}  # each wait that is under way, and since when
+
+    @property
+    def step(self) -> int | None:
+        """The last step that was begun."""
+        return self._last[0]
+
+    def beat(self, step: int) -> None:
+        """The member begins this step."""
+        before = self._last
+        if step != before[0]:
+            self._last = (step, self._clock(), before[2] + 1)
+            self.counts = True
+
+    def be_busy(self, seconds: float, what: str) -> None:
+        """The member is busy for at most so long."""
+        self._busy = (self._clock() + seconds, what[:WHAT_MOST])
+        self.counts = True
+
+    def be_free(self) -> None:
+        """It is not any more."""
+        self._busy_ended = self._clock()
+        self._busy = (-math.inf, "")
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Meanwhile the member waits in the round's shared store, for others."""
+        wait = object()
+        self._waits[wait] = self._clock()
+        try:
+            yield
+        finally:
+            del self._waits[wait]
+
+    def finish(self) -> None:
+        """The member has come to its end, and begins no step any more: nobody judges it by that."""
+        self._number = FINISHED
+
+    def quiet_since(self) -> float:
+        """Since when, on this clock, nothing was heard of the member that it had to say."""
+        until = self._busy[0]
+        return max(self._last[1], self._busy_ended, until if until != -math.inf else -math.inf)
+
+    @property
+    def first(self) -> bool:
+        """Whether it has not come beyond its first step."""
+        return self._last[2] <= 1
+
+    def note(self, *, away: bool) -> BeatNote:
+        """What to send now.
+
+        Args:
+            away: The store was out of reach until a moment ago.
+        """
+        now = self._clock()
+        step, at, count = self._last
+        busy_until, what = self._busy
+        busy = max(busy_until - now, 0.0)
+        if step is not None:
+            if self._rated is not None and at > self._rated[1]:
+                self._rate = (step - self._rated[0]) / (at - self._rated[1])
+            if self._rated is None or at > self._rated[1]:
+                self._rated = (step, at)
+        age = max(now - max(at, self._busy_ended, min(busy_until, now)), 0.0)
+        return BeatNote(
+            round=self._number,
+            step=step,
+            age=age,
+            first=count <= 1,
+            busy=busy,
+            what=what if busy else "",
+            rate=self._rate,
+            away=away,
+            waits=any(now - since >= WAITS_AFTER for since in tuple(self._waits.values())),
+        )

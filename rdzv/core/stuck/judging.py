@@ -1,0 +1,168 @@
+"""Pure: which members of a round are stuck: alive, and not getting on while others do.
+
+The coordinator looks at what came with the members' keep-alives (`beats`). A member is stuck if it has begun no new
+step for `stall_timeout` (`first_step_timeout` up to its second step: it compiles and loads), and others have got on:
+one of them is at a later step, or has begun one within half of that time, or all of them wait in the round's store and
+it does not. If nobody gets on, nobody is to blame as far as anybody can tell; that is said, and nobody is dropped.
+
+Whoever waits for another in a collective gets on as little as that other. So nobody is judged while
+
+- a member is busy, and has said so;
+- a member, or the store itself, is out of reach, or has been a moment ago: its lease judges that member;
+
+and for `stall_timeout` after that. A note counts by what it says of the moment at which it was sent: a member's node
+sends one at the very moment at which its member has been quiet for so long.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from store.printable import in_words as duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rdzv.core.stuck.beats import BeatNote
+
+__all__ = ["Heard", "StallRules", "Stalls", "Verdict", "describe"]
+
+FRESH_PART = 0.5
+"""Of `stall_timeout`: who has begun a step within so much of it gets on."""
+
+AWAY_AFTER = 1.0
+"""Seconds by which a keep-alive may be late before its member counts as out of reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallRules:
+    """A run's settings.
+
+    Attributes:
+        stall_timeout: Seconds without a step while others have one; None: nobody is judged by that.
+        first_step_timeout: The same for the first step of a round.
+        notes_every: Seconds between two keep-alives of a member.
+    """
+
+    stall_timeout: float | None = None
+    first_step_timeout: float | None = None
+    notes_every: float
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody is judged at all."""
+        return self.stall_timeout is not None or self.first_step_timeout is not None
+
+    def limit(self, *, first: bool) -> float:
+        """How long a member may be quiet."""
+        limit = self.first_step_timeout if first else self.stall_timeout
+        return math.inf if limit is None else limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What was heard last of a member, and how many seconds ago."""
+
+    note: BeatNote
+    ago: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows from a look at all members.
+
+    Attributes:
+        stuck: Who is, and why, in words.
+        standstill: That nobody gets on, in words; else empty.
+    """
+
+    stuck: Mapping[str, str] = field(default_factory=dict)
+    standstill: str = ""
+
+
+class Stalls:
+    """What a coordinator remembers between two looks."""
+
+    def __init__(self, rules: StallRules) -> None:
+        self._rules = rules
+        self._round = -1
+        self._excused_at = -math.inf  # nobody is judged by what was before
+        self._looked_at = -math.inf
+
+    def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
+        """Judge the live members of a round.
+
+        Args:
+            heard: What was heard last of those of whom anything was.
+            round: The round's number.
+            now: Seconds on this node's clock.
+            every: Seconds between two looks, if nothing holds them up.
+        """
+        late = now - self._looked_at > every + AWAY_AFTER  # the store has been away, or this is the first look
+        if round != self._round or late:
+            self._round, self._excused_at = round, now
+        self._looked_at = now
+        members = {node_id: one for node_id, one in heard.items() if one.note.round == round}
+        if any(self._excuses(one) for one in members.values()):
+            self._excused_at = now
+        quiet = {node_id: one for node_id, one in members.items() if self._is_quiet(one, now)}
+        stuck = {
+            node_id: _why(one, others)
+            for node_id, one in quiet.items()
+            if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
+            and all(self._was_heard_since(one, other) for other in others)
+        }
+        # Of those who are behind, who waits for others in the round's store is not the one who holds them up.
+        stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
+        if quiet and len(quiet) == len(members) and not stuck:
+            return Verdict(standstill=self._standstill(list(members.values())))
+        return Verdict(stuck=stuck)
+
+    def _excuses(self, one: Heard) -> bool:
+        return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER
+
+    def _is_quiet(self, one: Heard, now: float) -> bool:
+        limit = self._rules.limit(first=one.note.first)
+        return one.note.age >= limit and now - one.ago - self._excused_at >= limit
+
+    def _get_on(self, one: Heard, others: list[Heard]) -> bool:
+        """Whether some other member gets on while this one does not."""
+        if others and not one.note.waits and all(other.note.waits for other in others):
+            return True
+        step = -math.inf if one.note.step is None else one.note.step
+        limit = self._rules.limit(first=one.note.first)
+        return any(
+            other.note.step is not None and (other.note.step > step or other.note.age < FRESH_PART * limit)
+            for other in others
+        )
+
+    def _was_heard_since(self, one: Heard, other: Heard) -> bool:
+        """Whether what is known of another is of the time in which one was quiet: else it may be what it waits for."""
+        return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
+
+    def _standstill(self, members: list[Heard]) -> str:
+        steps = {one.note.step for one in members}
+        (step,) = steps if len(steps) == 1 else (None,)
+        limit = self._rules.limit(first=all(one.note.first for one in members))
+        at = f", all are at {step:,}" if step is not None else ""
+        return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
+
+
+def describe(note: BeatNote, *, ago: float = 0.0) -> str:
+    """How far a member has come: "step 1,204, 2.1/s"."""
+    step = "no step yet" if note.step is None else f"step {note.step:,}"
+    rate = f", {note.rate:.3g}/s" if note.rate > 0 else ""
+    busy = f", busy with {note.what}" if note.busy > ago and note.what else ", busy" if note.busy > ago else ""
+    return f"{step} since {duration(note.age + ago)}{rate}{busy}"
+
+
+def _why(one: Heard, others: list[Heard]) -> str:
+    if all(other.note.waits for other in others) and not one.note.waits:
+        at = "" if one.note.step is None else f" at {one.note.step:,}"
+        return f"no step since {duration(one.note.age + one.ago)}, others wait for it{at}"
+    steps = sorted(other.note.step for other in others if other.note.step is not None)
+    others_at = f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
+    at = "" if one.note.step is None else f"; it is at {one.note.step:,}"
+    return f"no step since {duration(one.note.age + one.ago)}, others are at {others_at}{at}"

@@ -1,0 +1,84 @@
+"""Shell: a node's own member: the note that goes with its keep-alives, and one when it has become quiet."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+from rdzv.errors import RendezvousStateError
+
+if TYPE_CHECKING:
+    from rdzv.config.settings import Settings
+    from rdzv.membership import Membership
+    from rdzv.node.loops import NodeLoop
+    from rdzv.node.store_session import Link
+
+__all__ = ["OwnBeats", "earlier"]
+
+
+LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
+
+
+class OwnBeats:
+    """What a node tells of its member.
+
+    Args:
+        settings: The node's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._limits = (settings.stall_timeout, settings.first_step_timeout)
+        # etcd takes no note with a keep-alive: there it costs a write, and is sent only where somebody judges by it.
+        self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
+        self._link: Link | None = None
+        self._told: tuple[Membership, float] | None = None  # that it is quiet, and since when
+
+    def note(self, membership: Membership | None, *, away: bool) -> bytes:
+        """What goes with the next keep-alive.
+
+        Args:
+            membership: Of the round that this node is in, or was.
+            away: The store was out of reach until a moment ago.
+        """
+        if not self._on or membership is None or membership.over is not None or not membership.beats.counts:
+            return b""
+        return membership.beats.note(away=away).pack()
+
+    def send_from(self, loop: NodeLoop) -> None:
+        """Send a note now: the member has just said something that must be known; from any thread.
+
+        Args:
+            loop: Where the node lives.
+        """
+
+        async def send() -> None:
+            if self._link is not None:
+                self._link.keeper.renew_now()
+
+        with contextlib.suppress(RendezvousStateError):  # it has ended, and nobody judges its member any more
+            loop.start(send())
+
+    def attend(self, link: Link, membership: Membership) -> float | None:
+        """Send a note at once if the member has been quiet for too long; when to look again, if ever."""
+        self._link = link
+        beats, now = membership.beats, link.store.time()
+        limits = [limit for limit in self._limits if limit is not None]
+        if not limits:
+            return None
+        limit = self._limits[1 if beats.first else 0]
+        if limit is None or not beats.counts:
+            return now + min(limits) / LOOKS_PER_LIMIT  # before what it may say meanwhile is too long ago
+        since = beats.quiet_since()
+        if now < since + limit:
+            return since + limit
+        if self._told != (membership, since):
+            self._told = membership, since
+            link.keeper.renew_now()
+        return now + limit / LOOKS_PER_LIMIT  # whoever goes on from here is to be noticed when it is quiet again
+
+
+def earlier(one: float | None, other: float | None) -> float | None:
+    """The earlier of two times, of which each may be never."""
+    first = min(math.inf if one is None else one, math.inf if other is None else other)
+    return None if first == math.inf else first

@@ -1,0 +1,81 @@
+"""What a member says of its steps, and the note that is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.core.stuck.beats import FINISHED, BeatNote, Beats
+from rdzv.errors import RendezvousStateError
+from store.messages import NOTE_BYTES_MAX
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_note_has_the_step_its_age_and_the_rate() -> None:
+    clock = Clock()
+    beats = Beats(3, clock)
+    before = beats.counts
+    beats.beat(10)
+    assert (before, beats.counts) == (False, True)
+    clock.now += 1
+    first = beats.note(away=False)
+    assert (first.round, first.step, first.age, first.first, first.rate) == (3, 10, 1.0, True, 0.0)
+    for step in (11, 12, 12):
+        clock.now += 1
+        beats.beat(step)
+    later = beats.note(away=True)
+    assert (later.step, later.age, later.first, later.away) == (12, 1.0, False, True), "the same step again is no step"
+    assert later.rate == pytest.approx(2 / 3)
+    assert BeatNote.unpack(later.pack()) == BeatNote(round=3, step=12, age=1.0, rate=round(2 / 3, 4), away=True)
+    clock.now += 5
+    assert beats.note(away=False).rate == later.rate, "it is that of the last steps"
+
+
+def test_who_is_busy_is_quiet_from_when_that_is_over() -> None:
+    clock = Clock()
+    beats = Beats(0, clock)
+    beats.beat(0)
+    beats.be_busy(60, "checkpoint to the other end of the world")
+    clock.now += 20
+    note = beats.note(away=False)
+    assert (note.busy, note.what, note.age) == (40.0, "checkpoint to the other ", 0.0)
+    assert beats.quiet_since() == clock.now + 40
+    beats.be_free()
+    clock.now += 3
+    note = beats.note(away=False)
+    assert (note.busy, note.what, note.age) == (0.0, "", 3.0)
+    beats.be_busy(10, "")
+    clock.now += 15
+    assert beats.note(away=False).age == 5.0, "longer than it has said"
+
+
+def test_who_waits_for_others_says_so_after_a_moment() -> None:
+    clock = Clock()
+    beats = Beats(0, clock)
+    with beats.waiting():
+        assert not beats.note(away=False).waits
+        clock.now += 1
+        assert beats.note(away=False).waits
+    assert not beats.note(away=False).waits
+
+
+def test_who_has_come_to_its_end_is_of_no_round() -> None:
+    beats = Beats(4, Clock(), expected=True)
+    assert beats.counts
+    assert beats.note(away=False).step is None
+    beats.finish()
+    assert beats.note(away=False).round == FINISHED
+
+
+def test_the_longest_note_goes_with_a_keep_alive_and_another_is_refused() -> None:
+    long = BeatNote(
+        round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 12, rate=1e6 / 7, waits=True
+    )
+    assert len(long.pack()) <= NOTE_BYTES_MAX
+    with pytest.raises(RendezvousStateError):
+        BeatNote.unpack(b"\xc0")

@@ -1,0 +1,125 @@
+"""Who is stuck, who is excused, and when nobody is to blame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdzv.core.stuck.beats import FINISHED, BeatNote
+from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict, describe
+
+EVERY = 0.5
+
+
+class Watch:
+    """A coordinator that looks twice a second, and has done so for long."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.stalls = Stalls(StallRules(**{"stall_timeout": 30.0, "notes_every": 3.0, **rules}))
+        self.now = 1000.0
+        self.look()
+        self.pass_quietly(100)
+
+    def pass_quietly(self, seconds: float, **of: Heard) -> None:
+        for _ in range(int(seconds / EVERY)):
+            self.now += EVERY
+            self.look(**of)
+
+    def look(self, **of: Heard) -> Verdict:
+        return self.stalls.look(of, round=0, now=self.now, every=EVERY)
+
+    def then(self, **of: Heard) -> Verdict:
+        self.now += EVERY
+        return self.look(**of)
+
+
+def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> Heard:
+    return Heard(note=BeatNote(round=round, step=step, age=age, **more), ago=ago)
+
+
+def test_who_is_behind_is_stuck_and_who_waits_for_it_is_not() -> None:
+    verdict = Watch().then(a=heard(1203, 31), b=heard(1204, 30.5), c=heard(1204, 30.4))
+    assert verdict == Verdict(stuck={"a": "no step since 31 s, others are at 1,204; it is at 1,203"})
+
+
+def test_who_begins_no_step_while_another_does_is_stuck_wherever_it_is() -> None:
+    verdict = Watch().then(a=heard(900, 250), b=heard(7, 2), c=heard(20, 1))
+    assert verdict.stuck == {"a": "no step since 4 min 10 s, others are at 7 to 20; it is at 900"}
+
+
+def test_where_nobody_gets_on_nobody_is_dropped_and_it_is_said() -> None:
+    verdict = Watch().then(a=heard(97, 30.1), b=heard(97, 30.2))
+    assert verdict == Verdict(standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped")
+    assert Watch().then(a=heard(97, 300)) == Verdict(
+        standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped"
+    )
+
+
+def test_where_all_others_wait_for_it_in_the_rounds_store_it_is_stuck() -> None:
+    verdict = Watch().then(a=heard(97, 31), b=heard(97, 31, waits=True), c=heard(97, 31, waits=True))
+    assert verdict.stuck == {"a": "no step since 31 s, others wait for it at 97"}
+    assert Watch().then(a=heard(97, 31, waits=True), b=heard(97, 31, waits=True)).standstill
+    behind = Watch().then(a=heard(97, 31), b=heard(97, 31, waits=True), c=heard(98, 31, waits=True))
+    assert list(behind.stuck) == ["a"], "b waits, for a perhaps"
+
+
+def test_nobody_is_stuck_before_the_time() -> None:
+    assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == Verdict(), "it may have gone on since"
+
+
+def test_a_first_step_has_a_time_of_its_own_or_any_it_likes() -> None:
+    slow, fast = heard(0, 300, first=True), heard(50, 1)
+    assert Watch().then(a=slow, b=fast) == Verdict()
+    assert list(Watch(first_step_timeout=200.0).then(a=slow, b=fast).stuck) == []
+    patient = Watch(first_step_timeout=200.0)
+    patient.pass_quietly(120)
+    assert patient.then(a=slow, b=fast).stuck == {"a": "no step since 5 min, others are at 50; it is at 0"}
+    patient = Watch(first_step_timeout=100.0, stall_timeout=None)
+    loads = heard(None, 150, first=True)
+    patient.pass_quietly(60, a=loads, b=fast)
+    assert patient.then(a=loads, b=fast).stuck == {"a": "no step since 2 min 30 s, others are at 50"}
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        heard(101, 3, busy=40.0, what="checkpoint"),
+        heard(101, 3, away=True),
+        heard(101, 3, ago=4.5),
+    ],
+    ids=["busy", "away", "silent"],
+)
+def test_while_one_is_busy_or_out_of_reach_nobody_is_judged_nor_a_while_after(excuse: Heard) -> None:
+    watch = Watch()
+    quiet = heard(100, 60, waits=False)
+    assert watch.then(a=quiet, b=excuse) == Verdict()
+    watch.pass_quietly(25, a=quiet, b=heard(101, 5))
+    assert watch.then(a=heard(100, 85), b=heard(101, 5)) == Verdict()
+    watch.pass_quietly(5, a=quiet, b=heard(101, 5))
+    assert list(watch.then(a=heard(100, 90), b=heard(101, 5)).stuck) == ["a"]
+
+
+def test_a_coordinator_that_was_held_up_excuses_all() -> None:
+    watch = Watch()
+    watch.now += 60
+    assert watch.look(a=heard(1, 90), b=heard(2, 1)) == Verdict()
+
+
+def test_a_new_round_is_judged_anew_and_who_is_in_another_not_at_all() -> None:
+    watch = Watch()
+    assert watch.then(a=heard(1, 90, round=7), b=heard(2, 1)) == Verdict()
+    assert watch.then(a=heard(1, 90), b=heard(2, 90, round=FINISHED)).stuck == {}
+    assert (
+        watch.stalls.look({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
+        == Verdict()
+    )
+
+
+def test_a_note_in_words() -> None:
+    assert describe(BeatNote(round=0, step=1204, age=2, rate=2.125), ago=1) == "step 1,204 since 3 s, 2.12/s"
+    assert (
+        describe(BeatNote(round=0, step=None, age=2, busy=9, what="loading"))
+        == "no step yet since 2 s, busy with loading"
+    )
+    assert describe(BeatNote(round=0, step=1, age=0, busy=9)) == "step 1 since 0 s, busy"

@@ -1,0 +1,205 @@
+"""Members that are alive and stuck are found, in virtual time; one run with real processes that hang for real."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import rdzv
+from rdzv.testing import cluster, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from rdzv.testing import Cluster, ClusterNode
+
+STALL = 10.0
+
+
+def training(
+    *,
+    step_takes: Callable[[ClusterNode, rdzv.Round, int], Awaitable[object]] | None = None,
+    together: bool = True,
+    steps: int = 10_000,
+) -> Callable[[ClusterNode], Awaitable[None]]:
+    """A training of one step a second, in which all members wait for each other at each step, or go their own ways."""
+
+    async def train(node: ClusterNode) -> None:
+        async for round in rdzv.rounds(node.url):
+            async with round:
+                step = 0
+                while step < steps:
+                    if together:
+                        await round.check(step)
+                    else:
+                        round.beat(step)
+                    if step_takes is not None:
+                        await step_takes(node, round, step)
+                    await anyio.sleep(1)
+                    if together:
+                        await round.store.barrier(f"step {step}", round.world_size)
+                    step += 1
+
+    return train
+
+
+def said(made: Cluster, *words: str) -> list[str]:
+    return [line for line in made.story if all(word in line for word in words)]
+
+
+def when(line: str) -> float:
+    return float(line.split(maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_who_hangs_is_named_within_a_second_also_if_it_coordinates(index: int) -> None:
+    with cluster(3, seed=1, min_nodes=2, stall_timeout=STALL) as made:
+        made.run(training())
+        made.advance(7.5)
+        made.hang(index)
+        made.advance(STALL + 1)
+        assert [one.world_size for one in made.rounds] == [3, 2]
+        out, *_ = said(made, "is taken out of the round")
+        assert f"node-{index} is taken out of the round: no step since 10 s, others wait for it at 7" in out
+        assert said(made, f"is over: lost: node-{index} (no step since 10 s, others wait for it at 7")
+        made.resume(index)
+        made.advance(5)
+        assert said(made, f"node-{index} was dropped: no step since 10 s")
+        assert made.rounds[-1].world_size == 3, "it comes again once it goes on"
+
+
+def test_who_begins_no_step_while_the_others_do_is_named_with_where_they_are() -> None:
+    with cluster(3, seed=2, min_nodes=2, stall_timeout="40s") as made:
+        made.run(training(together=False))
+        made.advance(10)
+        made.hang(1)
+        made.advance(42)
+        (out,) = said(made, "is taken out of the round")
+        assert re.search(r"node-1 is taken out of the round: no step since 4\d s, others are at 4\d; it is at 9$", out)
+        assert made.rounds[-1].world_size == 2
+
+
+def test_without_the_setting_nobody_is_judged() -> None:
+    with cluster(3, seed=1, min_nodes=2) as made:
+        made.run(training())
+        made.advance(10)
+        made.hang(1)
+        made.advance(100)
+        assert len(made.rounds) == 1
+
+
+def test_where_nobody_gets_on_nobody_is_dropped_and_the_status_says_so() -> None:
+    async def halt(_: ClusterNode, __: rdzv.Round, step: int) -> None:
+        if step == 7:
+            await asyncio.Event().wait()
+
+    with cluster(3, seed=1, min_nodes=2, stall_timeout=STALL) as made:
+        made.run(training(step_takes=halt))
+        made.advance(25)
+        assert len(made.rounds) == 1
+        assert said(made, "stands with 3 nodes; no member has begun a step for 10 s, all are at 7; nobody is dropped")
+
+
+def test_a_slow_first_step_raises_no_alarm_unless_it_has_a_time_of_its_own() -> None:
+    async def compile(node: ClusterNode, round: rdzv.Round, step: int) -> None:
+        if step == 0 and node.index == 0 and round.number == 0:
+            await anyio.sleep(40)
+
+    for first_step_timeout, sizes in ((None, [3]), (20, [3, 3])):
+        with cluster(3, seed=1, min_nodes=2, stall_timeout=5, first_step_timeout=first_step_timeout) as made:
+            made.run(training(step_takes=compile))
+            made.advance(60)
+            assert [one.world_size for one in made.rounds] == sizes
+
+
+def test_a_long_checkpoint_that_is_announced_raises_no_alarm() -> None:
+    async def checkpoint(_: ClusterNode, round: rdzv.Round, step: int) -> None:
+        if step % 10 == 5 and round.rank == 0:
+            async with round.busy(600, "checkpoint"):
+                await anyio.sleep(60)
+
+    with cluster(3, seed=1, min_nodes=2, stall_timeout=3) as made:
+        made.run(training(step_takes=checkpoint))
+        made.advance(90)
+        assert len(made.rounds) == 1
+        assert not said(made, "taken out")
+
+
+@pytest.mark.parametrize("how", ["pause_store", "stop_store", "cut"])
+def test_a_store_that_is_away_or_a_cut_raises_no_alarm(how: str) -> None:
+    with cluster(4, seed=3, min_nodes=2, stall_timeout=2) as made:
+        made.run(training())
+        for _ in range(2):
+            made.advance(15.3)
+            if how == "cut":
+                made.cut(2, 4.5)
+            else:
+                getattr(made, how)(4.5)
+        made.advance(15)
+        assert len(made.rounds) == 1
+        assert not said(made, "taken out")
+
+
+def test_who_has_come_to_its_end_is_not_taken_for_stuck() -> None:
+    async def short(node: ClusterNode, _: rdzv.Round, __: int) -> None:
+        if node.index != 0:
+            await anyio.sleep(4)
+
+    with cluster(3, seed=1, stall_timeout=5) as made:
+        made.run(training(step_takes=short, together=False, steps=8))
+        made.finish()
+        assert len(made.rounds) == 1
+
+
+SCRIPT = """
+import os, time, rdzv, rdzv.sync
+for round in rdzv.sync.rounds(os.environ["RDZV_URL"]):
+    with round:
+        print("round", round.number, "of", round.world_size, "lost", round.previous and round.previous.lost, flush=True)
+        step = 0
+        while round.world_size == 3 or step < 3:
+            round.check(step)
+            if round.world_size == 3 and round.node_id == "node-1" and step == 3:
+                time.sleep(600)  # as in a call that does not return
+            round.store.barrier(f"step {step}", round.world_size)
+            step += 1
+"""
+
+
+def test_a_process_that_hangs_is_found_by_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    with processes(3, script, min_nodes=2, max_nodes=3, stall_timeout=1, ttl=2, last_call_timeout=60) as started:
+        for index in (0, 2):
+            started.wait_for(index, "round 1 of 2 lost ('node-1',)")
+        assert "round 0 of 3" in started.output(1)
+        assert "round 1" not in started.output(1), "it hangs"
+
+
+BEATS = """
+n=0; while [ $n -lt 1000 ]; do
+    echo $n > "$RDZV_BEAT_DIR/$LOCAL_RANK"
+    if [ $RDZV_ROUND = 0 ] && [ $RANK = 1 ] && [ $n = 5 ]; then echo "rank 1 hangs"; sleep 600; fi
+    if [ $RDZV_ROUND = 1 ] && [ $n = 5 ]; then echo "round 1 is done"; exit 0; fi
+    n=$((n+1)); sleep 0.05
+done
+"""
+
+
+def test_rdzv_run_finds_a_process_that_hangs_and_starts_it_anew(tmp_path: Path) -> None:
+    """Each process says its step by a file, in any language; who hangs is stopped, and meets the others again."""
+    script = tmp_path / "work.sh"
+    script.write_text(BEATS)
+    launch = [sys.executable, "-m", "rdzv", "run", "--grace", "2", "--no-stacks", "--", "sh", str(script)]
+    with processes(2, launch, max_nodes=2, stall_timeout=1, first_step_timeout=1, ttl=2) as started:
+        assert started.wait(within=90) == [0, 0]
+        told = "".join(started.output(index) for index in range(2))
+        assert "rank 1 hangs" in told
+        assert "others are at" in told
+        assert told.count("round 1 is done") == 2
