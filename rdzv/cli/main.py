@@ -23,6 +23,7 @@ from rdzv._version import __version__
 from rdzv.cli import data, demo, doctor, observe, operate, run, runs, serve, stacks, token, top
 from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE
 from rdzv.cli.launcher import slurm
+from rdzv.cli.rehearsal import chaos
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 ERROR_LETTERS_MOST: Final = 4000  # of a line that says what went wrong
-ROOMS: Final = (demo, serve, run, observe, top, doctor, operate, stacks, runs, data, token)
+ROOMS: Final = (demo, serve, run, observe, top, doctor, operate, stacks, chaos, runs, data, token)
 """Where subcommands are described, in the order in which `rdzv --help` lists them."""
 
 COMMANDS: Final[dict[str, Command]] = {command.name: command for room in ROOMS for command in room.COMMANDS}

@@ -102,6 +102,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
     )
+    add(
+        "--no-remote-stacks",
+        dest="remote_stacks",
+        action="store_false",
+        help="refuse rdzv stacks: the stacks of the processes are for this node's log alone",
+    )
+    add(
+        "--allow-chaos",
+        action="store_true",
+        help="let rdzv chaos kill this node, and stop its processes, to rehearse a failure",
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -140,6 +151,8 @@ async def _run(options: argparse.Namespace) -> int:
         no_progress=options.no_progress,
         stacks=options.stacks,
         log_dir=options.log_dir,
+        remote_stacks=options.remote_stacks,
+        allow_chaos=options.allow_chaos,
     )
     return await launch.run(job)
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.cli.command import DONE, Command, add_run
+from rdzv.cli.command import DONE, FAILED, Command, add_run
 from rdzv.cli.runs import open_store
-from rdzv.core.asking import ANSWER_TTL, STACKS, Question, unpack_answer
+from rdzv.core.asking import ANSWER_TTL, NATIVE_STACKS, STACKS, Question, unpack_answer
 from rdzv.core.keys import Keys
-from rdzv.errors import RendezvousStateError, RendezvousTimeoutError
+from rdzv.display.stacks import describe_groups, processes_in
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.status import read_nodes
+from rdzv.node.stuck.others import read_beats
 from store.printable import first_of, printable
 
 if TYPE_CHECKING:
@@ -66,17 +68,52 @@ async def ask(
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("node", metavar="NODE", help="the node's id")
+    parser.add_argument("node", metavar="NODE", nargs="?", help="the node's id; without it, with --group, all nodes")
+    parser.add_argument(
+        "--group",
+        action="store_true",
+        help="where the processes of all nodes are: those that stand in the same lines together, the odd ones first",
+    )
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="with the frames of C and C++, by py-spy, where that is installed and may look at other processes",
+    )
 
 
 async def _run(options: argparse.Namespace) -> int:
+    if (options.node is None) != options.group:
+        raise RendezvousSettingsError("stacks of whom? name a NODE, or give --group for those of all nodes")
+    return await (_group(options) if options.group else _one(options))
+
+
+async def _group(options: argparse.Namespace) -> int:
+    """Ask all nodes, and show what they answer in groups."""
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        keys = Keys(settings.prefix, settings.run_id)
+        there = set(await read_nodes(client, keys))
+        if not there:
+            raise RendezvousStateError(f"nobody is in run {settings.run_id}")
+        told: dict[str, str] = {}
+        # Half of the time: who has not answered then is named, and nothing is kept from those who ask.
+        with anyio.move_on_after(options.timeout / 2):
+            async with ask(client, keys, Question(what=STACKS), expected=len(there)) as answers:
+                async for node_id, text in answers:
+                    told[node_id] = text  # noqa: PERF403  what has come by the end of the time is kept
+        stacks = [one for node_id in sorted(told) for one in processes_in(node_id, told[node_id])]
+        heard = await read_beats(client, keys)
+        print("\n".join(map(printable, describe_groups(stacks, heard, silent=there - told.keys()))))
+    return DONE if told else FAILED
+
+
+async def _one(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         keys = Keys(settings.prefix, settings.run_id)
         there = sorted(await read_nodes(client, keys))
         if options.node not in there:
             here = f"it has {first_of(there, NODES_NAMED_MOST)}" if there else "nobody is in it"
             raise RendezvousStateError(f"run {settings.run_id} has no node {options.node}; {here}")
-        question = Question(what=STACKS, node_ids=(options.node,))
+        question = Question(what=NATIVE_STACKS if options.native else STACKS, node_ids=(options.node,))
         with anyio.move_on_after(options.timeout):
             async with ask(client, keys, question, expected=1) as answers:
                 async for _, text in answers:

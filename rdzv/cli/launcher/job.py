@@ -56,6 +56,8 @@ class Job:
         no_progress: After how many rounds without a checkpoint the run is given up; 0: never.
         log_dir: A folder for a file of each process's output, beside what is passed on; None for no files.
         stacks: Whether the processes can be asked for their Python stacks.
+        remote_stacks: Whether operators may see these over the store.
+        allow_chaos: Whether this node may be killed, and its processes stopped, by `rdzv chaos`.
     """
 
     url: str
@@ -73,6 +75,8 @@ class Job:
     no_progress: int = 0
     stacks: bool = True
     log_dir: str | None = None
+    remote_stacks: bool = True
+    allow_chaos: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,7 @@ BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's 
 
 NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl: a lease goes within 0.1, a coordinator is replaced in less
 ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
+NO_STACKS: Final = "they are not to be had: this launcher runs with --no-stacks"
 KILL_WITHIN: Final = 5.0  # seconds in which killed processes have ended, unless the kernel itself hangs
 
 HEAD_START: Final = 0.1
@@ -349,8 +350,23 @@ class JobRound:
     async def stacks(self) -> str:
         """Return the Python stacks of the processes that run now."""
         if self._stacks is None:
-            return "they are not to be had: this launcher runs with --no-stacks"
+            return NO_STACKS
         return await self._stacks.dump(process.rank for process in self._processes if process.status is None)
+
+    async def native_stacks(self) -> str:
+        """Return the stacks of the processes that run now with the frames of C and C++, as py-spy sees them."""
+        if self._stacks is None:
+            return NO_STACKS
+        return await self._stacks.dump_natively()
+
+    def send(self, number: int) -> bool:
+        """Send a signal to the processes that run now; False if there are none."""
+        for process in (running := self._running_now()):
+            process.pass_on(number)
+        return bool(running)
+
+    def _running_now(self) -> list[Process]:
+        return [process for process in self._processes if process.status is None]
 
     async def stop(self, number: int) -> None:
         """Ask the processes to end, by this signal, then make them; and pass on what they have written."""

@@ -45,7 +45,7 @@ from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.launcher.tally import Tally
 from rdzv.cli.top import cost_of
-from rdzv.core.asking import STACKS
+from rdzv.core.asking import KILL, NATIVE_STACKS, PAUSE, STACKS
 from rdzv.core.state import Closed
 from rdzv.errors import (
     RendezvousClosedError,
@@ -74,6 +74,9 @@ SUCCEEDED: Final = "the command has succeeded on every node"
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until what has not changed is said once more
 A_MOMENT: Final = 2.0  # seconds that nobody minds waiting in silence; and not more often is another reason told
+
+REFUSED: Final = "refused: this launcher was not started with --allow-chaos"
+PAUSE_MOST: Final = 3600.0  # seconds
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -201,11 +204,37 @@ class _Launcher:
     async def _answer(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
             async for name, question in questions:
-                if question.what == STACKS:
-                    current = self._round
-                    text = "no process runs: it waits for a round" if current is None else await current.stacks()
+                text = await self._answer_to(question.what)
+                if text is not None:
                     with contextlib.suppress(RendezvousError):  # whoever asked hears nothing, and says so
                         await handler.answer(name, text)
+                if question.what == KILL and self._job.allow_chaos:
+                    log.warning("killed by rdzv chaos")
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    async def _answer_to(self, asked: str) -> str | None:
+        """What to answer an operator; None to a question that this launcher does not know."""
+        current = self._round
+        if asked in (STACKS, NATIVE_STACKS):
+            if not self._job.remote_stacks:
+                return "refused: this launcher runs with --no-remote-stacks"
+            if current is None:
+                return "no process runs: it waits for a round"
+            return await (current.stacks() if asked == STACKS else current.native_stacks())
+        if asked == KILL or asked.startswith(PAUSE):
+            if not self._job.allow_chaos:
+                return REFUSED
+            return "killed" if asked == KILL else self._pause(asked.removeprefix(PAUSE))
+        return None
+
+    def _pause(self, seconds: str) -> str:
+        """Stop the processes for a while, as a machine does that hangs."""
+        current = self._round
+        if current is None or not current.send(signal.SIGSTOP):
+            return "no process runs: it waits for a round"
+        log.warning("its processes are stopped for %s s by rdzv chaos", seconds)
+        asyncio.get_running_loop().call_later(min(float(seconds), PAUSE_MOST), current.send, signal.SIGCONT)
+        return f"paused for {seconds} s"
 
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()

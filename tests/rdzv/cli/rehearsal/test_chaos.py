@@ -1,0 +1,46 @@
+"""Failures are rehearsed where that is allowed, and only if it is confirmed; over real launchers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+from rdzv.cli import main as command
+from rdzv.cli.rehearsal.chaos import Rate, rate
+from rdzv.testing import processes
+
+
+def test_a_rate_is_read() -> None:
+    assert rate("2/10m") == Rate(count=2, seconds=600.0)
+    assert str(rate("1/30")) == "1 in 30 s"
+    for wrong in ("1", "0/10m", "x/10m", "1/0", "1/never"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            rate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(["--yes"], "chaos of which kind?"), (["--kill", "1/1s"], "was not confirmed: add --yes")]
+)
+def test_without_a_kind_or_a_confirmation_nothing_is_done(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["chaos", "tcp://127.0.0.1:1/job", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_launcher_that_allows_it_is_killed_and_another_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = [sys.executable, "-m", "rdzv", "run", "--no-stacks", "--no-remote-stacks"]
+    sleep = ["--", "sh", "-c", "echo up; sleep 600"]
+    with processes(1, [*launch, *sleep]) as refusing:
+        refusing.wait_for(0, "up")
+        assert command.main(["chaos", refusing.url, "--kill", "100/1s", "--for", "1", "--seed", "1", "--yes"]) == 1
+        assert "node-0: refused: this launcher was not started with --allow-chaos" in capsys.readouterr().out
+        assert command.main(["stacks", refusing.url, "--group"]) == 0
+        assert "refused: this launcher runs with --no-remote-stacks: node-0" in capsys.readouterr().out
+    with processes(1, [*launch, "--allow-chaos", *sleep]) as allowing:
+        allowing.wait_for(0, "up")
+        assert command.main(["chaos", allowing.url, "--kill", "100/1s", "--for", "2", "--seed", "1", "--yes"]) == 0
+        assert "node-0: killed" in capsys.readouterr().out
+        assert allowing.wait(within=60) == [-9]
