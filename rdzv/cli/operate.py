@@ -5,7 +5,7 @@ They need no `min_nodes`, and never host a store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
@@ -16,13 +16,13 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Closed
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
+from rdzv.node.status import read_nodes
 from store import when
-from store.printable import in_words, printable
-
-if TYPE_CHECKING:
-    import argparse
+from store.printable import first_of, in_words, printable
 
 __all__ = ["COMMANDS"]
+
+VALUES_NAMED_MOST = 8
 
 
 def _add_close_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,14 @@ def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_unban_arguments(parser)
+    add_run(parser)
+    parser.add_argument("node", metavar="NODE", nargs="?", help="the node's id")
+    parser.add_argument(
+        "--where",
+        type=_attribute,
+        metavar="ATTRIBUTE=VALUE",
+        help="instead of NODE: each node that is in the run now and has this attribute",
+    )
     parser.add_argument("--reason", default="", help="why; the node is told")
     parser.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
     parser.add_argument(
@@ -77,11 +84,37 @@ def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _attribute(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} must be an attribute and its value: rack=17")
+    return name, value
+
+
+async def _nodes_meant(options: argparse.Namespace) -> list[str]:
+    """The nodes that are to be banned: the one that is named, or all that have an attribute."""
+    if (options.node is None) == (options.where is None):
+        raise RendezvousSettingsError("ban whom? name a NODE, or give --where ATTRIBUTE=VALUE")
+    if options.node is not None:
+        return [options.node]
+    name, value = options.where
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        records = await read_nodes(client, Keys(settings.prefix, settings.run_id))
+    meant = sorted(node_id for node_id, record in records.items() if record.attributes.get(name) == value)
+    if not meant:
+        there = sorted({str(record.attributes[name]) for record in records.values() if name in record.attributes})
+        has = f"it has {first_of(there, VALUES_NAMED_MOST)}" if there else f"no node of it has any {name}"
+        raise RendezvousStateError(f"no node of the run has {name}={value}; {has}")
+    return meant
+
+
 async def _ban(options: argparse.Namespace) -> int:
+    meant = await _nodes_meant(options)
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        await handler.ban(options.node, options.reason, now=options.now, lasts=options.lasts)
-        span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
-        print(f"node {options.node} is banned from run {handler.run_id}{span}")
+        for node_id in meant:
+            await handler.ban(node_id, options.reason, now=options.now, lasts=options.lasts)
+            span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
+            print(printable(f"node {node_id} is banned from run {handler.run_id}{span}"))
     return DONE
 
 

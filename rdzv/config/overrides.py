@@ -42,6 +42,7 @@ class Overrides(TypedDict, total=False):
     keep_alive_max_attempt: Count
     disconnect_ttl: Seconds
     gone_ttl: Seconds
+    unit_within: str | None
     stall_timeout: Seconds
     first_step_timeout: Seconds
     prefix: str | None

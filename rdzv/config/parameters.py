@@ -127,6 +127,13 @@ TABLE: Final = (
     ),
     Parameter("node_unit", whole_number(1), "1", "the world size is a multiple of this"),
     Parameter(
+        "unit_within",
+        value_types.TEXT,
+        "rack",
+        "an attribute whose value a unit of node_unit nodes never straddles",
+        default_text="none",
+    ),
+    Parameter(
         "join_timeout",
         duration(),
         "600",

@@ -64,6 +64,7 @@ class Settings:
     min_nodes: int | None = None
     max_nodes: int | None = None
     node_unit: int = 1
+    unit_within: str | None = None
     join_timeout: float = 600.0
     last_call_timeout: float = 30.0
     early_last_call: bool = True
@@ -179,7 +180,7 @@ _SHARED: Final = (
     "early_last_call",
 )
 
-_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout")
+_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout", "unit_within")
 """The same, left out where nobody has given them."""
 
 

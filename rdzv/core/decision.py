@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
+from rdzv.core.ranks import domains_of, in_units
 from rdzv.core.state import (
     NAMED_MOST,
     Change,
@@ -40,7 +41,7 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from rdzv.core.ranks import RankOrder
     from rdzv.core.state import NodeRecord
@@ -81,6 +82,7 @@ class Rules:
         early_last_call: Whether a re-rendezvous ends its last call when nobody else is known to be coming.
         order: Who gets which rank.
         expected: Who is missed by name from the beginning.
+        unit_within: The attribute whose value a unit never straddles; empty if it may.
     """
 
     needed: int
@@ -90,6 +92,17 @@ class Rules:
     early_last_call: bool = True
     order: RankOrder
     expected: tuple[str, ...] = ()
+    unit_within: str = ""
+
+    def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+        """Return those that fill whole units, of which none straddles two domains; all of them without domains."""
+        return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
+
+    def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
+        """Return why nodes that are enough do not fill the units that a round needs."""
+        counts = domains_of(records, attribute=self.unit_within)
+        units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
+        return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def admitted(self, count: int) -> int:
         """Return how many of so many nodes a round takes in; none if they are fewer than it needs."""
@@ -141,7 +154,8 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         return Wait(until=None, progress=progress)
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
-    full = rules.admitted(len(view.waiting)) == rules.capacity
+    placed = len(rules.placed(list(view.waiting.values())))
+    full = rules.admitted(placed) == rules.capacity
     # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
     # had died is another matter: its nodes know of no round, and come one by one.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
@@ -152,6 +166,8 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         # A last call that runs meanwhile is reported when it ends; completing waits for the live members' leaving.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
+    if not rules.admitted(placed):
+        return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
             complete = _complete(view, rules, progress)
@@ -186,7 +202,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         phase = Phase.GATHERING
     # Below the minimum a regroup admits nobody, and nobody is a spare either: all are needed, and their join timeouts
     # run. A spare's join timeout is suspended (promise R1).
-    room = rules.admitted(live + joined)
+    here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
+    room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _spares_are(view, rules, spares)
     return Progress(
@@ -269,14 +286,16 @@ def _choose(
 def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     """Return the round to commit: members of the last round first, then newcomers, as many as there is room."""
     arrivals = list(view.waiting.values())
-    room = rules.admitted(len(arrivals))
+    room = rules.admitted(len(rules.placed(arrivals)))
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     kept = [record for record in arrivals if record.node_id in previous]
-    if len(kept) > room:  # the run was resized: those with the lowest ranks stay, and not those who came back first
+    newcomers = [record for record in arrivals if record.node_id not in previous]
+    if rules.unit_within:
+        chosen = list(rules.placed([*kept, *newcomers])[:room])
+    elif len(kept) > room:  # the run was resized: those with the lowest ranks stay, and not those who came back first
         kept.sort(key=lambda record: previous[record.node_id])
         chosen = list(_choose(rules, kept, (), room))
     else:
-        newcomers = [record for record in arrivals if record.node_id not in previous]
         chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
@@ -284,6 +303,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     reached = next((record for record in ordered if not record.unreached), None)
     if reached is not None and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))
+    ordered = tuple(rules.placed(ordered))  # the ranks of a unit are adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"

@@ -24,7 +24,8 @@ takes them as they came. Members of the last round come before newcomers, whatev
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,13 +40,17 @@ __all__ = [
     "by_name",
     "by_request",
     "by_topology",
+    "domains_of",
     "in_place",
+    "in_units",
     "natural",
     "newest_of",
     "order_named",
     "survivors_first",
     "survivors_then_name",
 ]
+
+DOMAINS_NAMED_MOST = 8
 
 RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["NodeRecord"]]
 
@@ -193,3 +198,35 @@ def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
+
+
+def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
+    """Put records into whole units that do not straddle two domains, and leave out what does not fill one.
+
+    A domain is a value of the attribute; nodes without it are one of their own. The units come in the order of their
+    first records, and what was in order stays so within a unit.
+
+    Args:
+        records: In order of preference, or of rank.
+        unit: How many make one.
+        attribute: Whose value all nodes of a unit share.
+    """
+    open_units: dict[str | None, list[NodeRecord]] = {}
+    units: list[tuple[int, list[NodeRecord]]] = []
+    places = {record.arrival: place for place, record in enumerate(records)}
+    for record in records:
+        domain = record.attributes.get(attribute)
+        members = open_units.setdefault(domain, [])
+        members.append(record)
+        if len(members) == unit:
+            units.append((places[members[0].arrival], members))
+            del open_units[domain]
+    return [record for _, members in sorted(units, key=lambda one: one[0]) for record in members]
+
+
+def domains_of(records: Iterable[NodeRecord], *, attribute: str) -> str:
+    """Return how many nodes are in each domain, in words: "1 in r1, 2 in r2, 1 without it"."""
+    counts = Counter(record.attributes.get(attribute) for record in records)
+    named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]
+    shown = [*named[:DOMAINS_NAMED_MOST], *([f"{counts[None]} without it"] if None in counts else [])]
+    return ", ".join(shown)

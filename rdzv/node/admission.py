@@ -193,6 +193,7 @@ class Agreed:
             early_last_call=settings.early_last_call,
             order=order_named(settings.rank_order),
             expected=settings.expected,
+            unit_within=settings.unit_within or "",
         )
 
     def take(self, there: bytes) -> str:

@@ -44,6 +44,7 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("ttl", 0.4, "seconds from 0.5 ", "ttl=10"),
     ("disconnect_ttl", 0, "which a connection that was cut needs to come back", "disconnect_ttl=1"),
     ("gone_ttl", 0.001, "seconds from 0.01 ", "gone_ttl=0.1"),
+    ("unit_within", 7, "text", "unit_within=rack"),
     ("stall_timeout", 0.5, "seconds from 1 ", "stall_timeout=5m"),
     ("first_step_timeout", 0, "seconds from 1 ", "first_step_timeout=30m"),
     ("master_port", 0, "a port or a range of them, from 1 to 65535", "master_port=29500-29599"),
