@@ -67,7 +67,7 @@ def test_who_hangs_is_named_within_a_second_also_if_it_coordinates(index: int) -
         assert [one.world_size for one in made.rounds] == [3, 2]
         out, *_ = said(made, "is taken out of the round")
         assert f"node-{index} is taken out of the round: no step since 10 s, others wait for it at 7" in out
-        assert said(made, f"is over: lost: node-{index} (no step since 10 s, others wait for it at 7")
+        assert said(made, f"is over: lost: node-{index}: no step since 10 s, others wait for it at 7")
         made.resume(index)
         made.advance(5)
         assert said(made, f"node-{index} was dropped: no step since 10 s")
