@@ -42,7 +42,9 @@ async def serve_in_memory(
 ) -> AsyncIterator[Server]:
     """Serve a store under a name of the network, as `store.serve` does on a port."""
     engine = engine or Engine(store_id=secrets.token_hex(8), limits=limits)
-    server = Server(engine, token=token, clock=asyncio.get_running_loop().time)
+    clock = asyncio.get_running_loop().time
+    # In virtual time no turn is too long then, however busy the machine is.
+    server = Server(engine, token=token, clock=clock, stopwatch=clock)
     timers = [asyncio.create_task(server.keep_time()), asyncio.create_task(server.drop_the_silent())]
     try:
         async with network.listen(name, server.protocol):
