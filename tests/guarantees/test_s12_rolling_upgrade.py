@@ -29,7 +29,7 @@ LATER_RDZV = {
         ("member.rank, member.arrival) for member", 'member.rank, member.arrival, "new") for member'),
         ("dict(one.attributes)) for one in", 'dict(one.attributes), "new") for one in'),
     ],
-    "rdzv/core/history.py": [("list(one.node_ids), one.reason]", 'list(one.node_ids), one.reason, "new"]')],
+    "rdzv/core/history.py": [("one.reason, one.at]", 'one.reason, one.at, "new"]')],
 }  # fmt: skip
 
 NODE = """
