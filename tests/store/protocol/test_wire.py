@@ -549,7 +549,7 @@ def test_the_layout_of_an_events_frame_is_what_its_head_says() -> None:
 
 
 def test_the_operations_of_a_transaction_are_those_that_messages_names() -> None:
-    assert set(get_args(messages.Operation)) == {Put, Get, Delete, Add, Append}
+    assert set(get_args(messages.Operation)) == {Put, Get, Delete, Add, Append, Create}
 
 
 def test_fences_that_take_turns_are_not_mixed_up() -> None:
