@@ -6,6 +6,7 @@ They need no `min_nodes`, and never host a store.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
@@ -66,9 +67,11 @@ def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument("node", metavar="NODE", nargs="?", help="the node's id")
+    node = parser.add_argument("node", metavar="NODE", help="the node's id")
     parser.add_argument(
         "--where",
+        action=_InsteadOf,
+        argument=node,
         type=_attribute,
         metavar="ATTRIBUTE=VALUE",
         help="instead of NODE: each node that is in the run now and has this attribute",
@@ -82,6 +85,22 @@ def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="for how long, say 10m (default: until unban)",
     )
+
+
+class _InsteadOf(argparse.Action):
+    """An option in whose presence a positional argument is not needed.
+
+    Were that optional by `nargs="?"`, argparse would take it for left out as soon as an option stands before it.
+    """
+
+    def __init__(self, *, argument: argparse.Action, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._argument = argument
+
+    def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: str | None = None) -> None:
+        """Note the value."""
+        setattr(namespace, self.dest, values)
+        self._argument.required = False
 
 
 def _attribute(text: str) -> tuple[str, str]:
