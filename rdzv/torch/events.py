@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from rdzv.logs import Fields
+from rdzv.torch import pytorch
 
 __all__ = ["EventHandler"]
 
@@ -26,16 +27,14 @@ class EventHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record one line; what PyTorch's handler raises is shown as logging shows it, and ends nothing."""
-        from torch.distributed.elastic.events import NodeState, construct_and_record_rdzv_event
-
         message = record.getMessage()
-        state = NodeState.RUNNING
+        state = pytorch.events.NodeState.RUNNING
         if record.levelno >= logging.ERROR:
-            state = NodeState.FAILED
+            state = pytorch.events.NodeState.FAILED
         elif CLOSED in message:
-            state = NodeState.SUCCEEDED
+            state = pytorch.events.NodeState.SUCCEEDED
         try:
-            construct_and_record_rdzv_event(
+            pytorch.events.construct_and_record_rdzv_event(
                 run_id=getattr(record, "run", None) or "", message=message, node_state=state, name=NAME
             )
         except Exception:  # noqa: BLE001  it is somebody else's handler

@@ -6,9 +6,11 @@ import atexit
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
+import weakref
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -188,7 +190,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
-        self._beats: tempfile.TemporaryDirectory[str] | None = None  # where workers say how far they are
+        self._beats: Path | None = None  # where workers say how far they are
         self._kept_out = False  # the last attempt to get in failed
         self._over = False
         self._pid = os.getpid()
@@ -218,10 +220,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if node is None:
             return
         if self._beats is None:
-            self._beats = tempfile.TemporaryDirectory(prefix="rdzv-beats-")
-            os.environ[BEAT_DIR] = self._beats.name  # which the agent hands on to its workers
-        forget_beats(Path(self._beats.name))
-        start_to_follow(node, Path(self._beats.name))
+            self._beats = Path(tempfile.mkdtemp(prefix="rdzv-beats-"))
+            # Not a TemporaryDirectory: it warns when it goes with its handler, and forked children remove it, too.
+            weakref.finalize(self, _remove_in, os.getpid(), self._beats)
+            os.environ[BEAT_DIR] = str(self._beats)  # which the agent hands on to its workers
+        forget_beats(self._beats)
+        start_to_follow(node, self._beats)
 
     def next_rendezvous(self) -> torch_api.RendezvousInfo:
         """Leave the current round, if in one, and return once this node is a member of the next.
@@ -436,3 +440,9 @@ def _stopped_by_a_signal() -> SignalException | None:
     """
     error = sys.exception()
     return error if isinstance(error, SignalException) else None
+
+
+def _remove_in(pid: int, folder: Path) -> None:
+    """Remove a folder, if this is the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

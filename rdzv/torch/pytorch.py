@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 try:
     import torch
     import torch.distributed as dist
+    from torch.distributed.elastic import events
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
@@ -41,6 +42,7 @@ __all__ = [
     "abort_process_group",
     "agent_above",
     "dist",
+    "events",
     "in_words",
     "runs_under_torchrun",
     "set_group_timeout",

@@ -41,13 +41,13 @@ def test_each_line_is_an_event_with_its_run_and_state(
     monkeypatch.setattr(events, "get_logging_handler", lambda _="null": collected)
     logger = logging.getLogger("rdzv.torch")
     handler = EventHandler()
-    logger.addHandler(handler)
-    before, logger.level = logger.level, logging.DEBUG
+    monkeypatch.setattr(logger, "handlers", [handler])  # an agent of another test's has left its own there
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
     try:
         logger.log(level, message)
     finally:
-        logger.removeHandler(handler)
-        logger.level = before
+        logger.setLevel(before)
     (event,) = collected.events
     assert (event["run_id"], event["message"], event["node_state"]) == ("job-7", message, state)
 
