@@ -29,8 +29,10 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_configure() -> None:
-    """Let what is started here hear of a hangup also under nohup: an ignored signal is inherited as ignored."""
+    """Let what is started here hear of signals that were ignored here, as under nohup or behind a shell's "&"."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -92,10 +92,11 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     known: dict[str, list[str]] = {}
     resolve = socket.getaddrinfo
 
-    def look_up(host: str | None, port: int, **options: Any) -> list[Any]:
-        if host not in known:
+    def look_up(host: str | bytes | None, port: int, **options: Any) -> list[Any]:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in known:
             return resolve(host, port, **options)
-        return [found for address in known[host] for found in resolve(address, port, **options)]
+        return [found for address in known[name] for found in resolve(address, port, **options)]
 
     monkeypatch.setattr("socket.getaddrinfo", look_up)
     return known
@@ -239,10 +240,11 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     resolve = socket.getaddrinfo
 
     def look_up(host: Any, *arguments: Any, **named: Any) -> Any:
-        if isinstance(host, str) and host.endswith(".test"):
-            if host not in names:
+        name = host.decode() if isinstance(host, bytes) else host or ""
+        if name.endswith(".test"):
+            if name not in names:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            host = names[host]
+            host = names[name]
         return resolve(host, *arguments, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
