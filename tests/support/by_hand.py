@@ -24,7 +24,7 @@ from store.errors import (
     WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Event, Failed, Listing, ListingPart, Request, Response, Watching
+from store.messages import Entry, Event, Failed, Grant, Granted, Listing, ListingPart, Request, Response, Watching
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
@@ -430,3 +430,22 @@ class Reader:
                     case "synced":
                         pass
         return state
+
+
+def entry(key: str, value: bytes, created: int, changed: int | None = None, lease: int | None = None) -> Entry:
+    """What is in a store under a key."""
+    return Entry(
+        key=key,
+        value=value,
+        create_revision=created,
+        mod_revision=created if changed is None else changed,
+        lease=lease,
+    )
+
+
+def grant(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer: int = 1) -> int:
+    """Have a lease granted; its id."""
+    granted = desk.ask(Grant(ttl=ttl, disconnect_ttl=disconnect_ttl), peer=peer)
+    assert isinstance(granted, Granted)
+    assert granted.ttl == ttl
+    return granted.lease

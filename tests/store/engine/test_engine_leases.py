@@ -1,0 +1,285 @@
+"""The engine's leases: keys that go with them, and transactions that grant them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from store import when
+from store.messages import (
+    CHOSEN_LEASE_LEAST,
+    Add,
+    Append,
+    CompareAndSet,
+    Create,
+    Delete,
+    DeletePrefix,
+    Done,
+    Event,
+    Failed,
+    FailureKind,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    LeaseState,
+    Put,
+    Request,
+    Revoke,
+    Stats,
+    TimeToLive,
+    Transact,
+    Watch,
+)
+from tests.support.by_hand import Desk, entry, grant
+
+USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
+
+
+# ----------------------------------------------------------------------------------------------------------- leases
+
+
+def test_keys_on_a_lease_go_when_it_lapses_all_at_one_revision() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    for key in ("b", "a"):
+        desk.ask(Put(key, b"", lease=lease))
+    desk.ask(Put("c", b""))
+    desk.ask(Watch(prefix=""), request_id=10)
+    desk.pass_time(0.99)
+    assert desk.keys() == ["b", "a", "c"]
+    desk.pass_time(0.02)
+    assert desk.keys() == ["c"]
+    deleted = tuple(Event(kind="delete", revision=4, key=key) for key in ("a", "b"))
+    assert desk.told[1, 10] == [deleted]
+    assert desk.ask(Stats()).figures["leases_lapsed"] == 1
+
+
+def test_leases_lapse_each_at_a_revision_of_its_own() -> None:
+    desk = Desk()
+    for key in ("a", "b"):
+        desk.ask(Put(key, b"", lease=grant(desk, 1.0)))
+    desk.pass_time(2.0)
+    assert desk.engine.revision == 4
+    assert desk.engine.next_tick_in() is None
+
+
+def test_an_entry_names_its_lease_and_a_plain_put_takes_it_off() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.ask(Put("a", b"", lease=lease))
+    assert desk.ask(Get("a")).entry.lease == lease
+    desk.ask(Put("a", b""))
+    assert desk.ask(Get("a")).entry.lease is None
+    desk.pass_time(2.0)
+    assert desk.keys() == ["a"]
+
+
+def test_a_put_moves_a_key_from_one_lease_to_another() -> None:
+    desk = Desk()
+    short, long = grant(desk, 1.0), grant(desk, 10.0)
+    desk.ask(Put("a", b"", lease=short))
+    desk.ask(CompareAndSet(key="a", value=b"", expected_revision=1, lease=long))
+    desk.pass_time(2.0)
+    assert desk.keys() == ["a"]
+    assert desk.ask(TimeToLive(lease=long)).keys == ("a",)
+
+
+def test_adding_and_appending_leave_a_key_on_its_lease() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.ask(Put("n", b"1", lease=lease))
+    desk.ask(Put("s", b"1", lease=lease))
+    desk.ask(Add("n", 1))
+    desk.ask(Append("s", b"1"))
+    desk.pass_time(2.0)
+    assert desk.keys() == []
+
+
+def test_revoking_a_lease_deletes_its_keys_now() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.ask(Put("a", b"", lease=lease))
+    desk.ask(Watch(prefix="a"), request_id=10)
+    assert desk.ask(Revoke(lease=lease)) == Done()
+    assert desk.told[1, 10] == [(Event(kind="delete", revision=2, key="a"),)]
+    assert desk.fails(Revoke(lease=lease)).kind is LEASE
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        KeepAlive(lease=7),
+        Revoke(lease=7),
+        TimeToLive(lease=7),
+        Put("a", b"", lease=7),
+        CompareAndSet(key="a", value=b"", expected_revision=0, lease=7),
+    ],
+)
+def test_a_lease_that_is_not_there_cannot_be_used(request_: Request[Any]) -> None:
+    assert Desk().fails(request_) == Failed(kind=LEASE, message="lease 7 has lapsed or was revoked; grant a new one")
+
+
+def test_time_to_live_tells_what_is_left_and_what_hangs_on_it() -> None:
+    desk = Desk()
+    lease = grant(desk, 4.0)
+    for key in ("b", "a"):
+        desk.ask(Put(key, b"", lease=lease))
+    desk.pass_time(0.25)
+    state = desk.ask(TimeToLive(lease=lease))
+    assert isinstance(state, LeaseState)
+    assert state.remaining == pytest.approx(3.75)
+    assert (state.ttl, state.keys) == (4.0, ("a", "b"))
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
+def test_a_ttl_is_above_zero(ttl: float) -> None:
+    for request in (Grant(ttl=ttl), Grant(ttl=1.0, disconnect_ttl=ttl), Put("a", b"", ttl=ttl)):
+        refused = Desk().fails(request)
+        assert refused.kind is USAGE
+        assert "must be above 0" in refused.message
+
+
+def test_keeping_a_lease_alive_answers_with_its_ttl_and_begins_it_again() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.pass_time(0.75)
+    assert desk.ask(KeepAlive(lease=lease)) == Granted(lease=lease, ttl=1.0)
+    desk.pass_time(0.75)
+    assert desk.ask(TimeToLive(lease=lease)).remaining == pytest.approx(0.25)
+
+
+def test_a_put_with_ttl_simply_expires() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"", ttl=1.0))
+    desk.pass_time(0.9)
+    assert desk.keys() == ["a"]
+    desk.ask(CompareAndSet(key="a", value=b"", expected_revision=1, ttl=1.0))
+    desk.pass_time(0.9)
+    assert desk.keys() == ["a"]
+    desk.pass_time(0.2)
+    assert desk.keys() == []
+
+
+@pytest.mark.parametrize("request_", [Delete("a"), Put("a", b""), Put("a", b"", ttl=50.0), DeletePrefix(prefix="")])
+def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"", ttl=1.0))
+    first = desk.ask(Get("a")).entry.lease
+    desk.ask(request_)
+    assert desk.fails(TimeToLive(lease=first)).kind is LEASE
+    desk.pass_time(2.0)
+    assert desk.engine.revision == 2
+
+
+def test_a_lease_that_was_granted_stays_without_keys() -> None:
+    desk = Desk()
+    lease = grant(desk, 5.0)
+    desk.ask(Put("a", b"", lease=lease))
+    desk.ask(Delete("a"))
+    assert desk.ask(TimeToLive(lease=lease)).keys == ()
+
+
+def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
+    """It used to; a transaction that deleted the one and put the other failed half done, and the server with it."""
+    desk = Desk()
+    desk.ask(Put("a", b"", ttl=1.0))
+    lease = desk.ask(Get("a")).entry.lease
+    desk.ask(CompareAndSet(key="a", value=b"2", expected_revision=1, lease=lease))
+    before = desk.fingerprint()
+    for request in (
+        Put("b", b"", lease=lease),
+        Transact(when=(), then=(Delete("a"), Put("b", b"", lease=lease))),
+        CompareAndSet(key="b", value=b"", expected_revision=0, lease=lease),
+    ):
+        refused = desk.fails(request)
+        assert refused.kind is USAGE
+        assert "for that one key" in refused.message
+    assert desk.fingerprint() == before
+    desk.pass_time(2.0)
+    assert desk.keys() == []
+
+
+def test_revoking_the_lease_of_a_put_with_ttl_deletes_its_key() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"", ttl=1.0))
+    assert desk.ask(Revoke(lease=desk.ask(Get("a")).entry.lease)) == Done()
+    assert desk.keys() == []
+
+
+def test_a_put_takes_a_ttl_or_a_lease() -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    for request in (
+        Put("a", b"", ttl=1.0, lease=lease),
+        CompareAndSet(key="a", value=b"", expected_revision=0, ttl=1.0, lease=lease),
+    ):
+        assert "ttl or lease, not both" in desk.fails(request).message
+
+
+# ------------------------------------------------------------------------------------- leases made by a transaction
+
+CHOSEN = CHOSEN_LEASE_LEAST + 7
+
+
+def test_a_transaction_grants_the_leases_that_it_puts_keys_on_and_no_others() -> None:
+    desk = Desk()
+    grants = tuple(Grant(ttl=1.0, id=id) for id in (CHOSEN, CHOSEN + 1, CHOSEN + 2))
+    then = (Put("a", b"1", lease=CHOSEN), Create("b", b"2", lease=CHOSEN + 1))
+    refused = desk.ask(Transact(when=(when.exists("a"),), then=then, otherwise=(Get("a"),), grants=grants))
+    assert (refused.succeeded, desk.ask(Stats()).figures["leases"]) == (False, 0)
+    done = desk.ask(Transact(when=(), then=then, grants=grants))
+    assert done.results == (1, 1)
+    assert desk.ask(TimeToLive(lease=CHOSEN)).keys == ("a",)
+    assert desk.ask(Stats()).figures["leases"] == 2
+    desk.pass_time(0.6)
+    again = desk.ask(Transact(when=(), then=(Put("c", b"3", lease=CHOSEN),), grants=grants[:1]))
+    assert again.succeeded
+    assert desk.ask(TimeToLive(lease=CHOSEN)).remaining == pytest.approx(0.4), "one that is there stays as it is"
+
+
+def test_a_key_is_created_once_and_who_comes_later_is_told_what_is_there() -> None:
+    desk = Desk()
+    first = desk.ask(Transact(when=(), then=(Create("role", b"mine"),)))
+    second = desk.ask(Transact(when=(), then=(Create("role", b"yours", lease=CHOSEN), Put("x", b"")), grants=()))
+    assert first.results == (1,)
+    assert second.results == (entry("role", b"mine", 1), 2)
+    assert desk.ask(Get("role")).entry == entry("role", b"mine", 1)
+
+
+def test_a_value_if_any_is_met_by_the_value_and_by_a_missing_key() -> None:
+    desk = Desk()
+    condition = (when.value_if_any("settings") == b"ours",)
+    assert desk.ask(Transact(when=condition, then=(Put("settings", b"ours"),))).succeeded
+    assert desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
+    desk.ask(Put("settings", b"theirs"))
+    assert not desk.ask(Transact(when=condition, then=(Put("x", b""),))).succeeded
+
+
+@pytest.mark.parametrize(
+    ("transact", "kind"),
+    [
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),)), LEASE),
+        (Transact(when=(), then=(Put("a", b"", lease=7),), grants=(Grant(ttl=1.0, id=7),)), USAGE),
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=-1.0, id=CHOSEN),)), USAGE),
+        (Transact(when=(), then=(Put("a", b"", lease=CHOSEN),), grants=(Grant(ttl=1.0, id=CHOSEN),) * 2), USAGE),
+        (
+            Transact(
+                when=(),
+                then=(Put("a", b"", lease=CHOSEN), Put("", b"")),
+                grants=(Grant(ttl=1.0, id=CHOSEN),),
+            ),
+            USAGE,
+        ),
+        (Create("a", b""), USAGE),
+        (Grant(ttl=1.0, id=CHOSEN), USAGE),
+    ],
+)
+def test_a_grant_that_makes_no_sense_is_refused_and_leaves_nothing(transact: Request[Any], kind: FailureKind) -> None:
+    desk = Desk()
+    failed = desk.ask(transact)
+    assert isinstance(failed, Failed)
+    assert failed.kind is kind
+    figures = desk.ask(Stats()).figures
+    assert (figures["leases"], figures["keys"], figures["revision"]) == (0, 0, 0)

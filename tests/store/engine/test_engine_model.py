@@ -1,0 +1,537 @@
+"""The engine as a whole: against a plain dictionary, and what a durable one says must survive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import when
+from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
+from store.engine.engine import Engine
+from store.engine.processes import Closing
+from store.limits import Limits
+from store.messages import (
+    Add,
+    Added,
+    Append,
+    CompareAndSet,
+    CompareAndSetResult,
+    Condition,
+    Count,
+    Counted,
+    Create,
+    Delete,
+    DeletePrefix,
+    Entry,
+    Event,
+    Failed,
+    FailureKind,
+    Found,
+    Get,
+    GetMany,
+    Grant,
+    Granted,
+    Guarded,
+    KeepAlive,
+    List,
+    Listing,
+    Operation,
+    Put,
+    Request,
+    Response,
+    Revoke,
+    Target,
+    Transact,
+    TransactionResult,
+    Watch,
+    Watching,
+    Written,
+)
+from tests.support.by_hand import Desk, Stream, entry, grant
+
+USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
+
+
+# ---------------------------------------------------------------------------------------- against a plain dictionary
+
+
+@dataclass
+class Model:
+    """A dictionary, its revision, and what changed at each: the whole of the store without leases."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    revision: int = 0
+    log: list[tuple[Event, ...]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def ask(self, request: Request[Any]) -> Response | FailureKind:
+        outcome = self.carry_out(request)
+        if self.events:
+            self.revision += 1
+            self.log.append(tuple(self.events))
+            self.events = []
+        return outcome
+
+    def put(self, key: str, value: bytes) -> int:
+        before = self.entries.get(key)
+        revision = self.revision + 1
+        self.entries[key] = entry(key, value, before.create_revision if before else revision, revision)
+        self.events.append(
+            Event(
+                kind="put",
+                revision=revision,
+                key=key,
+                value=value,
+                create_revision=self.entries[key].create_revision,
+            )
+        )
+        return revision
+
+    def delete(self, key: str) -> bool:
+        if self.entries.pop(key, None) is None:
+            return False
+        self.events.append(Event(kind="delete", revision=self.revision + 1, key=key))
+        return True
+
+    def under(self, prefix: str) -> list[str]:
+        return sorted(key for key in self.entries if key.startswith(prefix))
+
+    def holds(self, condition: Condition) -> bool:
+        found = self.entries.get(condition.key)
+        seen: object = {
+            Target.MOD_REVISION: found.mod_revision if found else 0,
+            Target.CREATE_REVISION: found.create_revision if found else 0,
+            Target.VALUE: found.value if found else None,
+            Target.EXISTS: found is not None,
+            Target.VALUE_IF_ANY: found.value if found else condition.expected,
+        }[condition.target]
+        return seen == condition.expected
+
+    def operate(self, operation: Operation) -> int | bool | Entry | None:
+        held = self.entries.get(operation.key)
+        match operation:
+            case Put(key=key, value=value):
+                return self.put(key, value)
+            case Get(key=key):
+                return held
+            case Delete(key=key):
+                return self.delete(key)
+            case Add(key=key, amount=amount):
+                total = int(held.value if held else 0) + amount
+                self.put(key, str(total).encode())
+                return total
+            case Append(key=key, value=value):
+                joined = (held.value if held else b"") + value
+                self.put(key, joined)
+                return len(joined)
+            case Create(key=key, value=value):
+                return self.put(key, value) if held is None else held
+
+    def possible(self, operation: Operation) -> bool:
+        if not isinstance(operation, Add) or operation.key not in self.entries:
+            return True
+        try:
+            int(self.entries[operation.key].value)
+        except ValueError:
+            return False
+        return True
+
+    def carry_out(self, request: Request[Any]) -> Response | FailureKind:
+        match request:
+            case Guarded(when=conditions, request=inner):
+                return self.carry_out(inner) if all(map(self.holds, conditions)) else CONDITION
+            case Get(key=key):
+                return Found(entry=self.entries.get(key))
+            case Put(key=key, value=value):
+                return Written(revision=self.put(key, value))
+            case Delete(key=key):
+                deleted = self.delete(key)
+                return Counted(count=deleted, revision=self.revision + deleted)
+            case Add() | Append():
+                if not self.possible(request):
+                    return USAGE
+                result = self.operate(request)
+                assert isinstance(result, int)
+                return Added(value=result, revision=self.revision + 1)
+            case GetMany(keys=keys):
+                return Listing(entries=tuple(map(self.entries.get, keys)), revision=self.revision)
+            case List(prefix=prefix, keys_only=keys_only):
+                found = [self.entries[key] for key in self.under(prefix)]
+                if keys_only:
+                    found = [replace(each, value=b"") for each in found]
+                return Listing(entries=tuple(found), revision=self.revision)
+            case Count(prefix=prefix):
+                return Counted(count=len(self.under(prefix)), revision=self.revision)
+            case DeletePrefix(prefix=prefix):
+                count = sum(map(self.delete, self.under(prefix)))
+                return Counted(count=count, revision=self.revision + bool(count))
+            case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=expected):
+                held = self.entries.get(key)
+                if revision is not None:
+                    succeeded = (held.mod_revision if held else 0) == revision
+                else:
+                    succeeded = held is not None and held.value == expected
+                if succeeded:
+                    self.put(key, value)
+                return CompareAndSetResult(succeeded=succeeded, entry=self.entries.get(key))
+            case Transact(when=conditions, then=then, otherwise=otherwise):
+                succeeded = all(map(self.holds, conditions))
+                branch = then if succeeded else otherwise
+                written = [operation.key for operation in branch if not isinstance(operation, Get)]
+                if len(written) > len(set(written)) or not all(map(self.possible, branch)):
+                    return USAGE
+                results = tuple(map(self.operate, branch))
+                changed = bool(self.events)
+                return TransactionResult(succeeded=succeeded, results=results, revision=self.revision + changed)
+        raise AssertionError(request)
+
+    def since(self, revision: int, prefix: str) -> Stream:
+        """What a watch that was opened at a revision must have been told."""
+        matching = (tuple(event for event in events if event.key.startswith(prefix)) for events in self.log[revision:])
+        return [events for events in matching if events]
+
+
+KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "b/1"])
+PREFIXES = st.sampled_from(["", "a", "a/", "b/1", "c"])
+VALUES = st.sampled_from([b"", b"1", b"22", b"text"])
+REVISIONS = st.integers(0, 12)
+CONDITIONS = st.one_of(
+    st.builds(lambda key, n: when.mod_revision(key) == n, KEYS, REVISIONS),
+    st.builds(lambda key, n: when.create_revision(key) == n, KEYS, REVISIONS),
+    st.builds(lambda key, value: when.value(key) == value, KEYS, VALUES),
+    st.builds(when.exists, KEYS),
+    st.builds(when.missing, KEYS),
+)
+OPERATIONS = st.one_of(
+    st.builds(Put, KEYS, VALUES),
+    st.builds(Get, KEYS),
+    st.builds(Delete, KEYS),
+    st.builds(Add, KEYS, st.integers(-3, 3)),
+    st.builds(Append, KEYS, VALUES),
+)
+SOME_OPERATIONS = st.lists(OPERATIONS, max_size=3).map(tuple)
+PLAIN = st.one_of(
+    OPERATIONS,
+    st.builds(GetMany, keys=st.lists(KEYS, max_size=3).map(tuple)),
+    st.builds(List, prefix=PREFIXES, keys_only=st.booleans()),
+    st.builds(Count, prefix=PREFIXES),
+    st.builds(DeletePrefix, prefix=PREFIXES),
+    st.builds(CompareAndSet, key=KEYS, value=VALUES, expected_revision=REVISIONS),
+    st.builds(CompareAndSet, key=KEYS, value=VALUES, expected_value=VALUES),
+)
+REQUESTS = st.one_of(
+    PLAIN,
+    st.builds(Guarded, when=st.lists(CONDITIONS, max_size=2).map(tuple), request=PLAIN),
+    st.builds(
+        Transact, when=st.lists(CONDITIONS, max_size=2).map(tuple), then=SOME_OPERATIONS, otherwise=SOME_OPERATIONS
+    ),
+)
+WATCHES = st.one_of(
+    st.builds(Watch, prefix=PREFIXES),
+    st.builds(Watch, prefix=PREFIXES, snapshot=st.just(value=True)),
+    st.builds(Watch, prefix=PREFIXES, start_revision=REVISIONS),
+)
+AGAIN = "again"  # send the last request once more
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(REQUESTS, REQUESTS, WATCHES, st.just(AGAIN)), max_size=40))
+def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request[Any] | str]) -> None:
+    desk, model = Desk(), Model()
+    expected: dict[int, Stream] = {}
+    opened: dict[int, tuple[int, str]] = {}
+    last: tuple[Request[Any], Any] | None = None
+    for step in steps:
+        if isinstance(step, str):
+            if last is not None and not isinstance(last[0], Get | GetMany | List | Count):
+                again = desk.ask(last[0], request_id=desk.last_id[1], acknowledged=0)
+                assert isinstance(last[0], Guarded) or again == last[1]
+            continue
+        if isinstance(step, Watch):
+            last = None
+            response = desk.ask(step)
+            if (step.start_revision or 0) > model.revision + 1:
+                assert response.kind is USAGE
+                continue
+            assert response == Watching(revision=model.revision)
+            watch_id = desk.last_id[1]
+            expected[watch_id] = []
+            opened[watch_id] = (model.revision, step.prefix)
+            if step.start_revision is not None:
+                opened[watch_id] = (max(step.start_revision - 1, 0), step.prefix)
+            elif step.snapshot:
+                puts = [
+                    Event(
+                        kind="put",
+                        revision=each.mod_revision,
+                        key=each.key,
+                        value=each.value,
+                        create_revision=each.create_revision,
+                    )
+                    for each in map(model.entries.__getitem__, model.under(step.prefix))
+                ]
+                expected[watch_id] = [(*puts, Event(kind="synced", revision=model.revision))]
+            continue
+        response, answer = desk.ask(step), model.ask(step)
+        last = step, response
+        if isinstance(answer, FailureKind):
+            assert isinstance(response, Failed)
+            assert response.kind is answer
+        else:
+            assert response == answer
+        assert desk.engine.revision == model.revision
+    assert list(desk.engine._keys.index.with_prefix("")) == sorted(model.entries)
+    assert desk.engine._keys.entries == model.entries
+    for watch_id, (revision, prefix) in opened.items():
+        assert desk.told[1, watch_id] == expected[watch_id] + model.since(revision, prefix)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(OPERATIONS, st.builds(lambda key: Put(key, b"", ttl=0.05), KEYS), st.just(AGAIN)), max_size=40)
+)
+def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) -> None:
+    desk = Desk()
+    for step in steps:
+        if isinstance(step, str):
+            desk.pass_time(0.06)
+        else:
+            desk.ask(step)
+    recount = Desk()
+    for each in desk.engine._keys.entries.values():
+        recount.ask(Put(each.key, each.value))
+    now, then = desk.engine.figures(), recount.engine.figures()
+    assert (now["keys"], now["stored_bytes"]) == (then["keys"], then["stored_bytes"])
+    desk.ask(DeletePrefix(prefix=""))
+    figures = desk.engine.figures()
+    assert (figures["keys"], figures["stored_bytes"], figures["leases"]) == (0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------- what is to survive
+
+
+@dataclass
+class Ledger:
+    """All that a durable engine said must survive, put together in the plainest way."""
+
+    revisions: list[tuple[Event, ...]] = field(default_factory=list)
+    leases: dict[int, SavedLease] = field(default_factory=dict)
+    sessions: dict[bytes, tuple[int, dict[int, Response]]] = field(default_factory=dict)
+    last_lease: int = 0
+    last_session: int = 0
+    compacted: int = 0
+
+    def write(self, facts: Facts | None) -> None:
+        if facts is None:
+            return
+        self.revisions += facts.revisions
+        self.compacted = max(self.compacted, facts.compacted)
+        self.last_session = max(self.last_session, facts.last_session)
+        for lease in facts.granted:
+            self.leases[lease.id] = lease
+            self.last_lease = max(self.last_lease, lease.id)
+        for lease_id in facts.ended:
+            del self.leases[lease_id]
+        for session_id, number in facts.sessions.items():
+            self.sessions.pop(session_id, None)
+            if number is not None:
+                self.sessions[session_id] = number, {}
+        for reply in facts.replies:
+            replies = self.sessions[reply.session_id][1]
+            replies[reply.request_id] = reply.response
+            for request_id in [each for each in replies if each <= reply.acknowledged]:
+                del replies[request_id]
+
+    def saved(self) -> Saved:
+        entries: dict[str, Entry] = {}
+        for event in (event for events in self.revisions for event in events):
+            if event.kind == "put":
+                entries[event.key] = event.entry
+            else:
+                del entries[event.key]
+        return Saved(
+            store_id="store-1",
+            revision=len(self.revisions),
+            compacted=self.compacted,
+            last_lease=self.last_lease,
+            last_session=self.last_session,
+            entries=tuple(entries.values()),
+            leases=tuple(self.leases.values()),
+            sessions=tuple(
+                SavedSession(id=session_id, number=number, replies=tuple(replies.items()))
+                for session_id, (number, replies) in self.sessions.items()
+            ),
+            history=tuple(self.revisions[self.compacted :]),
+        )
+
+
+LEASED = st.one_of(
+    st.builds(lambda key, lease: Put(key, b"", lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(lambda key, ttl: Put(key, b"", ttl=ttl), KEYS, st.sampled_from([1.0, 100.0])),
+    st.builds(lambda key, lease: Append(key, b"x", lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(lambda key, lease: Add(key, 1, lease=lease), KEYS, st.integers(1, 6)),
+    st.builds(Grant, ttl=st.sampled_from([1.0, 100.0]), disconnect_ttl=st.none() | st.just(1.0)),
+    st.builds(Revoke, lease=st.integers(1, 6)),
+)
+HAPPENINGS = st.one_of(
+    REQUESTS,
+    LEASED,
+    st.sampled_from(["time passes", "reconnect", "another client", "goodbye", "a long time passes", "full", "free"]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(HAPPENINGS, max_size=40), st.sampled_from([10**6, 1500]))
+def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
+    happenings: list[Request[Any] | str], history_bytes_max: int
+) -> None:
+    limits = Limits(history_bytes_max=history_bytes_max, session_ttl=300.0)
+    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    client, peer = 1, 1
+    request_ids = {1: 0}
+
+    def record() -> None:
+        """As the server does after each step, unless the disk is full: then no reply is kept, either."""
+        if desk.engine.read_only is None:
+            ledger.write(desk.engine.take_facts())
+
+    def connect() -> None:
+        nonlocal peer
+        record()
+        peer += 1
+        desk.connect(peer, session=b"client %09d" % client)
+
+    connect()
+    record()
+    for happening in happenings:
+        if isinstance(happening, Request):
+            request_ids[client] += 1
+            desk.ask(happening, peer=peer, request_id=request_ids[client], acknowledged=request_ids[client] - 2)
+            record()
+            continue
+        match happening:
+            case "time passes":
+                desk.pass_time(0.6)
+            case "a long time passes":
+                desk.disconnect(peer)
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                desk.now += 301.0
+                desk.engine.tick(now=desk.now)
+                connect()
+            case "reconnect":
+                desk.disconnect(peer)
+                connect()
+            case "goodbye":
+                desk.disconnect(peer, how=Closing.GOODBYE)
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                connect()
+            case "another client":
+                client = 3 - client
+                request_ids.setdefault(client, 0)
+                connect()
+            case "full":
+                desk.engine.read_only = "the disk is full"
+            case "free":
+                desk.engine.read_only = None
+        record()
+    ledger.write(desk.engine.take_facts())
+    assert desk.engine.take_facts() is None
+
+    before, after = desk.engine, Engine.restore(ledger.saved(), limits=limits, now=50_000.0)
+    assert ledger.compacted == before._history.compacted
+    assert after._keys.entries == before._keys.entries
+    assert list(after._keys.index.with_prefix("")) == list(before._keys.index.with_prefix(""))
+    counted = ("revision", "keys", "stored_bytes", "history_bytes", "compacted_revision", "leases", "sessions")
+    figures = before.figures(), after.figures()
+    assert [figures[1][name] for name in counted] == [figures[0][name] for name in counted]
+    assert after._history.since(before._history.compacted + 1, "") == before._history.since(
+        before._history.compacted + 1, ""
+    )
+    for lease_id, lease in before._leases._leases.items():
+        restored = after._leases.get(lease_id)
+        assert restored is not None
+        assert (restored.ttl, restored.disconnect_ttl, restored.anonymous, restored.keys, restored.keeper) == (
+            lease.ttl,
+            lease.disconnect_ttl,
+            lease.anonymous,
+            lease.keys,
+            None,
+        )
+        assert after._leases.remaining(restored) == lease.ttl
+    for session_id, session in before._sessions._sessions.items():
+        again = after._sessions._sessions[session_id]
+        assert again.number == session.number
+        for request_id in range(1, max(request_ids.values()) + 2):
+            if request_id in session._replies:
+                assert again.replay(request_id) == session.replay(request_id)
+            assert (again.replay(request_id) is None) == (session.replay(request_id) is None), "applied again, or lost"
+
+    # And it goes on: numbers that were used are not used again.
+    assert after.connect(1, session_id=b"somebody else...", now=50_000.0) == (before._sessions.made + 1, None)
+    next_lease = after.apply(Grant(ttl=1.0), peer=1, request_id=1, acknowledged=0, now=50_000.0).response
+    assert next_lease == Granted(lease=before._leases._last_id + 1, ttl=1.0)
+
+
+def test_a_store_in_memory_has_nothing_to_make_durable() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b""))
+    assert desk.engine.take_facts() is None
+
+
+def test_a_store_that_cannot_write_now_says_why_and_can_be_read() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"1"))
+    desk.engine.read_only = "the disk is full"
+    refused = desk.fails(Put("a", b"2"))
+    assert refused.kind is LIMIT
+    assert "the disk is full; reading goes on" in refused.message
+    assert desk.ask(Get("a")).entry.value == b"1"
+    desk.engine.read_only = None
+    assert desk.ask(Put("a", b"2"), request_id=desk.last_id[1]) == Written(revision=2)  # it may be tried again
+
+
+@pytest.mark.parametrize("make", [lambda lease: Add("a", 1, lease=lease), lambda lease: Append("a", b"1", lease=lease)])
+def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: Any) -> None:
+    desk = Desk()
+    lease = grant(desk, 1.0)
+    desk.ask(make(lease))
+    assert desk.ask(Get("a")).entry.lease == lease
+    desk.ask(make(None))
+    assert desk.ask(Get("a")).entry.lease == lease
+    assert desk.fails(make(99)).kind is LEASE
+    assert desk.fails(Transact(when=(), then=(make(99),))).kind is LEASE
+    desk.ask(Put("a", b"1"))
+    desk.ask(make(lease))
+    assert desk.ask(Get("a")).entry.lease is None  # it keeps what it has, which is none
+    desk.pass_time(2.0)
+    assert desk.keys() == ["a"]
+
+
+def test_an_engine_has_limits_without_being_given_any() -> None:
+    assert Engine(store_id="x").limits.keys_max > 0
+
+
+def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
+    """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
+    limits = Limits(writes_max=10)
+    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    lease = desk.ask(Grant(ttl=60.0)).lease
+    for number in range(25):
+        desk.ask(Put(f"k/{number:02}", b"", lease=lease))
+    desk.ask(Revoke(lease=lease))
+    ledger.write(desk.engine.take_facts())
+    again = Desk(Engine.restore(ledger.saved(), limits=limits, now=desk.now))
+    assert len(again.keys()) == 15
+    again.fails(KeepAlive(lease=lease))
+    assert again.engine.next_tick_in() == 0.0
+    again.look()
+    again.look()
+    assert again.keys() == []
+    ledger.write(again.engine.take_facts())
+    assert ledger.leases == {}, "and nothing of it is left"

@@ -1,0 +1,244 @@
+"""The engine's watches and parked waits: who is told what, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from store import when
+from store.engine.scans import PART_BYTES
+from store.messages import (
+    Cancel,
+    Delete,
+    Done,
+    Event,
+    Failed,
+    FailureKind,
+    Guarded,
+    Listing,
+    Put,
+    Stats,
+    Transact,
+    Wait,
+    Watch,
+    Watching,
+)
+from tests.support.by_hand import Desk, entry, grant
+
+USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
+
+
+# ---------------------------------------------------------------------------------------------------------- watches
+
+
+def test_a_watch_hears_of_every_later_change_under_its_prefix() -> None:
+    desk = Desk()
+    desk.ask(Put("a/1", b"before"))
+    assert desk.ask(Watch(prefix="a/"), request_id=5) == Watching(revision=1)
+    desk.ask(Put("a/1", b"after"))
+    desk.ask(Put("b", b""))
+    desk.ask(Delete("a/1"))
+    assert desk.told[1, 5] == [
+        (Event(kind="put", revision=2, key="a/1", value=b"after", create_revision=1),),
+        (Event(kind="delete", revision=4, key="a/1"),),
+    ]
+
+
+def test_a_watch_from_a_revision_on_is_told_the_past_first() -> None:
+    desk = Desk()
+    lease = grant(desk, 5.0)
+    for value in (b"1", b"2", b"3"):
+        desk.ask(Put("a", value, lease=lease))
+    assert desk.ask(Watch(prefix="a", start_revision=2), request_id=5) == Watching(revision=3)
+    desk.ask(Put("a", b"4"))
+    (second,), _, (fourth,) = desk.told[1, 5]
+    assert second == Event(kind="put", revision=2, key="a", value=b"2", create_revision=1, lease=lease)
+    assert (fourth.revision, fourth.lease) == (4, None)
+
+
+def test_a_watch_from_zero_on_begins_at_the_beginning() -> None:
+    desk = Desk()
+    assert desk.ask(Watch(prefix="", start_revision=0), request_id=5) == Watching(revision=0)
+    desk.ask(Put("a", b""))
+    assert desk.ask(Watch(prefix="", start_revision=0), request_id=8) == Watching(revision=1)
+    assert desk.told[1, 5] == desk.told[1, 8]
+
+
+def test_a_watch_may_start_with_the_next_revision_but_no_later() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b""))
+    assert desk.ask(Watch(prefix="", start_revision=2)) == Watching(revision=1)
+    refused = desk.fails(Watch(prefix="", start_revision=3))
+    assert refused == Failed(kind=USAGE, message="a watch cannot start at revision 3: the store is at 1")
+
+
+def test_a_watch_with_a_snapshot_is_told_what_is_there_then_that_this_was_all() -> None:
+    desk = Desk()
+    for key in ("a/2", "a/1", "b"):
+        desk.ask(Put(key, b""))
+    assert desk.ask(Watch(prefix="a/", snapshot=True), request_id=5) == Watching(revision=3)
+    (snapshot,) = desk.told[1, 5]
+    assert [(event.kind, event.key, event.revision) for event in snapshot] == [
+        ("put", "a/1", 2),
+        ("put", "a/2", 1),
+        ("synced", "", 3),
+    ]
+
+
+def test_a_large_snapshot_comes_in_pieces_of_which_the_last_ends_in_synced() -> None:
+    desk = Desk()
+    for key in "abc":
+        desk.ask(Put(key, bytes(PART_BYTES)))
+    desk.ask(Watch(prefix="", snapshot=True), request_id=5)
+    assert [[event.kind for event in piece] for piece in desk.told[1, 5]] == [["put"], ["put"], ["put", "synced"]]
+
+
+def test_a_snapshot_and_a_start_revision_contradict_each_other() -> None:
+    refused = Desk().fails(Watch(prefix="", snapshot=True, start_revision=1))
+    assert refused.kind is USAGE
+
+
+def test_a_watch_of_what_is_no_longer_kept_is_refused_and_not_opened() -> None:
+    desk = Desk(history_bytes_max=500)
+    for _ in range(5):
+        desk.ask(Put("a", b""))
+    refused = desk.fails(Watch(prefix="", start_revision=3))
+    assert refused.kind is COMPACTED
+    assert "history begins at 4" in refused.message
+    assert desk.ask(Stats()).figures["watches"] == 0
+    assert desk.ask(Watch(prefix="", start_revision=4)) == Watching(revision=5)
+
+
+def test_a_watch_that_was_cancelled_or_dropped_hears_no_more() -> None:
+    desk = Desk()
+    desk.ask(Watch(prefix=""), request_id=5)
+    desk.ask(Watch(prefix=""), request_id=6)
+    assert desk.ask(Cancel(target=5)) == Done()
+    assert desk.engine.end_watch(1, 6)
+    assert not desk.engine.end_watch(1, 6)
+    assert desk.ask(Cancel(target=99)) == Done()
+    desk.ask(Put("a", b""))
+    assert desk.told == {}
+
+
+def test_a_closed_connection_hears_no_more() -> None:
+    desk = Desk()
+    desk.ask(Watch(prefix=""), peer=1)
+    desk.ask(Wait(keys=("a",)), peer=1)
+    desk.disconnect(1)
+    desk.ask(Put("a", b""), peer=2)
+    assert (desk.told, desk.answers) == ({}, {})
+    figures = desk.ask(Stats(), peer=2).figures
+    assert (figures["watches"], figures["waits"]) == (0, 0)
+
+
+def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:
+    Desk().disconnect(77)
+
+
+# ------------------------------------------------------------------------------------------------------------ waits
+
+
+def test_a_wait_for_what_is_there_is_answered_at_once() -> None:
+    desk = Desk()
+    desk.ask(Put("a", b"1"))
+    assert desk.ask(Wait(keys=("a",))) == Listing(entries=(entry("a", b"1", 1),), revision=1)
+    assert desk.ask(Wait(keys=())) == Listing(entries=(), revision=1)
+
+
+def test_a_wait_is_answered_when_the_last_key_comes() -> None:
+    desk = Desk()
+    assert desk.ask(Wait(keys=("b", "a", "b")), request_id=5) is None
+    desk.ask(Put("a", b""))
+    assert desk.answers == {}
+    desk.ask(Put("b", b""), peer=2)
+    b = entry("b", b"", 2)
+    assert desk.answers == {(1, 5): Listing(entries=(b, entry("a", b"", 1), b), revision=2)}
+    assert desk.ask(Stats()).figures["waits"] == 0
+
+
+@pytest.mark.parametrize("there_first", [False, True])
+def test_a_key_that_goes_while_others_are_missing_is_waited_for_again(there_first: bool) -> None:
+    """A key that was there when the wait began, and went, used to be answered as None."""
+    desk = Desk()
+    if there_first:
+        desk.ask(Put("a", b""))
+    desk.ask(Wait(keys=("a", "b")), request_id=5)
+    if not there_first:
+        desk.ask(Put("a", b""))
+    desk.ask(Delete("a"))
+    desk.ask(Put("b", b""))
+    assert desk.answers == {}
+    desk.ask(Put("a", b""))
+    answer = desk.answers[1, 5]
+    assert isinstance(answer, Listing)
+    assert None not in answer.entries
+
+
+def test_a_wait_sees_a_revision_as_a_whole() -> None:
+    """One that brought the last key and took another used to be answered between the two."""
+    desk = Desk()
+    desk.ask(Put("b", b""))
+    desk.ask(Wait(keys=("a", "b")), request_id=5)
+    desk.ask(Transact(when=(), then=(Put("a", b""), Delete("b"))))
+    assert desk.answers == {}
+    desk.ask(Put("b", b""))
+    assert (1, 5) in desk.answers
+
+
+def test_a_wait_can_be_cancelled() -> None:
+    desk = Desk()
+    desk.ask(Wait(keys=("a",)), request_id=5)
+    assert desk.ask(Cancel(target=5)) == Done()
+    desk.ask(Put("a", b""))
+    assert desk.answers == {}
+
+
+def test_a_guarded_wait_ends_when_its_condition_ceases_to_hold() -> None:
+    desk = Desk()
+    desk.ask(Put("round", b"1"))
+    guarded = Guarded(when=(when.mod_revision("round") == 1,), request=Wait(keys=("a", "b")))
+    assert desk.ask(guarded, request_id=5) is None
+    desk.ask(Put("a", b""))
+    desk.ask(Put("round", b"2"))
+    assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="mod_revision of 'round' is no longer 1")}
+    assert desk.fails(guarded).kind is CONDITION
+
+
+def test_a_guarded_wait_ends_when_a_key_it_depends_on_goes() -> None:
+    desk = Desk()
+    desk.ask(Put("alive", b""))
+    desk.ask(Guarded(when=(when.exists("alive"),), request=Wait(keys=("a",))), request_id=5)
+    desk.ask(Delete("alive"))
+    assert desk.answers == {(1, 5): Failed(kind=CONDITION, message="exists of 'alive' is no longer True")}
+
+
+def test_a_closed_connection_waits_for_nothing_more() -> None:
+    desk = Desk()
+    desk.ask(Wait(keys=("a",)))
+    desk.ask(Wait(keys=("a", "b")))
+    desk.disconnect(1)
+    desk.ask(Put("a", b""), peer=2)
+    assert desk.answers == {}
+    assert desk.ask(Stats(), peer=2).figures["waits"] == 0
+
+
+def test_a_guarded_wait_that_ends_and_is_fulfilled_at_once_has_ended() -> None:
+    desk = Desk()
+    desk.ask(Guarded(when=(when.missing("closed"),), request=Wait(keys=("a",))), request_id=5)
+    desk.ask(Transact(when=(), then=(Put("a", b""), Put("closed", b""))))
+    answer = desk.answers[1, 5]
+    assert isinstance(answer, Failed)
+    assert answer.kind is CONDITION
+
+
+def test_nothing_is_kept_of_waits_that_are_over() -> None:
+    desk = Desk()
+    for number in range(4):
+        desk.ask(Guarded(when=(when.missing("x"),), request=Wait(keys=("a", f"b{number}"))), peer=number)
+    desk.ask(Put("a", b""), peer=9)
+    desk.ask(Put("b0", b""), peer=9)
+    desk.ask(Cancel(target=1), peer=1)
+    desk.disconnect(2)
+    desk.ask(Put("x", b""), peer=9)
+    waits = desk.engine._waits
+    assert (waits._parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
