@@ -58,8 +58,9 @@ async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code
         ]
         if "store.connect(" not in code and "set_closed" not in code:  # who uses the store alone meets nobody
             async with rdzv.connect(f"{server.url}/job-7", is_host=False) as observer:
-                while (await observer.status()).world_size != 2:  # noqa: ASYNC110  nothing tells an observer
-                    await anyio.sleep(0.05)
+                while (status := await observer.status()).world_size != 2:
+                    assert status.closed is None, f"it was over before two nodes had met: {status.reason}"
+                    await anyio.sleep(0.05)  # nothing tells an observer
                 await observer.set_closed("the test has seen enough")
         for sample in samples:
             assert await sample.wait(timeout=30) == 0, sample.written()
