@@ -111,6 +111,7 @@ class Cluster:
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.host("the director")
         self._processes = 0
+        self._dark: set[Process] = set()  # whose machine has no power
         self._over = False
         self.nodes: list[ClusterNode] = []
         self.rounds: list[ClusterRound] = []
@@ -208,7 +209,14 @@ class Cluster:
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
         """Kill a node's process; with `power`, its whole machine: then nobody closes its connections for it."""
-        self._node(node).process.die(silently=power)
+        found = self._node(node)
+        if power and found.alive:
+            found.process.die(silently=True)
+            self._dark.add(found.process)
+            for source in found.sources:
+                self._world.network.partition(source)  # a machine without power answers nothing, not even with a reset
+        else:
+            found.process.die()
         return Done(None)
 
     def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
@@ -217,6 +225,10 @@ class Cluster:
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.die()
+        if old.process in self._dark:  # the machine is back: it resets what is still sent to the process that it had
+            self._dark.discard(old.process)
+            for source in old.sources:
+                self._world.network.heal(source)
         new = self._new_node(old.index)
         if self._body is not None:
             self._start(new, self._body)
@@ -427,6 +439,8 @@ class Cluster:
         return Done(None)
 
     def _heal(self, node: ClusterNode) -> None:
+        if node.process in self._dark:
+            return
         self.say(f"{node.name} is connected again")
         for source in node.sources:
             self._world.network.heal(source)

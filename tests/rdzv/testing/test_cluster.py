@@ -102,6 +102,23 @@ def test_a_node_that_is_killed_is_lost_at_once_and_one_without_power_after_its_t
     assert not four.nodes[0].alive
 
 
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_machine_without_power_answers_nothing_until_it_is_back(seed: int) -> None:
+    """Not even with a reset when the store writes to it, as when it has coordinated and its role is taken over."""
+    with cluster(4, seed=seed, min_nodes=2) as made:
+        made.run(stay)
+        made.advance(1)
+        made.cut(1, 2)
+        made.kill(1, power=True)
+        made.advance(5)
+        assert sizes(made) == [4]
+        assert not told(made, "node-1 is connected again")
+        made.restart(1)
+        made.advance(30)
+        assert sizes(made)[-1] == 4
+        assert len(sizes(made)) > 1
+
+
 def test_a_node_that_was_killed_may_start_again(four: Cluster) -> None:
     four.run(train)
     four.advance(2)
