@@ -2,6 +2,9 @@
 
 python -m tests.rdzv.torch.rounds_program URL a,b,+c STEPS     forks these nodes; one with a + waits for SIGUSR1 first
 
+All train for so many steps at least, and on until every one with a + has been in a round for `TOGETHER` steps: so it
+finds the run open, however long it takes to come.
+
 Each line is one JSON object: what happened, at which node, when (on the clock that all processes of a machine share).
 """
 
@@ -17,6 +20,8 @@ import time
 import torch
 
 import rdzv.torch
+
+TOGETHER = 20  # steps in a round with all who come later
 
 EVERY = 0.02  # seconds of a step, so that there is time for something to happen in it
 
@@ -34,8 +39,8 @@ def digest(model: torch.nn.Module) -> str:
     return whole.hexdigest()[:16]
 
 
-def train(url: str, name: str, steps: int) -> None:
-    """Train until all steps are done."""
+def train(url: str, name: str, steps: int, newcomers: set[str]) -> None:
+    """Train until all steps are done, and the newcomers have come."""
     torch.manual_seed(len(name))
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -43,8 +48,11 @@ def train(url: str, name: str, steps: int) -> None:
     for round in rdzv.torch.rounds(url, node_id=name):
         with round:
             step = round.sync_state(model, optimizer, step)
+            # All members judge by the same round, and the same step at its beginning: so they end at the same one.
+            all_here = newcomers <= {who.node_id for who in round.participants()}
+            last = max(steps, step + TOGETHER) if all_here else sys.maxsize
             say("round", name, number=round.number, rank=round.rank, size=round.world_size, step=step)
-            while step < steps:
+            while step < last:
                 round.check(step)
                 began = time.monotonic()
                 torch.manual_seed(step)
@@ -71,6 +79,7 @@ def round_to(number: float) -> float:
 def main() -> None:
     """Fork the nodes, and end as they do; a line for each says its process id."""
     url, names, steps = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
+    newcomers = {name.removeprefix("+") for name in names if name.startswith("+")}
     children = {}
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     for name in names:
@@ -80,7 +89,7 @@ def main() -> None:
             try:
                 if name.startswith("+"):
                     signal.sigwait({signal.SIGUSR1})
-                train(url, name.removeprefix("+"), steps)
+                train(url, name.removeprefix("+"), steps, newcomers)
                 status = 0
             except BaseException as error:  # noqa: BLE001  a forked child must not go on as its parent
                 say("error", name, error=repr(error))
