@@ -485,7 +485,11 @@ def test_s11_what_is_done_for_one_peer_fits_into_a_pass_and_a_pass_into_the_prom
 
 
 async def test_s11_with_real_sockets_a_bystander_is_served_beside_everything_at_once() -> None:
-    """The honest run, judged by order: how long it takes is the machine's. The heaps held everybody up for 37 s."""
+    """The honest run, judged by order: how long it takes is the machine's. The heaps held everybody up for 37 s.
+
+    A pass is so much time, so a quick machine does more in it: some 7,000 requests have been seen while a bystander was
+    served three times. The heap of those that cost least is larger than that by far.
+    """
     async with store.serve(limits=Limits()) as server, store.connect(server.url) as client:
         await client.put("small", b"")
         for first in range(0, 5 * K, K):
@@ -496,7 +500,7 @@ async def test_s11_with_real_sockets_a_bystander_is_served_beside_everything_at_
             await peer.until(lambda peer=peer: peer.connection.welcomed)  # type: ignore[misc]
         before = server.figures()["requests"]
         heaps = [
-            greedy[0].ask(*[Count(prefix="k")] * 5 * K),
+            greedy[0].ask(*[Count(prefix="k")] * 30 * K),
             greedy[1].ask(*[List(prefix="k")] * 4),
             greedy[2].ask(*[Watch(prefix="k", snapshot=True)] * 4),
             greedy[3].ask(*[Wait(keys=("w", f"{number}")) for number in range(999)], *[Get("k/000001")] * 999),
