@@ -19,6 +19,7 @@ import anyio
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.coordinator import Term
 from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
+from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
 from store.printable import escaping
@@ -135,19 +136,20 @@ class Candidacy:
         role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._gone_ttl)
         keys, sent_at = self._keys, self._store.time()
         try:
-            taken = await self._store.transact(
-                when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
-                then=(
-                    Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
-                    *map(Get, self._where_it_stands),
-                ),
-                otherwise=(Get(keys.coordinator), Get(keys.settings)),
-                grants=(role.grant,),
-            )
+            with Stopwatch(self._store.time) as stopwatch:
+                taken = await self._store.transact(
+                    when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
+                    then=(
+                        Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
+                        *map(Get, self._where_it_stands),
+                    ),
+                    otherwise=(Get(keys.coordinator), Get(keys.settings)),
+                    grants=(role.grant,),
+                )
         except BaseException:
             await role.lease.release()  # nobody knows whether we have it
             raise
-        self._link.answered_in(self._store.time() - sent_at)
+        self._link.answered_in(stopwatch.seconds)
         if taken.succeeded:
             _, *found = taken.results
             await self._hold_office(role.taken(term=taken.revision, sent_at=sent_at), found)

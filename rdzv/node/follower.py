@@ -7,6 +7,7 @@ This is all that a node watches: the coordinator's key, the last round, the clos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, Round
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
+from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Listeners
 from store import Entry
 from store.printable import escaping
@@ -59,7 +61,7 @@ class Follower:
         self._own_ban_key = keys.banned(node_id)
         self.own_ban: OwnBan | None = None
         self.resets = 0
-        self.opened_in = 0.0  # seconds that the store took to answer
+        self.opened_in: float | None = None  # seconds that the store took to answer
         self._seen = 0  # the last revision that the watch has told of
         self.head = Head()
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
@@ -71,9 +73,10 @@ class Follower:
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""
         try:
-            began = self._store.time()
-            async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                self.opened_in = self._store.time() - began
+            async with contextlib.AsyncExitStack() as stack:
+                with Stopwatch(self._store.time) as stopwatch:
+                    watch = await stack.enter_async_context(self._store.watch(self._keys.head, snapshot=True))
+                self.opened_in = stopwatch.seconds
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)

@@ -155,7 +155,9 @@ class Link:
     @property
     def round_trip(self) -> float:
         """How long the store takes to answer, in seconds, as far as was noted lately."""
-        return min(self._answered_in, default=self.follower.opened_in)
+        # The first answer of all counts until three others have come: any one of them may have been held up.
+        opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
+        return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
     def slowness(self) -> str:
         """What to add to whatever a node waits for, if the store answers slowly."""

@@ -141,6 +141,7 @@ class Books:
         self._by_key: dict[str, tuple[list[int], list[Entry | None]]] = {}
         self._ended: set[int] = set()
         self._kept: dict[int, _Kept] = {}
+        self._first_on: dict[int, int] = {}  # by lease: the first revision that has put a key on it
 
     @property
     def revision(self) -> int:
@@ -171,6 +172,7 @@ class Books:
             revisions.append(revision)
             states.append(_entry(event))
             if event.lease is not None:
+                self._first_on.setdefault(event.lease, revision)
                 self._truth.require(
                     event.lease not in self._ended, f"{event.key} was put on lease {event.lease}, long gone"
                 )
@@ -228,9 +230,9 @@ class Books:
 
     def _problem(self, request: Request[Any], response: Response, began: int, sent_at: float) -> str:
         match request, response:
-            case Grant(ttl=ttl, disconnect_ttl=soon, gone_ttl=sooner), Granted(lease=lease):
-                self._keep(lease, sent_at, min(ttl, soon or ttl, (soon and sooner) or ttl))
-            case KeepAlive(lease=lease), Granted(ttl=ttl):
+            case Grant(), Granted(lease=lease):
+                self._keep(lease, sent_at, _least(request))
+            case KeepAlive(lease=lease), Granted():
                 kept = self._kept.get(lease)
                 if kept is not None:
                     self._keep(lease, sent_at, kept.least)
@@ -260,8 +262,15 @@ class Books:
             case CompareAndSet(), CompareAndSetResult():
                 return self._compared(request, response, began)
             case Transact(), TransactionResult():
+                for grant in self.granted_by(request, response):
+                    assert grant.id is not None, "a transaction chooses the ids of its leases"
+                    self._keep(grant.id, sent_at, _least(grant))
                 return self._transacted(request, response, began)
         return ""
+
+    def granted_by(self, request: Transact, response: TransactionResult) -> list[Grant]:
+        """Those of a transaction's leases that it has granted: it was the first to put a key on them."""
+        return [one for one in request.grants if self._first_on.get(one.id or 0) == response.revision]
 
     def _keep(self, lease: int, sent_at: float, least: float) -> None:
         kept = self._kept.get(lease)
@@ -375,6 +384,12 @@ class Books:
                 return entry is None or entry.value == condition.expected
 
 
+def _least(grant: Grant) -> float:
+    """How long a lease lasts at least, whatever becomes of connections."""
+    ttl, soon = grant.ttl, grant.disconnect_ttl
+    return min(ttl, soon or ttl, (soon and grant.gone_ttl) or ttl)
+
+
 def _entry(event: Event) -> Entry | None:
     if event.kind == "delete":
         return None
@@ -465,7 +480,8 @@ class HeardClient(Client):
         truth: The books.
         who: What it is called in them.
         hook: Awaited before and after each request; what it does, crashing included, happens right there.
-        keep_alives: When, on its own clock, the last acknowledged keep-alive of each lease was sent.
+        keep_alives: When, on its own clock, the last acknowledged keep-alive of each lease was sent, or its grant.
+        ttls: For how long each lease was granted.
     """
 
     truth: Truth
@@ -477,6 +493,7 @@ class HeardClient(Client):
         super().__init__(*args, **options)
         self.truth, self.who = truth, who
         self.keep_alives: dict[int, float] = {}
+        self.ttls: dict[int, float] = {}
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request, and see to it that the answer is right."""
@@ -496,7 +513,11 @@ class HeardClient(Client):
             books.renewed(request.lease, gone_before=gone_before)
             self.keep_alives[request.lease] = ours
         elif isinstance(response, Granted):
-            self.keep_alives[response.lease] = ours
+            self.keep_alives[response.lease], self.ttls[response.lease] = ours, response.ttl
+        elif isinstance(request, Transact) and isinstance(response, TransactionResult):
+            for grant in books.granted_by(request, response):
+                assert grant.id is not None, "a transaction chooses the ids of its leases"
+                self.keep_alives[grant.id], self.ttls[grant.id] = ours, grant.ttl
         if self.hook is not None:
             await self.hook(request, "after")
         return response

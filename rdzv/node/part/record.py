@@ -21,6 +21,7 @@ from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
 from rdzv.node.part.role import RoleGrant, role_ttl
+from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import Create, Entry, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording"]
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
+TTL_MOST = 30.0  # seconds, unless the settings ask for more; so long a node may be taken for alive that is not
 
 
 class Recording:
@@ -67,7 +69,7 @@ class Recording:
             lease = part.arrival.lease
             if lease is None:
                 # Where answers take seconds, a lease of a few would be over before it could be renewed.
-                ttl = max(part.settings.ttl, ROUND_TRIPS_PER_TTL * link.round_trip)
+                ttl = max(part.settings.ttl, min(ROUND_TRIPS_PER_TTL * link.round_trip, TTL_MOST))
                 lease = part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
             record = await self.new_record(link)
             if part.arrival.lease is not lease:
@@ -93,12 +95,13 @@ class Recording:
             part.arrival.send(record)
             sent_at = link.store.time()
             try:
-                result = await link.store.transact(
-                    when=(agreed, when.mod_revision(key) == expected, when.missing(banned)),
-                    then=writes,
-                    otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
-                    grants=grants,
-                )
+                with Stopwatch(link.store.time) as stopwatch:
+                    result = await link.store.transact(
+                        when=(agreed, when.mod_revision(key) == expected, when.missing(banned)),
+                        then=writes,
+                        otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
+                        grants=grants,
+                    )
             except LeaseNotFound:
                 part.note_lapse()
                 part.arrival.lapsed()  # it lapsed just now; the keeper's word of it is on its way
@@ -112,7 +115,7 @@ class Recording:
                     part.arrival.refused()
                     raise refusal_of(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
-            link.answered_in(link.store.time() - sent_at)
+            link.answered_in(stopwatch.seconds)
             if result.succeeded:
                 if not lease.kept:
                     self._keep(link, lease, sent_at)
