@@ -9,7 +9,6 @@ import random
 import ssl
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 import store
@@ -77,8 +76,8 @@ def tls_hello() -> bytes:
     return outgoing.read()
 
 
-def hello(version: int = wire.VERSION) -> bytes:
-    return wire.encode_hello(wire.Hello(version, bytes(16), bytes(16), b""))
+def hello(version: int = wire.VERSION, *, session: int = 0) -> bytes:
+    return wire.encode_hello(wire.Hello(version, session.to_bytes(16, "big"), bytes(16), b""))
 
 
 def framed(body: bytes) -> bytes:
@@ -153,15 +152,14 @@ async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog:
     rng = random.Random(seed)
     async with store.serve(limits=Limits(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
         offences = [
-            (hello() if number % 2 else b"")
+            (hello(session=number) if number % 2 else b"")  # else they would take one another's place
             + (framed(rng.randbytes(rng.randrange(1, 200))) if number % 3 else rng.randbytes(rng.randrange(1, 5000)))
             for number in range(50)
         ]
         await asyncio.gather(*[answer_to(server.port, offence) for offence in offences])
-        with anyio.move_on_after(30):  # a line may come after its offender has hung up by itself
-            while len(caplog.records) < 50:  # noqa: ASYNC110 - the log tells nobody
-                await asyncio.sleep(0.01)
-        assert len(caplog.records) == 50, "each costs one line"
+        # On a busy machine a request may take long, which has a line of its own.
+        about = [record for record in caplog.records if " took " not in record.getMessage()]
+        assert len(about) == 50, "each costs one line"
         assert {record.name for record in caplog.records} == {"store.server.server"}
 
 
