@@ -173,8 +173,7 @@ class Round(MemberOfRound):
         Raises:
             RoundChanged: The round has ended, or ends here; leaving the block swallows it.
         """
-        if self._watcher.ending is not None:
-            raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
+        self._check_not_over()
         self._membership.beats.beat(step)
         if self.gate.passes(step):
             return
@@ -182,6 +181,9 @@ class Round(MemberOfRound):
             self._until_decided()
         if self.gate.leaves(step):
             self._watcher.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+        self._check_not_over()
+
+    def _check_not_over(self) -> None:
         if self._watcher.ending is not None:
             raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
 
@@ -195,8 +197,7 @@ class Round(MemberOfRound):
             self._over.clear()
             if self._watcher.ending is not None:  # perhaps while that was cleared
                 self._over.set()
-        if self._watcher.ending is not None:
-            raise RoundChanged(f"{self!r} is over: {self._watcher.ending.reason}")
+        self._check_not_over()
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run, from round to round; see the async twin."""
