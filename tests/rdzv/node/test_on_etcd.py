@@ -18,7 +18,7 @@ import rdzv
 import rdzv.sync
 import store
 import store.etcd
-from rdzv import Closed, NodesLost, QueueEmptyError, RoundSupersededError
+from rdzv import Closed, MembersLostError, NodesLost, QueueEmptyError, RoundSupersededError
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from tests.guarantees.test_real_processes_handlers import PAUSED, told
@@ -119,12 +119,14 @@ async def test_a_process_that_is_killed_is_missed_and_the_others_meet_again(url:
         for node in nodes:
             async with node.changes() as changes, asyncio.timeout(30):
                 assert await anext(aiter(changes)) == NodesLost(1, ("paused",))
-        waiting = asyncio.create_task(stores[0].get("never"))
+        with pytest.raises(MembersLostError) as missed:
+            await stores[0].get("never")
+        assert missed.value.node_ids == ("paused",)
         infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
         assert_one_round(infos)
         assert (infos[0].round, infos[0].world_size) == (1, 2)
         with pytest.raises(RoundSupersededError):
-            await waiting
+            await stores[0].get("never")
 
 
 async def test_blocking_handlers_meet_and_share(url: str) -> None:
