@@ -9,14 +9,19 @@ The exit status of a subcommand is one of
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
+from store import StoreTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 __all__ = [
     "CLOSED",
@@ -30,6 +35,7 @@ __all__ = [
     "add_timeout",
     "argument_type",
     "duration",
+    "limited_by_timeout",
     "whole_number",
 ]
 
@@ -37,6 +43,9 @@ DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 ANSWER_WITHIN: Final = 10.0
 """Seconds in which a store must answer somebody who only looks."""
+
+LAST_WORD_WITHIN: Final = 0.2
+"""Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
 
 
 def _add_nothing(_: argparse.ArgumentParser) -> None:
@@ -54,7 +63,7 @@ class Command:
         add_arguments: Describes its arguments to a parser.
         takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
-        limited: Whether `--timeout` limits all of it; else each answer of the store, as for what goes on for long.
+        limited: Whether `--timeout` limits all of it; else what comes before the first word of what goes on for long.
     """
 
     name: str
@@ -86,6 +95,22 @@ def whole_number(at_least: int) -> Callable[[str], Any]:
     return argument_type(value_types.whole_number(at_least))
 
 
+@contextlib.contextmanager
+def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
+    """Limit a block by `--timeout`, until it calls what it is given: then it may go on for as long as it likes.
+
+    Raises:
+        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
+    """
+    with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
+        yield lambda: setattr(limit, "deadline", math.inf)
+    if limit.cancelled_caught:
+        raise StoreTimeoutError(
+            f"not done within {seconds:g} s (--timeout); the store takes connections, and its answers do not come: "
+            "it is overloaded, or large packets are lost on the way (rdzv doctor looks)"
+        )
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Let a subcommand take the URL of a run, and how long its store may take to answer."""
     parser.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
@@ -99,5 +124,5 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=ANSWER_WITHIN,
         metavar="SECONDS",
-        help="how long all of it may take; of what goes on for long, one answer of the store (default: %(default)g)",
+        help="how long all of it may take; of what goes on for long, its first word (default: %(default)g)",
     )

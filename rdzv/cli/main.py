@@ -15,13 +15,11 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import anyio
-
 import store
 from rdzv import logs
 from rdzv._version import __version__
 from rdzv.cli import data, demo, doctor, observe, operate, run, runs, serve, stacks, token, top
-from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE
+from rdzv.cli.command import CLOSED, DONE, FAILED, NO_CONNECTION, TIMED_OUT, WRONG_USAGE, limited_by_timeout
 from rdzv.cli.launcher import slurm
 from rdzv.cli.rehearsal import chaos
 from rdzv.errors import (
@@ -46,9 +44,6 @@ ROOMS: Final = (demo, serve, run, observe, top, doctor, operate, stacks, chaos, 
 """Where subcommands are described, in the order in which `rdzv --help` lists them."""
 
 COMMANDS: Final[dict[str, Command]] = {command.name: command for room in ROOMS for command in room.COMMANDS}
-
-LAST_WORD_WITHIN: Final = 0.2
-"""Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
 
 OF_RUN: Final = 119
 """What is added to an exit status of ours under `rdzv run`: commands seldom end with 120 to 124 themselves."""
@@ -82,19 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
-    """Run a subcommand, within its `--timeout`.
-
-    Raises:
-        StoreTimeoutError: It took longer. What it waits for itself has the same limit, comes first, and says more.
-    """
+    """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
     if not command.limited or getattr(options, "watch", False):
         return await command.run(options)
-    with anyio.move_on_after(options.timeout + LAST_WORD_WITHIN):
+    with limited_by_timeout(options.timeout):
         return await command.run(options)
-    raise store.StoreTimeoutError(
-        f"not done within {options.timeout:g} s (--timeout); the store takes connections, and its answers do not come: "
-        "it is overloaded, or large packets are lost on the way (rdzv doctor looks)"
-    )
 
 
 def _status_of(error: Exception) -> int:

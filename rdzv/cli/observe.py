@@ -15,7 +15,7 @@ import anyio
 
 from rdzv.backends.builtin import connect
 from rdzv.cli import top
-from rdzv.cli.command import DONE, FAILED, Command, add_run
+from rdzv.cli.command import DONE, FAILED, Command, add_run, limited_by_timeout
 from rdzv.cli.runs import open_store, usages
 from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
@@ -29,10 +29,13 @@ from store.printable import first_of, printable
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
     from rdzv.core.history import History
     from rdzv.core.state import RunStatus
     from rdzv.display.history import Account
+
+    Show = Callable[[RunStatus, dict[str, Any]], str]
 
 __all__ = ["COMMANDS"]
 
@@ -55,11 +58,17 @@ async def _status(options: argparse.Namespace) -> int:
     if options.watch and not options.json and sys.stdout.isatty():
         return await top.follow(options)
     show = _as_json if options.json else _describe
+    with limited_by_timeout(options.timeout) as answered:
+        return await _show(options, show, answered)
+
+
+async def _show(options: argparse.Namespace, show: Show, answered: Callable[[], None]) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if options.watch and isinstance(handler, Handler):
             shown = ""
             async with contextlib.aclosing(handler.statuses()) as statuses:
                 async for status in statuses:
+                    answered()
                     if shown != (shown := show(status, {})):
                         print(shown, flush=True)
         else:

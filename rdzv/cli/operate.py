@@ -218,6 +218,7 @@ COMMANDS = (
         run=_reopen,
         add_arguments=add_run,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="ban",
@@ -249,6 +250,7 @@ COMMANDS = (
         run=_resize,
         add_arguments=_add_resize_arguments,
         takes_url=True,
+        limited=True,
     ),
     Command(
         name="ping",

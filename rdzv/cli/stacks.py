@@ -107,6 +107,7 @@ async def _group(options: argparse.Namespace) -> int:
 
 
 async def _one(options: argparse.Namespace) -> int:
+    answer_by = anyio.current_time() + options.timeout
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         keys = Keys(settings.prefix, settings.run_id)
         there = sorted(await read_nodes(client, keys))
@@ -114,7 +115,7 @@ async def _one(options: argparse.Namespace) -> int:
             here = f"it has {first_of(there, NODES_NAMED_MOST)}" if there else "nobody is in it"
             raise RendezvousStateError(f"run {settings.run_id} has no node {options.node}; {here}")
         question = Question(what=NATIVE_STACKS if options.native else STACKS, node_ids=(options.node,))
-        with anyio.move_on_after(options.timeout):
+        with anyio.CancelScope(deadline=answer_by):
             async with ask(client, keys, question, expected=1) as answers:
                 async for _, text in answers:
                     print("\n".join(map(printable, text.splitlines())))
@@ -132,5 +133,6 @@ COMMANDS = (
         run=_run,
         add_arguments=_add_arguments,
         takes_url=True,
+        limited=True,
     ),
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 
 from rdzv.backends.builtin import connect
-from rdzv.cli.command import DONE, Command, add_run
+from rdzv.cli.command import DONE, Command, add_run, limited_by_timeout
 from rdzv.display.history import account
 from rdzv.display.live import Frame, draw
 from rdzv.display.status import exceptions, member_lines, summary
@@ -40,6 +40,7 @@ __all__ = ["COMMANDS", "cost_of", "follow"]
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
 READ_EVERY: Final = 1.0  # seconds between two readings of a run in which nothing has changed, at least ...
+READ_WITHIN: Final = 3.0  # seconds for one reading, at least; then what was read before is shown again, with its age
 READ_SHARE: Final = 0.05  # ... and so rarely that reading takes no more than this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
@@ -131,25 +132,34 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
 
 
 async def follow(options: argparse.Namespace) -> int:
-    """Show a run until it is closed, or until somebody has seen enough."""
-    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        if not isinstance(handler, Handler):
-            raise RendezvousSettingsError(f"the backend of {handler.run_id} cannot be looked at")
-        wakeup = WakeupHere()
-        with handler.node.listeners.listening(wakeup):
-            if not sys.stdout.isatty():
-                frame = await _follow(handler, wakeup, _Blocks(), lambda: False)
-            else:
-                terminal = _Terminal(wakeup)
-                with terminal.shown():
-                    frame = await _follow(handler, wakeup, terminal, lambda: terminal.over)
-        if frame.cost is not None:
-            print(printable(str(frame.cost)))
+    """Show a run until it is closed, or until somebody has seen enough.
+
+    Raises:
+        StoreTimeoutError: There was nothing to show within `--timeout`.
+    """
+    with limited_by_timeout(options.timeout) as answered:
+        async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+            if not isinstance(handler, Handler):
+                raise RendezvousSettingsError(f"the backend of {handler.run_id} cannot be looked at")
+            wakeup = WakeupHere()
+            with handler.node.listeners.listening(wakeup):
+                frame = await _read(handler)
+                answered()
+                if not sys.stdout.isatty():
+                    frame = await _follow(handler, wakeup, frame, _Blocks(), lambda: False)
+                else:
+                    terminal = _Terminal(wakeup)
+                    with terminal.shown():
+                        frame = await _follow(handler, wakeup, frame, terminal, lambda: terminal.over)
+            if frame.cost is not None:
+                print(printable(str(frame.cost)))
     return DONE
 
 
-async def _follow(handler: Handler, wakeup: WakeupHere, screen: Screen, is_over: Callable[[], bool]) -> Frame:
-    frame, read_at, took, heard = await _read(handler), time.monotonic(), 0.0, True
+async def _follow(
+    handler: Handler, wakeup: WakeupHere, frame: Frame, screen: Screen, is_over: Callable[[], bool]
+) -> Frame:
+    read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
         began, answered, answers_in = time.monotonic(), False, 0.0
@@ -158,7 +168,8 @@ async def _follow(handler: Handler, wakeup: WakeupHere, screen: Screen, is_over:
             answers_in = await handler.ping()
             answered = True
         if answered and due:
-            with contextlib.suppress(RendezvousError):
+            # A run of thousands takes its time to read. Where only small packets pass, it would take for ever.
+            with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(RendezvousError):
                 began, frame = time.monotonic(), await _read(handler)
                 read_at, heard = time.monotonic(), False
                 took = read_at - began

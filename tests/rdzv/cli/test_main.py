@@ -16,7 +16,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as cli
-from rdzv.cli.command import DONE, Command
+from rdzv.cli.command import DONE, Command, limited_by_timeout
 from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tests.support.processes import Child, free_port, start, start_python
 
@@ -351,6 +351,16 @@ async def test_the_timeout_of_a_command_limits_all_of_it_but_for_what_is_to_go_o
     assert await cli._run(dataclasses.replace(looks, limited=False), options) == DONE
 
 
-def test_every_command_that_only_asks_is_limited_by_its_timeout() -> None:
-    asks = {"status", "history", "timeline", "close", "ban", "unban", "drain", "ping", "runs", "forget", "stats"}
-    assert {name for name, command in cli.COMMANDS.items() if command.limited} >= asks
+@pytest.mark.virtual_time
+async def test_what_goes_on_for_long_is_limited_until_its_first_word() -> None:
+    """`rdzv top` waited half a minute for each answer that was lost, and showed nothing meanwhile."""
+    with limited_by_timeout(10.0) as answered:
+        answered()
+        await asyncio.sleep(60)
+    with pytest.raises(store.StoreTimeoutError, match="not done within 10 s"), limited_by_timeout(10.0):
+        await asyncio.sleep(60)
+
+
+def test_every_command_that_asks_is_limited_by_its_timeout_but_for_those_that_see_to_it_themselves() -> None:
+    asks = {name for name, command in cli.COMMANDS.items() if command.takes_url and not command.takes_command}
+    assert {name for name in asks if not cli.COMMANDS[name].limited} == {"top", "doctor", "chaos"}

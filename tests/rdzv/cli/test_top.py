@@ -16,10 +16,14 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as command
+from rdzv.cli import top
+from rdzv.node.handler import Handler
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from rdzv.core.state import RunStatus
 
 LIMIT = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -130,6 +134,48 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
         assert options is not None
         with pytest.raises(ImportError, match=r"a live screen needs rich: pip install 'rdzv\[live\]'"):
             await command.COMMANDS["top"].run(options)
+
+
+@pytest.mark.parametrize("words", [["top"], ["status", "--watch"]], ids=["top", "watch"])
+async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_for_again(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(_: Handler) -> RunStatus:
+        """As on the way back through a network that drops large packets."""
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(Handler, "status", lost)
+    async with store.serve() as server, two_nodes(f"{server.url}/job"):
+        options = command._parse([*words, f"{server.url}/job", "--timeout", "0.3"])
+        assert options is not None
+        with pytest.raises(store.StoreTimeoutError, match=r"not done within 0\.3 s"):
+            await command.COMMANDS[words[0]].run(options)
+
+
+async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stood still for as long as a request may take."""
+    monkeypatch.setattr(top, "READ_WITHIN", 0.1)
+    tell, readings = Handler.status, 0
+
+    async def lost_in_between(handler: Handler) -> RunStatus:
+        nonlocal readings
+        readings += 1
+        if 1 < readings < 4:
+            await asyncio.sleep(3600)
+        if readings == 4:
+            await handler.set_closed("seen enough")
+        return await tell(handler)
+
+    async with store.serve() as server, two_nodes(f"{server.url}/job"):
+        monkeypatch.setattr(Handler, "status", lost_in_between)
+        options = command._parse(["top", f"{server.url}/job"])
+        assert options is not None
+        async with asyncio.timeout(LIMIT):
+            assert await command.COMMANDS["top"].run(options) == 0
+    assert "seen enough" in capsys.readouterr().out
 
 
 async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: pytest.CaptureFixture[str]) -> None:
