@@ -43,6 +43,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         f"process had written the file {CHECKPOINT_FILE} (default: 0, never)",
     )
     add(
+        "--ban-after",
+        metavar="N/TIME",
+        help="3/1h, say: a node that fails so often within so long, by being lost or by its command, is banned for as "
+        "long; as the parameter ban_after, the same on all nodes (default: off)",
+    )
+    add(
         "--drain-on",
         type=_signal,
         metavar="SIGNAL",
@@ -148,6 +154,7 @@ async def _run(options: argparse.Namespace) -> int:
         standby=options.standby,
         drain_on=options.drain_on,
         drain_in=options.drain_in,
+        ban_after=options.ban_after,
         no_progress=options.no_progress,
         stacks=options.stacks,
         log_dir=options.log_dir,

@@ -204,6 +204,13 @@ TABLE: Final = (
         default_text="off",
     ),
     Parameter(
+        "ban_after",
+        value_types.FAILURES,
+        "3/1h",
+        "a node that fails so often within so long is banned for as long",
+        default_text="off",
+    ),
+    Parameter(
         "prefix",
         value_types.PREFIX,
         "/rdzv",

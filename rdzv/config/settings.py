@@ -80,6 +80,7 @@ class Settings:
     gone_ttl: float = GONE_TTL
     stall_timeout: float | None = None
     first_step_timeout: float | None = None
+    ban_after: str | None = None
 
     # Where the store is kept, and who may use it.
     prefix: str = DERIVED
@@ -180,7 +181,7 @@ _SHARED: Final = (
     "early_last_call",
 )
 
-_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout", "unit_within")
+_SHARED_IF_GIVEN: Final = ("stall_timeout", "first_step_timeout", "unit_within", "ban_after")
 """The same, left out where nobody has given them."""
 
 

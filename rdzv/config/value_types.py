@@ -26,6 +26,7 @@ __all__ = [
     "ADDRESS",
     "ATTRIBUTES",
     "ATTRIBUTES_BYTES_MAX",
+    "FAILURES",
     "FLAG",
     "FLAG_OR_AUTO",
     "FUNCTION",
@@ -51,6 +52,7 @@ __all__ = [
     "Kind",
     "Unfit",
     "duration",
+    "failures_within",
     "whole_number",
 ]
 
@@ -71,6 +73,12 @@ NODES_MAX: Final = 1_000_000
 
 DURATION_MAX: Final = 1e9
 """In seconds, 31 years: within what threads (`threading.TIMEOUT_MAX`) and etcd leases take, 9e9 each."""
+
+FAILURES_MAX: Final = 100
+"""Of one node, until it is banned. Each is a key of its own as long as it counts."""
+
+FAILURES_WITHIN_MIN: Final = 1.0
+"""In seconds. Below it, no node could fail twice."""
 
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 """The orders that have a name; `topology:rack` says which attribute holds the domain."""
@@ -139,6 +147,25 @@ def duration(at_least: float = 0.0, *, because: str = "") -> Kind:
         return seconds
 
     return Kind(f"a number of seconds from {at_least:g} to {DURATION_MAX:.0f}{because} (5m or 1h30m will do)", convert)
+
+
+def failures_within(text: str) -> tuple[int, float]:
+    """Read so many failures within so many seconds: 3/1h.
+
+    Raises:
+        ValueError: It is not what such a text may be.
+    """
+    failures, _, within = text.partition("/")
+    return int(failures), _seconds(within)
+
+
+def _failures(raw: Any) -> str:
+    """Return such a text in its one true form: "3/60m" is "3/1h"."""
+    failures, within = failures_within(_text(raw))
+    if not 1 <= failures <= FAILURES_MAX or not FAILURES_WITHIN_MIN <= within <= DURATION_MAX:
+        raise ValueError
+    unit = next((unit for unit in ("d", "h", "m") if within % _UNITS[unit] == 0), "s")
+    return f"{failures}/{within / _UNITS[unit]:.17g}{unit}"
 
 
 def _flag(raw: Any) -> bool:
@@ -283,6 +310,11 @@ def _tls_context(raw: Any) -> Any:
     return raw
 
 
+FAILURES: Final = Kind(
+    f"a number of failures from 1 to {FAILURES_MAX}, a slash, and the time within which they are too many, at least "
+    f"{FAILURES_WITHIN_MIN:g} s",
+    _failures,
+)
 FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag)
 FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto)
 NAME: Final = Kind(

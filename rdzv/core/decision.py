@@ -12,8 +12,7 @@ anybody more), and no live member of the last round is left in it (promise R2). 
 blocks (R11). In a re-rendezvous it is over as soon as nobody else is known to be coming, which is when the last live
 member has come over: everyone waiting has arrived, by definition.
 
-The words are made here too (`explain`), from the numbers of a `Progress`, wherever they are read: a status, a log line
-or a timeout then says what holds at that moment, and no sentence travels to ten thousand nodes.
+The words are made here too (`explain`), from a `Progress`, where they are read: no sentence travels to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from rdzv.core.ranks import RankOrder
     from rdzv.core.state import NodeRecord
     from rdzv.core.stopping import Resized
+    from rdzv.core.stuck.failing import FailureRule
     from rdzv.core.view import View
 
 __all__ = [
@@ -83,6 +83,7 @@ class Rules:
         order: Who gets which rank.
         expected: Who is missed by name from the beginning.
         unit_within: The attribute whose value a unit never straddles; empty if it may.
+        ban_after: When a node has failed too often; None: never.
     """
 
     needed: int
@@ -93,6 +94,7 @@ class Rules:
     order: RankOrder
     expected: tuple[str, ...] = ()
     unit_within: str = ""
+    ban_after: FailureRule | None = None
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return those that fill whole units, of which none straddles two domains; all of them without domains."""

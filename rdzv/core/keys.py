@@ -145,6 +145,19 @@ class Keys:
         return f"{self.root}unfit/"
 
     @property
+    def failures(self) -> str:
+        """The prefix of all failures that count."""
+        return f"{self.root}failed/"
+
+    def failures_of(self, node_id: str) -> str:
+        """Return the prefix of those of one node."""
+        return f"{self.failures}{node_id}/"
+
+    def failure(self, node_id: str, round: int) -> str:
+        """Return the key that says that a node has failed in a round."""
+        return f"{self.failures_of(node_id)}{round}"
+
+    @property
     def rounds(self) -> str:
         """The prefix of all rounds."""
         return f"{self.root}rounds/"

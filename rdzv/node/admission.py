@@ -1,7 +1,8 @@
 """Shell: who may join: a node's health check and the bans on it (promise R17), the settings all must come with (R18).
 
 A ban is a key under the head, so that every node hears of it; a node's arrival is conditional on there being none for
-it. Why a node failed its health check lies beside the run, for `status` to show.
+it. Why a node failed its health check lies beside the run, for `status` to show. With `ban_after`, each failure of a
+node is a key on a lease of its own, and whoever writes the one that is too many bans the node.
 
 Everything that is written here is on the run's own lease (promise R19), which `take_run_lease` finds or makes.
 """
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
-from rdzv.config.value_types import DURATION_MAX, NAME
+from rdzv.config.value_types import DURATION_MAX, NAME, failures_within
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.state import Ban, Closed, Round, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
+from rdzv.core.stuck.failing import FailureRule
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -31,23 +33,28 @@ from rdzv.errors import (
 )
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, Create, Delete, Entry, Get, Grant, Lease, LimitExceeded, Put, StoreError, when
-from store.printable import escaping
+from store.printable import escaping, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Drain
-    from store import Store, TransactionResult
+    from rdzv.core.view import View
+    from store import Condition, Store, TransactionResult
 
 __all__ = [
+    "BAN_AFTER",
     "Agreed",
+    "LossCount",
     "OverruledError",
     "agree_on_settings",
     "check_node_id",
     "examine",
     "grant_of_run",
+    "lift_ban",
+    "note_failures",
     "note_of_run",
     "put_ban",
     "put_drain",
@@ -62,6 +69,7 @@ log = escaping(logging.getLogger(__name__))
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
+BAN_AFTER = "ban_after"  # who has banned a node that keeps failing: nobody, but the run's setting
 GIVE_BACK_WITHIN = 2.0  # seconds to revoke a lease that turned out not to be needed
 
 
@@ -194,6 +202,7 @@ class Agreed:
             order=order_named(settings.rank_order),
             expected=settings.expected,
             unit_within=settings.unit_within or "",
+            ban_after=FailureRule(*failures_within(settings.ban_after)) if settings.ban_after else None,
         )
 
     def take(self, there: bytes) -> str:
@@ -357,6 +366,12 @@ async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: flo
             await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
 
 
+async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:
+    """Let a banned node come again, whoever has banned it; it has no failures then."""
+    await store.delete(keys.banned(node_id))
+    await store.delete_prefix(keys.failures_of(node_id))  # else the next one would ban it again
+
+
 async def _lease_of_a_ban(store: Store, lasts: float) -> Lease:
     if not 0 < lasts <= DURATION_MAX:  # false for NaN, too
         refuse(f"a ban that lasts {shown(lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
@@ -374,3 +389,79 @@ async def _is_live_member(store: Store, keys: Keys, node_id: str, arrival: int) 
         return False
     round = Round.unpack(entry.value, revision=entry.mod_revision)
     return await find_member(store, keys, round, node_id=node_id, arrival=arrival) is not None
+
+
+# -------------------------------------------------------------------------------------------- nodes that keep failing
+
+
+async def note_failures(
+    store: Store,
+    keys: Keys,
+    rule: FailureRule,
+    failed: Mapping[str, str],
+    *,
+    round: int,
+    in_office: tuple[Condition, ...] = (),
+) -> None:
+    """Note that these nodes have failed in a round, and why; ban those that have failed too often.
+
+    It may be told again, and by others: a failure counts once for each round of a node.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        rule: How often is too often.
+        failed: The nodes, and why each has failed, as far as that is known.
+        round: In which round.
+        in_office: The conditions of everything that is written.
+
+    Raises:
+        ConditionFailed: They do not hold.
+    """
+    try:
+        lease = await store.grant(rule.within)
+        notes = [Create(keys.failure(node_id, round), why.encode(), lease=lease.id) for node_id, why in failed.items()]
+        if not (await store.transact(when=in_office, then=notes)).succeeded:
+            await lease.revoke()
+            raise ConditionFailed("whoever noted failures is no longer the coordinator")
+        for node_id, why in failed.items():
+            count = len(await store.list(keys.failures_of(node_id), keys_only=True))
+            verdict = rule.verdict(count, why)
+            if verdict:
+                log.warning(
+                    "run %s: node %s is banned for %s: %s", keys.run_id, node_id, in_words(rule.within), verdict
+                )
+                ban = Ban(reason=verdict, by=BAN_AFTER, lasts=rule.within)
+                await put_ban(store, keys, node_id, ban, keep=rule.within)
+    except LimitExceeded as error:
+        log.warning("run %s: failures are not counted, so nobody is banned for them: %s", keys.run_id, error)
+
+
+class LossCount:
+    """A coordinator's part in `ban_after`: it counts who is lost.
+
+    Args:
+        store: The store.
+        keys: The run's keys.
+        view: The coordinator's picture of its run.
+        in_office: The conditions of everything that it writes.
+    """
+
+    def __init__(self, store: Store, keys: Keys, view: View, *, in_office: tuple[Condition, ...]) -> None:
+        self._store = store
+        self._keys = keys
+        self._view = view
+        self._in_office = in_office
+        self._noted: set[tuple[int, str]] = set()  # in which round, who
+
+    async def attend(self, rule: FailureRule | None, bans: Mapping[str, Ban]) -> None:
+        """Note who has been lost since the last time; not whom somebody has put out."""
+        view, number = self._view, self._view.number
+        if rule is None:
+            return
+        self._noted = {one for one in self._noted if one[0] == number}
+        fresh = [one for one in view.lost if (number, one) not in self._noted and one not in bans]
+        if fresh:
+            failed = {node_id: view.why.get(node_id, "") for node_id in fresh}
+            await note_failures(self._store, self._keys, rule, failed, round=number, in_office=self._in_office)
+            self._noted.update((number, node_id) for node_id in fresh)

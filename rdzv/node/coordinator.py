@@ -55,7 +55,7 @@ from rdzv.core.state import (
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import heed_accusations
-from rdzv.node.admission import OverruledError, take_settings
+from rdzv.node.admission import LossCount, OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.store_session import SharedLease, portions
 from rdzv.node.stuck.others import StallWatch
@@ -147,6 +147,7 @@ class Term:
         self._stall_watch = StallWatch(
             self._store, self._keys, self._view, stall_rules, in_office=self._in_office, wakeup=self._wakeup
         )
+        self._loss_count = LossCount(self._store, self._keys, self._view, in_office=self._in_office)
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
         )
@@ -224,6 +225,7 @@ class Term:
                 case Wait(until=until, error=error):
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
+                    await self._count_losses()
                     settled = await self._agree_where_to_stop(decision.progress)
                     # By what was decided, not by what is known now: it may have been closed while that was written.
                     if decision.progress.phase is Phase.CLOSED and self._reported == decision.progress and settled:
@@ -232,7 +234,11 @@ class Term:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._wakeup.sleep_until(wake_at)
                 case Complete():
+                    await self._count_losses()  # who is banned thereby is not in the round: its record goes
                     await self._commit_if_there_is_room(decision)
+
+    async def _count_losses(self) -> None:
+        await self._loss_count.attend(self._rules.ban_after, self._follower.head.bans)
 
     @property
     def _rules(self) -> Rules:

@@ -31,7 +31,7 @@ from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.accusing import put_accusation
-from rdzv.node.admission import examine
+from rdzv.node.admission import examine, note_failures
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
 from rdzv.shared_store.company import Company
@@ -430,6 +430,10 @@ class Handler(RendezvousHandler):
         """Return the same, and the sums of what was before."""
         return await self._call(self.node.history())
 
+    async def note_failure(self, why: str) -> None:
+        """Say that a process of this node has failed by itself in this round; `ban_after` counts it."""
+        await self._call(_note_failure(self.node, why[:WHY_LETTERS_MOST]), see_to_its_end=True)
+
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
@@ -453,6 +457,15 @@ async def accuse(node: Node, rank: int, why: str) -> None:
         raise node.connection_error(error) from error
     if not done:
         raise RoundSupersededError(over)
+
+
+async def _note_failure(node: Node, why: str) -> None:
+    rule, membership = node.part.agreed.rules.ban_after, node.membership
+    if rule is not None and membership is not None:
+        failed = {node.node_id: why}
+        await node.ask_the_store(
+            lambda store: note_failures(store, node.keys, rule, failed, round=membership.round.number)
+        )
 
 
 async def _change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:

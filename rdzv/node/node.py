@@ -35,7 +35,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RoundSupersededError,
 )
-from rdzv.node.admission import check_node_id, put_ban, put_drain, resize_run
+from rdzv.node.admission import check_node_id, lift_ban, put_ban, put_drain, resize_run
 from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
@@ -447,7 +447,7 @@ class Node:
         """Let a banned node come again."""
         check_node_id(node_id)
         async with self._asking_the_store() as link:
-            await link.store.delete(self.keys.banned(node_id))
+            await lift_ban(link.store, self.keys, node_id)
 
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""

@@ -53,6 +53,7 @@ class Job:
         standby: How many of these are forked ahead.
         drain_on: The signal on which this node leaves in good order; None: none does.
         drain_in: Seconds that it then has.
+        ban_after: How many failures of a node, within how long, get it banned for as long; None: as the URL says.
         no_progress: After how many rounds without a checkpoint the run is given up; 0: never.
         log_dir: A folder for a file of each process's output, beside what is passed on; None for no files.
         stacks: Whether the processes can be asked for their Python stacks.
@@ -72,6 +73,7 @@ class Job:
     standby: int = 0
     drain_on: signal.Signals | None = None
     drain_in: float = 30.0
+    ban_after: str | None = None
     no_progress: int = 0
     stacks: bool = True
     log_dir: str | None = None

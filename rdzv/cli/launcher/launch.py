@@ -6,7 +6,8 @@ What ends a round, and what follows:
 
     nodes were lost, or left, or this one was dropped        meet again; this never counts as a restart
     nodes wait to come in                                    the same, at once or at a checkpoint (`OnChange`)
-    a process fails                                          meet again, as a restart; or leave, with its exit status
+    a process fails                                          meet again, as a restart; or leave, with its exit status;
+                                                             a failure of this node for ban_after, too
     all processes of all nodes have succeeded                close the run, and end with 0
     the run is closed                                        end: with 0 if it has succeeded, else as "closed"
     SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
@@ -54,6 +55,7 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousSettingsError,
 )
+from rdzv.node.admission import BAN_AFTER
 from rdzv.node.handler import Handler
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, printable, without_durations
@@ -175,7 +177,8 @@ class _Launcher:
 
     def _handler(self) -> Handler:
         """Make the handler of this node, with its number of processes beside what the user wants it to bring."""
-        chosen = _handler_for(RendezvousParameters.from_url(self._job.url, {})).settings
+        given = {} if self._job.ban_after is None else {BAN_AFTER: self._job.ban_after}
+        chosen = _handler_for(RendezvousParameters.from_url(self._job.url, given)).settings
         _ = chosen.needed  # raises if this is an observer's URL, before anything is started
         mine = str(self._job.nproc)
         if chosen.attributes.get(NPROC, mine) != mine:
@@ -184,7 +187,13 @@ class _Launcher:
                 f"nodes by that name; rename the attribute"
             )
         attributes = {**chosen.attributes, NPROC: mine}
-        mine_too = {"attributes": attributes, "bootstrap_check": chosen.bootstrap_check is not False}
+        mine_too = {**given, "attributes": attributes, "bootstrap_check": chosen.bootstrap_check is not False}
+        if chosen.ban_after is not None and chosen.node_id is None:
+            log.warning(
+                "ban_after=%s goes by the names of nodes, and this one's is made up anew at each start, so that only "
+                "what happens until then counts together; give it one: node_id=$(hostname)",
+                chosen.ban_after,
+            )
         return _handler_for(RendezvousParameters.from_url(self._job.url, mine_too))
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
@@ -326,6 +335,8 @@ class _Launcher:
                     handler,
                     lambda tally: tally.after(info.round, restart=counts, failed=True, achieved=end.achieved),
                 )
+                if counts:
+                    await _note_failure(handler, f"rank {rank} {ended}")
                 if not counts:
                     log.warning("%s: rank %d %s because others have gone; meeting again", where, rank, ended)
                 elif self._tally.restarts <= self._job.max_restarts:
@@ -369,6 +380,14 @@ async def _meet(handler: Handler) -> RendezvousInfo:
     if isinstance(met, RendezvousError):
         raise met
     return met
+
+
+async def _note_failure(handler: Handler, why: str) -> None:
+    """Have it counted that this node has failed, if the store can be told."""
+    try:
+        await handler.note_failure(why)
+    except RendezvousError as error:
+        log.warning("that this node has failed is not counted: %s", error)
 
 
 async def _say_what_it_has_cost(handler: Handler) -> None:
