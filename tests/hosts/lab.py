@@ -15,6 +15,8 @@ the lab's `style`:
     ipv6        as `named`, with IPv6 addresses only
     dual        as `named`, with both families; a host's own name stands for its IPv6 address first
 
+Where names are known, the first host is called `head`, too.
+
 With `management=True` every host has a second interface on a second bridge; its own name stands for that address first.
 
 Everything ends with the processes that hold the namespaces, so nothing is left behind whatever happens to the test.
@@ -191,6 +193,10 @@ class Lab:
         await self._nft(f"add rule bridge lab forward iifname {one.port} oifname {other.port} drop")
         await self._nft(f"add rule bridge lab forward iifname {other.port} oifname {one.port} drop")
 
+    async def lose_large(self, size: int) -> None:
+        """Let packets of more bytes than these vanish, and the word that they are too large, too."""
+        await self._nft(f"add rule bridge lab forward meta length > {size} drop")
+
     async def mend(self) -> None:
         """Let everything pass again, forgotten flows included."""
         await self._nft("flush chain bridge lab forward; flush chain bridge lab forgotten")
@@ -262,7 +268,8 @@ class Lab:
                 addresses = ["127.0.1.1"]
             if own and self.management:
                 addresses = [other.management, *addresses]
-            lines += [f"{address} {other.name}" for address in addresses]
+            names = f"{other.name} head" if other is self.hosts[0] else other.name
+            lines += [f"{address} {names}" for address in addresses]
         return "\n".join([*lines, ""])
 
     async def _hold(self, stack: contextlib.AsyncExitStack, *namespaces: str, inside: tuple[str, ...] = ()) -> int:
