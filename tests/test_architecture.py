@@ -39,7 +39,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.when",
     "store.client.outcomes",
     "store.client.patience",
-    "store.server.strangers",
+    "store.server.entry.strangers",
     "store.net.address",
     "store.etcd.choice",
     "store.etcd.codec",

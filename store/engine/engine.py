@@ -11,7 +11,8 @@ The order of one `apply`:
     4. what they cause is collected: events for watches, answers to parked waits.
 
 Leases lapse only in `tick`, which the server calls when `next_tick_in` says so, and after it has read what waited in
-its sockets: a keep-alive that has arrived is never overtaken by its own lease (S5).
+its sockets, and which is told of whom it has not carried everything out yet: a keep-alive that has arrived is never
+overtaken by its own lease (S5).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
@@ -296,16 +297,23 @@ class Engine:
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
 
-    def tick(self, *, now: float) -> tuple[Delivery | Answer | Overtaken, ...]:
+    def tick(self, *, now: float, unheard: Container[int] = ()) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
 
         What is due goes in several ticks if it is much, so that others are served in between: it is due again at once.
+
+        Args:
+            now: Seconds on the server's monotonic clock.
+            unheard: Peers that may have sent keep-alives which were not carried out yet: what they keep stays for now.
         """
         self._leases.advance(now)
         room = self.limits.writes_max
         for lease in self._leases.due(most=LAPSES_AT_ONCE):
             if room <= 0:
                 self._leases.due_again(lease)
+                continue
+            if lease.keeper is not None and lease.keeper in unheard:
+                self._leases.look_again(lease)
                 continue
             self._lapsed += not lease.ending
             if self.on_lapse is not None and not lease.ending and not lease.anonymous:

@@ -30,6 +30,7 @@ __all__ = ["STALL_AFTER", "LeaseRecord", "Leases"]
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that more than this between two is a stall
 SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
+LOOK_AGAIN_AFTER = 0.1  # seconds; how late a lease lapses whose keeper was not heard out when it was due
 UNTIDY = 64  # out-of-date entries that are not worth a tidying
 
 
@@ -230,6 +231,10 @@ class Leases:
     def due_again(self, lease: LeaseRecord) -> None:
         """A lease of those that were due has not come to its end yet."""
         heapq.heappush(self._due, (lease.ends_at, lease.id))
+
+    def look_again(self, lease: LeaseRecord) -> None:
+        """A lease of those that were due may have been renewed already, as will be seen in a moment."""
+        heapq.heappush(self._due, (self._served + LOOK_AGAIN_AFTER, lease.id))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease."""

@@ -20,7 +20,10 @@ import logging
 import math
 from collections import OrderedDict, deque
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio.lowlevel
 
 from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
 from store.engine.processes import Closing
@@ -329,6 +332,20 @@ class Conversations:
         if applied.response is not None:
             self.say(peer, wire.encode_response(work.watcher[1], applied.response))
         self.deliver(applied.deliveries, opening=True)
+
+    async def hear_newcomers(self) -> None:
+        """Wait until all have had a turn who have come to the ring before now."""
+        came = self._turns.came
+        while self._turns.waits(came):
+            await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns, while anybody waits for one
+
+    def unheard(self) -> set[int]:
+        """Peers that may have sent what is not carried out yet, or not even read, for reasons that are not theirs.
+
+        They wait for a turn or for the disk. Who does not read what it is told is not among them.
+        """
+        waiting = chain(self._turns, self._slowed, (peer for peer in self._holding if not peer.outbox.ready))
+        return {peer.id for peer in waiting if peer.reading_paused}
 
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
         """Queue what a change means to others. A watched event is encoded once, however many watch.

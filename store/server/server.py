@@ -1,7 +1,8 @@
 """Shell: a store that is being served: who connects and who leaves, the lease timer, and the way down.
 
 What peers ask and are told is in `conversations`; what waits for the disk in `durability`; what all of them may hold in
-`memory`. Leases lapse after the sockets have been read once more: a keep-alive that has arrived always counts (S5).
+`memory`. Leases lapse after the sockets have been read once more, and what was read has had its turn: a keep-alive that
+has arrived always counts (S5).
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import ipaddress
 import logging
 import secrets
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -33,17 +32,19 @@ from store.protocol import wire
 from store.protocol.connection import ServerConnection
 from store.protocol.wire import Hello, Sorry
 from store.server.conversations import Conversations
-from store.server.door import Door
 from store.server.durability import STOP_WITHIN, Durability
+from store.server.entry.door import Door
+from store.server.entry.exposure import check_exposure, token_bytes
+from store.server.entry.strangers import Strangers
+from store.server.entry.tls_accept import Doorstep
 from store.server.log_lines import SILENT_AFTER, Complaints, LimitWarnings, SessionLog
 from store.server.memory import Memory
 from store.server.outbox import PIECE_BYTES
 from store.server.peer import LEAVE_WITHIN, Peer
-from store.server.strangers import Strangers
-from store.server.tls_accept import Doorstep
 
 if TYPE_CHECKING:
     import os
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from store.engine.leases import LeaseRecord
@@ -60,7 +61,6 @@ LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what cou
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 SPARE_FILES = 64  # for the rest of the process
 STRANGERS_LEAST = 16  # so many may connect at once also where there is room for few
-TOKEN_BYTES_LEAST = 16  # of a token that strangers may guess at
 
 
 class Server:
@@ -323,15 +323,23 @@ class Server:
             due_in = self._engine.next_tick_in() if self._may_lapse() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             if self._engine.look(now=self._clock()):
-                # Two turns of the loop, the second of which comes after every socket has been read once more.
-                await anyio.lowlevel.checkpoint()
-                await anyio.lowlevel.checkpoint()
-                if not self._may_lapse():
-                    continue
-                deliveries = self._engine.tick(now=self._clock())
-                self.durability.record()
-                self.conversations.deliver(deliveries)
-                self.conversations.flush()
+                await self._let_lapse()
+
+    async def _let_lapse(self) -> None:
+        """Let leases lapse that are due, but for those that may have been renewed by what was not carried out yet."""
+        unheard = self.conversations.unheard()  # they are not read now; who is among them only later will have been
+        # Two turns of the loop, the second of which comes after every other socket has been read once more.
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        # What was read then may wait for its turn. If it renews the leases of another connection, as that of a client
+        # which has just come back does, nobody knows that before.
+        await self.conversations.hear_newcomers()
+        if not self._may_lapse():
+            return
+        deliveries = self._engine.tick(now=self._clock(), unheard=unheard | self.conversations.unheard())
+        self.durability.record()
+        self.conversations.deliver(deliveries)
+        self.conversations.flush()
 
     def _hear_of_lapses(self, engine: Engine) -> None:
         if self._session_log is not None:
@@ -450,38 +458,6 @@ def _log_line(line: str | None) -> None:
 # ---------------------------------------------------------------------------------------------------- starting one
 
 
-def _check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
-    """Refuse to listen to strangers (promise S8)."""
-    if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:
-        raise StoreUsageError(
-            f"the token has {len(token)} bytes, and anybody who reaches {host or 'an interface'} may guess at it: "
-            f"give it one of at least {TOKEN_BYTES_LEAST} (`rdzv token` prints a good one), or say insecure"
-        )
-    if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
-        return
-    if not _is_loopback(host):
-        raise StoreUsageError(
-            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
-            f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _token_bytes(token: str | bytes | None) -> bytes | None:
-    """A token as bytes; an empty one is a mistake, not a token."""
-    if token is None:
-        return None
-    if not token:
-        raise StoreUsageError("the token is empty; leave it out, or give one")
-    return token.encode() if isinstance(token, str) else token
-
-
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
     """The journal of a directory, with what it needs of Python loaded only now: a store in memory does without."""
     try:
@@ -525,9 +501,9 @@ async def serve(
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host
-    secret = _token_bytes(token)
+    secret = token_bytes(token)
     for address in addresses:
-        _check_exposure(address, token=secret, tls=tls, insecure=insecure)
+        check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())

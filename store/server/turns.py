@@ -11,10 +11,11 @@ told what is still to come of earlier changes: for each of them the order stays.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["AT_ONCE", "PASS", "TURN", "Announcement", "Turns"]
 
@@ -28,14 +29,23 @@ W = TypeVar("W")
 
 
 class Turns(Generic[P]):
-    """The ring."""
+    """The ring.
 
-    __slots__ = ("_fresh", "_used", "spent")
+    Attributes:
+        came: How many have come to stand in it for something new.
+        spent: Seconds that this pass has taken so far.
+    """
+
+    __slots__ = ("_fresh", "_used", "came", "spent")
 
     def __init__(self) -> None:
-        self._fresh: OrderedDict[P, None] = OrderedDict()  # those who have not had a turn for what they ask
+        self._fresh: OrderedDict[P, int] = OrderedDict()  # those who have had no turn yet; as which they came
         self._used: OrderedDict[P, None] = OrderedDict()  # those who have used up one
-        self.spent = 0.0  # seconds of this pass
+        self.came = 0
+        self.spent = 0.0
+
+    def __iter__(self) -> Iterator[P]:
+        return chain(self._fresh, self._used)
 
     def __len__(self) -> int:
         return len(self._fresh) + len(self._used)
@@ -55,7 +65,15 @@ class Turns(Generic[P]):
 
     def wait(self, who: P, *, used: bool) -> None:
         """Stand in the ring; `used` is whether a turn was used up."""
-        (self._used if used else self._fresh)[who] = None
+        if used:
+            self._used[who] = None
+        else:
+            self.came += 1
+            self._fresh[who] = self.came
+
+    def waits(self, came: int) -> bool:
+        """Whether somebody who came as one of the first so many has not had a turn."""
+        return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 
     def leave(self, who: P) -> None:
         """Stand in it no longer."""
@@ -64,7 +82,7 @@ class Turns(Generic[P]):
 
     def next(self) -> P | None:
         """Whose turn it is; it stands in the ring no longer."""
-        ring = self._fresh or self._used
+        ring: OrderedDict[P, Any] = self._fresh or self._used
         return ring.popitem(last=False)[0] if ring else None
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.engine.leases import STALL_AFTER
-from store.messages import FailureKind, Grant, KeepAlive, Put, TimeToLive, Watch
+from store.engine.leases import LOOK_AGAIN_AFTER, STALL_AFTER
+from store.messages import FailureKind, Grant, KeepAlive, Put, Revoke, TimeToLive, Watch
 from tests.support.by_hand import LOOK_EVERY, Desk
 
 
@@ -98,6 +98,24 @@ def test_s5_a_keep_alive_that_is_read_before_the_lease_lapses_counts() -> None:
     desk.take(desk.engine.tick(now=desk.now))
     assert desk.keys() == [f"on {lease}"]
     assert desk.fails(KeepAlive(lease=other)).kind is FailureKind.LEASE
+
+
+def test_s5_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
+    """ "queued keep-alives are read before any lease lapses": also of who waits for a turn, or for the disk."""
+    desk = Desk()
+    lease = leased(desk, 0.2, peer=1)
+    leased(desk, 0.2, peer=2)
+    revoked = leased(desk, 0.2, peer=1)
+    desk.now += 0.25
+    desk.ask(Revoke(lease=revoked), peer=1)
+    desk.take(desk.engine.tick(now=desk.now, unheard={1}))
+    assert desk.keys() == [f"on {lease}"]
+    assert desk.engine.next_tick_in() == pytest.approx(LOOK_AGAIN_AFTER), "and not at once, over and over"
+    desk.now += LOOK_AGAIN_AFTER
+    desk.take(desk.engine.tick(now=desk.now, unheard={1}))
+    assert desk.keys() == [f"on {lease}"], "for as long as it waits"
+    desk.pass_time(LOOK_AGAIN_AFTER)
+    assert desk.keys() == []
 
 
 def test_s5_a_lease_lapses_sooner_once_its_connection_has_closed_and_not_come_back() -> None:

@@ -17,12 +17,12 @@ import store
 from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
 from store.limits import Limits
-from store.messages import Grant, Granted, KeepAlive, TimeToLive
+from store.messages import Count, Grant, Granted, KeepAlive, List, Listing, Put, TimeToLive
 from store.net.address import Address
 from store.server.server import Server
 from tests.support.journals import OnTheLoopsClock
 from tests.support.processes import start_python
-from tests.support.stores import connect_in_memory, introduce, serve_in_memory
+from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -243,3 +243,46 @@ async def test_s5_a_process_killed_by_sigkill_is_noticed_within_its_disconnect_t
         node.kill()
         killed_at = now()
         assert 0.5 <= await asyncio.wait_for(deletion(watch), 10.0) - killed_at <= 0.8
+
+
+class Slow:
+    """A store whose stopwatch and clock go on by a millisecond with every look at the stopwatch."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.network = MemoryNetwork()
+        self.server = Server(Engine(store_id="it"), clock=lambda: self.seconds, stopwatch=self._look)
+        self.network.listen("store", self.server.protocol)
+
+    def _look(self) -> float:
+        self.seconds += 0.001
+        return self.seconds
+
+
+async def leased_by_hand(peer: Peer, key: str, *, ttl: float) -> int:
+    """A lease with one key on it."""
+    granted = cast("Granted", await peer.answer(*peer.ask(Grant(ttl=ttl))))
+    await peer.answer(*peer.ask(Put(key, b"", lease=granted.lease)))
+    return granted.lease
+
+
+@virtual_time
+@pytest.mark.parametrize("asked_by", ["its keeper, behind a heap of its own", "a new connection, behind many heaps"])
+async def test_s5_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> None:
+    """ "queued keep-alives are read before any lease lapses": those that were read and wait in the ring, too."""
+    slow = Slow()
+    keeper, other = await introduce(slow.network, source="keeper"), await introduce(slow.network, source="other")
+    greedy = [await introduce(slow.network, source=f"greedy {number}") for number in range(30)]
+    lease, _ = [await leased_by_hand(peer, key, ttl=0.1) for peer, key in ((keeper, "kept"), (other, "dead"))]
+    asker, heap = keeper, [Count(prefix="")] * 300
+    if asked_by.startswith("a new connection"):
+        asker, heap = await introduce(slow.network, source="keeper again"), []
+    for peer in greedy:
+        peer.ask(*[Count(prefix="")] * 300)
+    kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
+    slow.seconds += 0.2
+    assert slow.server._engine.look(now=slow.seconds)
+    await slow.server._let_lapse()
+    listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
+    assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"
+    assert await asker.answer(kept) == Granted(lease=lease, ttl=0.1)

@@ -78,7 +78,7 @@ class DamagedJournal(SimulatedJournal):
 def _stand_in_no_ring(self: Turns[Any], who: Any, *, used: bool) -> None:
     """Forget who has used up a turn, and what it asked."""
     if not used:
-        self._fresh[who] = None
+        self._fresh[who] = 0
 
 
 def _planted(owner: type, name: str, bug: Any) -> Seams:

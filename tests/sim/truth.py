@@ -55,7 +55,7 @@ from store.watch_cursor import WatchCursor
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Container, Sequence
 
     from rdzv.testing.timeline import Timeline
     from store.engine.changeset import Facts
@@ -537,11 +537,11 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     changes = engine._changes
     tick, end_lease, close = engine.tick, changes.end_lease, changes.close
 
-    def observed_tick(*, now: float) -> Any:
+    def observed_tick(*, now: float, unheard: Container[int] = ()) -> Any:
         nonlocal ticking
         ticking = True
         try:
-            return tick(now=now)
+            return tick(now=now, unheard=unheard)
         finally:
             ticking = False
 

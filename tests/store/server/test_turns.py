@@ -83,3 +83,19 @@ def test_who_is_to_be_told_something_else_is_told_this_first_and_not_again() -> 
         announcement.go_on()
     assert sorted(told) == sorted(items)
     assert [one for one in told if one[0] == 7] == [(7, "watch 7"), (7, "watch 107")]
+
+
+def test_it_is_known_whether_all_have_had_a_turn_who_came_before_now() -> None:
+    turns: Turns[str] = Turns()
+    turns.wait("greedy", used=True)
+    assert not turns.waits(turns.came)
+    turns.wait("a", used=False)
+    came = turns.came
+    turns.wait("b", used=False)
+    assert list(turns) == ["a", "b", "greedy"]
+    assert turns.waits(came)
+    assert turns.next() == "a"
+    assert not turns.waits(came)
+    turns.wait("a", used=False)
+    assert not turns.waits(came), "it has come again, for something else"
+    assert turns.waits(turns.came)

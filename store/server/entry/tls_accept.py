@@ -27,7 +27,7 @@ from store.protocol.wire import Sorry
 from store.server.peer import LEAVE_WITHIN
 
 if TYPE_CHECKING:
-    from store.server.strangers import Strangers
+    from store.server.entry.strangers import Strangers
 
 __all__ = ["Doorstep", "Host"]
 

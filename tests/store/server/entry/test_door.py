@@ -14,8 +14,8 @@ import pytest
 import store
 from store.limits import Limits
 from store.net.sockets import open_files
-from store.server.door import Door
-from store.server.strangers import Strangers
+from store.server.entry.door import Door
+from store.server.entry.strangers import Strangers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest
         taken.set()
 
     door = Door(Host(), [listener], take)  # type: ignore[list-item]
-    with caplog.at_level(logging.ERROR, "store.server.door"):
+    with caplog.at_level(logging.ERROR, "store.server.entry.door"):
         door.open()
         _, writer = await asyncio.open_connection(*listener.sock.getsockname())
         while listener.asked < 3:  # noqa: ASYNC110 - it tells nobody

@@ -17,7 +17,7 @@ import ipaddress
 from collections import Counter, OrderedDict
 from typing import Protocol
 
-__all__ = ["Stranger", "Strangers"]
+__all__ = ["Stranger", "Strangers", "is_loopback"]
 
 YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network has said hello
 YIELD_FACTOR = 3.0  # times what the slowest honest client has taken lately, if that is more ...
@@ -113,7 +113,7 @@ class Strangers:
 
     def refusal(self, address: str, now: float) -> str | None:
         """Why this address may not connect once more, if so."""
-        if self._connections[address] >= self._per_address_max and not _is_loopback(address):
+        if self._connections[address] >= self._per_address_max and not is_loopback(address):
             return (
                 f"{address} has {self._connections[address]} connections, the most that one address may have "
                 f"(address_connections_max)"
@@ -134,7 +134,8 @@ class Strangers:
         return min(left + (now - as_of) * GUESSES_PER_SECOND, GUESSES_AT_ONCE)
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether this is an address of the machine itself; a name is none."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:

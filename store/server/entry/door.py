@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from store.server.strangers import Strangers
+    from store.server.entry.strangers import Strangers
 
 __all__ = ["BACKLOG", "Door", "Host"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.server.strangers import (
+from store.server.entry.strangers import (
     ADDRESSES_MOST,
     GUESSES_AT_ONCE,
     GUESSES_PER_SECOND,

@@ -1,0 +1,41 @@
+"""Who could reach a server that listens somewhere, and what it must ask of them then (promise S8)."""
+
+from __future__ import annotations
+
+import ssl
+
+from store.errors import StoreUsageError
+from store.server.entry.strangers import is_loopback
+
+__all__ = ["check_exposure", "token_bytes"]
+
+TOKEN_BYTES_LEAST = 16  # of a token that strangers may guess at
+
+
+def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
+    """Refuse to listen to strangers.
+
+    Raises:
+        StoreUsageError: Anybody could come in, or could guess at the token.
+    """
+    if token is not None and len(token) < TOKEN_BYTES_LEAST and not insecure:
+        raise StoreUsageError(
+            f"the token has {len(token)} bytes, and anybody who reaches {host or 'an interface'} may guess at it: "
+            f"give it one of at least {TOKEN_BYTES_LEAST} (`rdzv token` prints a good one), or say insecure"
+        )
+    if insecure or token is not None or (tls is not None and tls.verify_mode is ssl.CERT_REQUIRED):
+        return
+    if host != "localhost" and not is_loopback(host):
+        raise StoreUsageError(
+            f"a store on {host or 'all interfaces'} would let anybody in: give it a token (token= or --token-file) or "
+            f"mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to leave it open"
+        )
+
+
+def token_bytes(token: str | bytes | None) -> bytes | None:
+    """A token as bytes; an empty one is a mistake, not a token."""
+    if token is None:
+        return None
+    if not token:
+        raise StoreUsageError("the token is empty; leave it out, or give one")
+    return token.encode() if isinstance(token, str) else token
