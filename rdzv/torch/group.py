@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.errors import RendezvousSettingsError
-from rdzv.torch.pytorch import abort_process_group, dist, set_group_timeout
+from rdzv.torch.pytorch import abort_process_group, destroy_process_groups, dist, set_group_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +121,7 @@ class RoundGroup:
         if dist.is_initialized():
             if self._aborted.is_set() and "nccl" in self._backend:
                 return  # aborting has destroyed them
-            dist.destroy_process_group()
+            destroy_process_groups()
 
     @contextlib.contextmanager
     def _noting_sockets(self) -> Any:

@@ -7,6 +7,7 @@ documentation is in `PRIVATE`, and what is not in every release from `OLDEST` on
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,6 +42,7 @@ __all__ = [
     "SignalException",
     "abort_process_group",
     "agent_above",
+    "destroy_process_groups",
     "dist",
     "events",
     "in_words",
@@ -153,6 +155,21 @@ set_group_timeout: Final[Any] = getattr(dist.distributed_c10d, "_set_pg_timeout"
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
 """What else a TCPStore is to be given together with a socket that listens: 2.4 takes one in its older server only."""
+
+
+LETS_GO_AFTER: Final = 0.0 if RELEASE >= (2, 8) else 0.05
+"""In seconds: how long a group's threads may take to let go of a collective that has ended.
+
+Before 2.8 a gloo group that is destroyed waits for its threads and keeps the interpreter's lock meanwhile (PyTorch's
+pull request 154976). A thread that lets go of a tensor needs that lock, and so neither ever ends: with TCPStore, too.
+"""
+
+
+def destroy_process_groups() -> None:
+    """`torch.distributed.destroy_process_group`, also right after a collective."""
+    if LETS_GO_AFTER:
+        time.sleep(LETS_GO_AFTER)  # nothing tells when the threads have let go
+    dist.destroy_process_group()
 
 
 def runs_under_torchrun() -> bool:

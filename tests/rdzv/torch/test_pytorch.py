@@ -88,3 +88,13 @@ def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
     assert it.in_words(failed) == "worker 1 ended with status 1"
     assert run(None, both) is None
     assert it.agent_above() is None
+
+
+def test_before_2_8_a_group_is_destroyed_once_its_threads_have_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gloo group that was destroyed right after a barrier waited for ever for a thread that waited for it."""
+    done: list[object] = []
+    monkeypatch.setattr(it, "LETS_GO_AFTER", 0.05)
+    monkeypatch.setattr(it, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(it.dist, "destroy_process_group", lambda: done.append("destroyed"))
+    it.destroy_process_groups()
+    assert done == [0.05, "destroyed"]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 import rdzv.torch
-from rdzv.torch.pytorch import RELEASE
+from rdzv.torch.pytorch import RELEASE, destroy_process_groups
 
 
 def over_a_store(url: str, rank: int, size: int) -> None:
@@ -38,7 +38,7 @@ def over_a_store(url: str, rank: int, size: int) -> None:
         dist.all_reduce(total, group=odd)
         assert int(total) == sum(range(1, size, 2))
     dist.monitored_barrier()
-    dist.destroy_process_group()
+    destroy_process_groups()
 
 
 def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
@@ -79,13 +79,13 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
         ranks.append(dist.get_rank())
         assert dist.get_world_size() == size
         collectives(dist.get_rank(), size)
-        dist.destroy_process_group()
+        destroy_process_groups()
     assert ranks[0] == ranks[1], "survivors keep their order"
     again = f"{url}-with-ranks".replace("?", "%3F")  # ranks of one's own, as with env:// and tcp://
     dist.init_process_group("gloo", init_method=again, rank=rank, world_size=size, timeout=timedelta(seconds=120))
     assert dist.get_rank() == rank
     assert not isinstance(bottom_store(), dist.TCPStore)
-    dist.destroy_process_group()
+    destroy_process_groups()
     native = f"{url}&torch_store=tcp".replace("?", "-native/with/segments?", 1)
     dist.init_process_group("gloo", init_method=native, timeout=timedelta(seconds=120))
     default = dist.distributed_c10d._get_default_store()
@@ -94,7 +94,7 @@ def over_an_init_method(url: str, rank: int, size: int) -> None:
         default.queue_push(f"to {dist.get_rank()}", "hello")
         assert default.queue_pop(f"to {dist.get_rank()}") == b"hello"
     collectives(dist.get_rank(), size)
-    dist.destroy_process_group()
+    destroy_process_groups()
 
 
 def bottom_store() -> Any:
