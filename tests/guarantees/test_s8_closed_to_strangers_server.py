@@ -62,7 +62,8 @@ async def test_s8_with_a_token_or_the_word_insecure_it_listens_beyond_loopback(o
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
 async def test_s8_loopback_needs_nothing(host: str) -> None:
     async with store.serve(host) as server, store.connect(server.url) as client:
-        await client.ping()
+        await client.put("a", b"1")
+        assert await client.get("a") is not None
 
 
 async def test_s8_an_empty_token_is_a_mistake_not_a_token() -> None:

@@ -496,6 +496,7 @@ async def test_callers_that_were_held_back_are_let_go_when_the_connection_is_los
         await asyncio.sleep(0.1)
         network.reset("client")
         await asyncio.gather(*calls, held_back)
+        assert {entry.key for entry in await client.list("")} == {"0", "1", "2", "3", "4", "held back"}
 
 
 # ------------------------------------------------------------------------------------------------ watches

@@ -101,7 +101,9 @@ def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
 
 def test_a_mark_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     (tmp_path / MARK).mkdir()
-    Mark(tmp_path).write("store-1", 1)
+    mark = Mark(tmp_path)
+    mark.write("store-1", 1)
+    assert mark.read() is None
 
 
 def test_the_reserve_takes_room_and_gives_it_back(tmp_path: Path) -> None:

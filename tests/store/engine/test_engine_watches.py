@@ -132,7 +132,9 @@ def test_a_closed_connection_hears_no_more() -> None:
 
 
 def test_closing_a_connection_that_never_said_hello_is_no_matter() -> None:
-    Desk().disconnect(77)
+    desk = Desk()
+    desk.disconnect(77)
+    assert desk.ask(Stats()).figures["sessions"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ waits

@@ -56,6 +56,7 @@ def test_preparing_a_socket_that_is_closed_already_is_its_owners_concern() -> No
     sock = socket.socket()
     sock.close()
     sockets.prepare(sock)
+    assert sock.fileno() == -1
 
 
 def test_in_a_child_a_socket_is_replaced_by_nothing_and_stays_the_parents() -> None:

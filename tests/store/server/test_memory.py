@@ -88,6 +88,7 @@ def test_nobody_left_to_pay_is_the_end_of_it() -> None:
     scene.memory.outboxes.bytes = 11 * KIB
     scene.peers.clear()
     scene.memory.make_room_in_outboxes()
+    assert not scene.said
 
 
 def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew() -> None:
