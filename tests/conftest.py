@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 from tests.support.seeds import FRESH
@@ -29,7 +31,11 @@ def pytest_asyncio_loop_factories(
 
 
 def pytest_configure() -> None:
-    """Let what is started here hear of signals that were ignored here, as under nohup or behind a shell's "&"."""
+    """Prepare what the processes that are started here inherit."""
+    # The suite starts hundreds of Pythons, and each would compile all of our modules anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    # They are to hear of signals that were ignored here, as under nohup or behind a shell's "&".
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

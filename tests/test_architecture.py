@@ -7,6 +7,7 @@ runs counts as well.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import sys
 from collections import Counter
@@ -216,14 +217,16 @@ def folder_of(room: str) -> str:
 PURE_ROOMS = (*PURE_ROOMS_ELSEWHERE, *(room for room in FILES if folder_of(room) in PURE_FOLDERS))
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports_of(room: str) -> list[Import]:
+@functools.cache
+def imports_of(room: str) -> tuple[Import, ...]:
     path = FILES[room]
     package = room if path.name == "__init__.py" else room.rpartition(".")[0]
-    return list(imports_in(tree_of(path), package))
+    return tuple(imports_in(tree_of(path), package))
 
 
 def imports_in(node: ast.AST, package: str, *, late: bool = False, for_types: bool = False) -> Iterator[Import]:
@@ -258,8 +261,9 @@ def is_type_checking(test: ast.expr) -> bool:
     return ast.unparse(test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 
 
-ARROWS = {room: {each.module for each in imports_of(room) if each.module in FILES} - {room} for room in FILES}
-"""Which rooms each room imports; types count."""
+def arrows_of(room: str) -> set[str]:
+    """Which rooms this one imports; types count."""
+    return {each.module for each in imports_of(room) if each.module in FILES} - {room}
 
 
 def reached_from(room: str) -> set[str]:
@@ -267,7 +271,7 @@ def reached_from(room: str) -> set[str]:
     reached: set[str] = set()
     ahead = [room]
     while ahead:
-        new = ARROWS[ahead.pop()] - reached
+        new = arrows_of(ahead.pop()) - reached
         reached |= new
         ahead.extend(new)
     return reached
@@ -278,23 +282,27 @@ def test_every_pure_room_is_there() -> None:
     assert {folder_of(room) for room in PURE_ROOMS} >= set(PURE_FOLDERS)
 
 
-@pytest.mark.parametrize("room", PURE_ROOMS)
-def test_pure_rooms_do_not_let_the_world_in(room: str) -> None:
+def test_pure_rooms_do_not_let_the_world_in() -> None:
     worldly = {
-        imported.module
+        (room, imported.module)
+        for room in PURE_ROOMS
         for imported in imports_of(room)
         # A `random.Random` is handed in, so its type may be named; nothing else of the world is.
         if imported.top in WORLD and not (imported.module == "random" and imported.for_types)
     }
-    assert worldly == set(), f"{room} is pure and must not import these"
+    assert worldly == set(), "these rooms are pure and must not import that"
 
 
-@pytest.mark.parametrize("room", FILES)
-def test_layers_point_down(room: str) -> None:
-    folder = folder_of(room)
-    assert folder in MAY_IMPORT, f"{folder} has no row in MAY_IMPORT, nor in the picture in docs/architecture.md"
-    looked_up = {each for each in ARROWS[room] if folder_of(each) not in MAY_IMPORT[folder] | {folder}}
-    assert looked_up == set(), f"{room} must not import these: move what it needs of them down"
+def test_layers_point_down() -> None:
+    without_a_row = set(map(folder_of, FILES)) - set(MAY_IMPORT)
+    assert without_a_row == set(), "these have no row in MAY_IMPORT, nor in the picture in docs/architecture.md"
+    looked_up = {
+        (room, each)
+        for room in FILES
+        for each in arrows_of(room)
+        if folder_of(each) not in MAY_IMPORT[folder_of(room)] | {folder_of(room)}
+    }
+    assert looked_up == set(), "the first must not import the second: move what it needs of it down"
 
 
 def test_the_layers_themselves_have_no_circle() -> None:
@@ -331,18 +339,21 @@ def test_classes_are_short_or_say_why_not() -> None:
     assert classes == set(LONG_CLASSES), "split what is new here, and take out of LONG_CLASSES what is short now"
 
 
-@pytest.mark.parametrize("room", [room for room in FILES if room not in EXTRA_ROOMS])
-def test_only_the_core_dependencies_are_imported_with_the_module(room: str) -> None:
-    needed = {imported.top for imported in imports_of(room) if not imported.late and not imported.for_types}
-    assert needed <= sys.stdlib_module_names | CORE_DEPENDENCIES | set(PACKAGES)
+def test_only_the_core_dependencies_are_imported_with_the_module() -> None:
+    needed = {
+        (room, imported.top)
+        for room in FILES.keys() - EXTRA_ROOMS
+        for imported in imports_of(room)
+        if not imported.late and not imported.for_types
+    }
+    there = sys.stdlib_module_names | CORE_DEPENDENCIES | set(PACKAGES)
+    assert {each for each in needed if each[1] not in there} == set()
 
 
-@pytest.mark.parametrize("room", FILES)
-def test_a_room_looks_into_no_other_rooms_privates(room: str) -> None:
+def test_a_room_looks_into_no_other_rooms_privates() -> None:
     """As far as the source tells: a private name that the room itself has may be read of whatever it likes."""
-    if room in GENERATED_ROOMS:
-        return
-    assert foreign_privates(tree_of(FILES[room])) == []
+    private = {room: foreign_privates(tree_of(FILES[room])) for room in FILES.keys() - GENERATED_ROOMS}
+    assert {room: names for room, names in private.items() if names} == {}
 
 
 def foreign_privates(tree: ast.Module) -> list[str]:
@@ -467,15 +478,10 @@ def is_all(node: ast.Assign) -> bool:
     return [ast.unparse(target) for target in node.targets] == ["__all__"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    files_in(*PACKAGES, "examples", "benchmarks", "tests"),
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_every_module_says_what_it_is_for(path: Path) -> None:
-    tree = tree_of(path)
+def test_every_module_says_what_it_is_for() -> None:
+    trees = {path: tree_of(path) for path in files_in(*PACKAGES, "examples", "benchmarks", "tests")}
     # A package of tests is a folder, not a room: its `__init__.py` may be empty.
-    assert ast.get_docstring(tree) or not tree.body
+    assert [str(path) for path, tree in trees.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
 EVALUATES = frozenset("pickle cPickle dill cloudpickle marshal shelve code codeop runpy".split())  # noqa: SIM905
@@ -486,15 +492,14 @@ RUNS_THE_USERS_COMMAND = "rdzv.cli.launcher.preload_server"
 """It has no other input than the command line that the user typed, and imports no store."""
 
 
-@pytest.mark.parametrize(
-    "room", [room for room in FILES if folder_of(room) != "rdzv.torch" and room != RUNS_THE_USERS_COMMAND]
-)
-def test_s8_nothing_received_is_ever_unpickled_or_evaluated(room: str) -> None:
+def test_s8_nothing_received_is_ever_unpickled_or_evaluated() -> None:
     """Nothing that could is imported or called. What PyTorch itself keeps in a store is its own affair."""
-    assert not {imported.top for imported in imports_of(room)} & EVALUATES
-    calls = (node.func for node in ast.walk(tree_of(FILES[room])) if isinstance(node, ast.Call))
-    called = {function.id for function in calls if isinstance(function, ast.Name)}
-    assert not called & {"eval", "exec", "compile", "__import__"}
+    rooms = [room for room in FILES if folder_of(room) != "rdzv.torch" and room != RUNS_THE_USERS_COMMAND]
+    imported = {(room, each.top) for room in rooms for each in imports_of(room)}
+    assert {each for each in imported if each[1] in EVALUATES} == set()
+    calls = ((room, node.func) for room in rooms for node in ast.walk(tree_of(FILES[room])) if type(node) is ast.Call)
+    called = {(room, function.id) for room, function in calls if isinstance(function, ast.Name)}
+    assert {each for each in called if each[1] in {"eval", "exec", "compile", "__import__"}} == set()
 
 
 # The reader of imports must itself be right, or the tests above would pass for the wrong reason.
