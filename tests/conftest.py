@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from hypothesis import HealthCheck, settings
+
 from tests.support.seeds import FRESH
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import pytest
+
+
+# How long an example takes, or the making of one, tells of the machine and of nothing else.
+settings.register_profile("rdzv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rdzv")
 
 
 def pytest_asyncio_loop_factories(

@@ -64,7 +64,7 @@ async def test_r22_a_wait_ends_as_soon_as_the_node_knows_of_a_loss(wait: str) ->
         run.crash("c")
         for task in waiting:
             with pytest.raises(rdzv.MembersLostError, match="has lost 'c'") as caught:
-                async with asyncio.timeout(5):  # its own timeout is 300 s
+                async with asyncio.timeout(60):  # its own timeout is 300 s
                     await task
             assert caught.value.node_ids == ("c",)
         await heard.until(NodesLost(1, ("c",)))
@@ -146,14 +146,14 @@ async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: st
             joining = meeting.start(a.next_rendezvous())
             async with start_python("-c", DIES, url) as child:
                 info = await joining
-                await child.line("in", timeout=15)
+                await child.line("in")
                 waiting = meeting.start(WAITS[wait](info.store))
-                async with store.connect(f"tcp://127.0.0.1:{backing.port}") as look, asyncio.timeout(15):
+                async with store.connect(f"tcp://127.0.0.1:{backing.port}") as look, asyncio.timeout(60):
                     while (await look.stats())["waits"] < 2:  # noqa: ASYNC110  theirs and ours; nobody else tells
                         await asyncio.sleep(0.01)
                 child.kill()
                 with pytest.raises(rdzv.MembersLostError, match="'killed'") as caught:
-                    async with asyncio.timeout(15):
+                    async with asyncio.timeout(60):
                         await waiting
                 assert caught.value.node_ids == ("killed",)
                 await told(a, NodesLost(1, ("killed",)))

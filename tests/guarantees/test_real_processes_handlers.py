@@ -54,7 +54,7 @@ asyncio.run(main())
 
 
 async def told(child: Child, what: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await child.line(f'"what": "{what}"', timeout=15))
+    found: dict[str, Any] = json.loads(await child.line(f'"what": "{what}"'))
     return found
 
 

@@ -110,7 +110,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(STEPS)
 def test_s2_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(steps: list[tuple[str, int]]) -> None:
     """ "Where nobody can know (...), the caller gets `ConnectionLost` with `maybe_applied=True`, never a guess." """

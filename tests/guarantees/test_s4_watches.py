@@ -88,7 +88,7 @@ STEPS = st.lists(
 PREFIXES = st.sampled_from(["", "a/", "b/1", "c"])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(STEPS, PREFIXES)
 def test_s4_every_change_once_in_order_whole_and_across_reconnects(steps: list[tuple[str, int]], prefix: str) -> None:
     """ "Watches are ordered, unique, atomic per revision, reliable and resumable: ... every later change, no gap,
@@ -106,7 +106,7 @@ def test_s4_every_change_once_in_order_whole_and_across_reconnects(steps: list[t
     assert reader.batches == world.since(opened, prefix)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(STEPS, PREFIXES, st.integers(0, 6))
 def test_s4_a_watch_from_a_revision_on_has_no_gap_at_its_beginning(
     steps: list[tuple[str, int]], prefix: str, start: int
@@ -147,7 +147,7 @@ def check_against_states(world: World, reader: Reader, prefix: str) -> None:
         assert state == {key: value for key, value in world.states[at].items() if key.startswith(prefix)}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(STEPS, PREFIXES, st.sampled_from([64 * 2**20, 2000, 300]))
 def test_s4_a_snapshot_then_every_change_or_an_explicit_reset(
     steps: list[tuple[str, int]], prefix: str, history_bytes_max: int

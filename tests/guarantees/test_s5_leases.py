@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.engine.leases import LOOK_AGAIN_AFTER, STALL_AFTER
@@ -20,7 +20,6 @@ def leased(desk: Desk, ttl: float, *, disconnect_ttl: float | None = None, peer:
     return lease
 
 
-@settings(deadline=None)
 @given(
     st.floats(0.01, 20.0),
     st.lists(st.tuples(st.sampled_from(["wait", "renew", "stall", "ask"]), st.floats(0.001, 8.0)), max_size=15),
@@ -45,7 +44,6 @@ def test_s5_a_key_on_a_lease_never_goes_before_its_ttl(ttl: float, steps: list[t
             return
 
 
-@settings(deadline=None)
 @given(st.floats(0.01, 20.0))
 def test_s5_a_key_on_a_lease_goes_within_a_tenth_of_a_second_after_its_ttl(ttl: float) -> None:
     """ "and goes within 100 ms after it on an idle server"."""
@@ -157,7 +155,6 @@ def test_s5_reading_a_lease_does_not_keep_it() -> None:
     assert desk.keys() == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["keep", "close", "wait"])), max_size=30))
 def test_s5_the_last_to_keep_a_lease_decides_when_it_goes(steps: list[tuple[int, str]]) -> None:
     """ "the connection that keeps it": against a model that knows only who kept it last."""

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import when
@@ -340,7 +340,6 @@ REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(REQUESTS, max_size=60), st.booleans())
 def test_s6_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]], acknowledges: bool) -> None:
     """ "each has a limit that a client cannot pass"."""

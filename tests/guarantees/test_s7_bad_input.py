@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.errors import AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced
@@ -266,16 +266,14 @@ NESTED = st.recursive(
 CODES = st.sampled_from([*codec.REQUESTS, *codec.RESPONSES, wire.EVENTS, wire.LAGGED, wire.BYE, "rdzv", "sorry"])
 
 
-@settings(
-    deadline=None, max_examples=max(INPUTS // 20, 1), suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+@settings(max_examples=max(INPUTS // 20, 1), print_blob=True)
 @given(st.sampled_from(ENDS), st.lists(st.tuples(CODES, st.lists(NESTED, max_size=6)), max_size=3))
 def test_s7_only_four_errors_come_of_well_formed_nonsense(end: Any, said: list[tuple[object, list[Any]]]) -> None:
     """ "Bad input (...) costs the sender its connection, with one log line saying why, and nobody else anything." """
     feed(end(), b"".join(wire._frame(msgpack.packb([code, *fields])) for code, fields in said))
 
 
-@settings(deadline=None, max_examples=max(INPUTS // 40, 1))
+@settings(max_examples=max(INPUTS // 40, 1))
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 100))
 def test_s7_a_reader_of_frames_holds_no_more_than_one(pieces: list[bytes], bytes_max: int) -> None:
     """ "a half frame and silence" holds no more memory than a frame may have."""

@@ -34,7 +34,7 @@ class Bystander:
     async def go_on(self) -> None:
         while True:
             self.additions += 1
-            assert await self.client.add("count", 1, timeout=5.0) == self.additions
+            assert await self.client.add("count", 1, timeout=60.0) == self.additions
 
 
 @contextlib.asynccontextmanager

@@ -244,10 +244,10 @@ async def test_s8_who_has_a_certificate_is_let_in(
 ) -> None:
     async with store.serve(host, tls=certificates.server(newest=newest)) as server:
         url = f"tcps://127.0.0.1:{server.port}"
-        async with store.connect(url, tls=certificates.client(), timeout=5.0) as client, client.watch("") as watch:
+        async with store.connect(url, tls=certificates.client(), timeout=60.0) as client, client.watch("") as watch:
             await client.put("a", bytes(1_000_000))
             assert len((await anext(aiter(watch))).value) == 1_000_000
-            assert await asyncio.to_thread(connect_blocking, url, None, tls=certificates.client(), timeout=5.0) == 2
+            assert await asyncio.to_thread(connect_blocking, url, None, tls=certificates.client(), timeout=60.0) == 2
         assert server.url.startswith("tcps://")
 
 
@@ -414,7 +414,7 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
     async with start_python("-c", UVLOOP_SERVER, *files) as child:
         port = int(await child.line())
         url = f"tcps://127.0.0.1:{port}"
-        async with store.connect(url, tls=certificates.client(), timeout=10.0) as client:
+        async with store.connect(url, tls=certificates.client(), timeout=60.0) as client:
             assert await client.put("a", bytes(3_000_000)) == 1
             entry = await client.get("a")
             assert entry is not None

@@ -28,7 +28,7 @@ with socket.create_server((sys.argv[1], 7000), family=family) as server:
 
 TALK = """
 import socket, sys
-with socket.create_connection((sys.argv[1], 7000), timeout=5) as connection:
+with socket.create_connection((sys.argv[1], 7000), timeout=60) as connection:
     print("connected from", connection.getsockname()[0])
     connection.settimeout(float(sys.argv[2]))
     try:

@@ -68,7 +68,7 @@ async def held_back(
 
 async def taken(semaphore: threading.Semaphore) -> None:
     """The writer has a group in hand."""
-    assert await asyncio.to_thread(semaphore.acquire, timeout=10)
+    assert await asyncio.to_thread(semaphore.acquire, timeout=60)
 
 
 async def a_peer(server: store.Server, journal: HeldBack) -> Peer:

@@ -152,7 +152,7 @@ class Child(asyncio.SubprocessProtocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         try:
-            await self.wait(timeout=10)
+            await self.wait()
         finally:
             self._transport.close()
 

@@ -88,7 +88,7 @@ async def open_shared_store(twin: str, server: Server, **arguments: Any) -> Asyn
 
 async def until_waits(client: store.Client, count: int) -> None:
     """Return once so many waits are parked at the server."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         waits = -1
         while waits != count:
             waits = (await client.stats())["waits"]
@@ -249,14 +249,14 @@ class Meeting:
         """Have a node call `next_rendezvous`, and return once it is parked there, or through."""
         task = self.start(node.next_rendezvous())
         look = at or node
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not task.done() and node.node_id not in (await look.status()).waiting:  # noqa: ASYNC110 - an outsider
                 await asyncio.sleep(0.01)
         return task
 
     async def meet(self, *nodes: Any) -> list[Any]:
         """All of them join; what each got."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return list(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
 
 

@@ -296,7 +296,7 @@ async def test_the_store_does_not_linger_for_the_shared_store_of_the_node_that_h
         await info.store.set("key", "value")
         reading = asyncio.create_task(info.store.get("never"))
         await asyncio.sleep(0)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await handler.aclose()
         with pytest.raises(RoundSupersededError):
             await reading

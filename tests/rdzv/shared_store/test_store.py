@@ -575,7 +575,7 @@ async def test_what_waits_ends_at_once_when_a_member_is_lost_and_names_it(
         await until_waits(observer, 1)
         lost = ("gpu-7",)
         end_waits(shared)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(MembersLostError, match=r"the round has lost 'gpu-7'.* call next_rendezvous") as raised:
                 await waiting
         assert raised.value.node_ids == ("gpu-7",)
@@ -591,7 +591,7 @@ async def test_after_a_loss_what_is_there_is_given_and_what_is_not_is_not_waited
         assert await shared.add("count", 1) == 1
         await shared.queue_push("queue", "1")
         assert await shared.queue_pop("queue") == b"1"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(MembersLostError, match="'a', 'b', and what this node waited for may never come: 'k'"):
                 await shared.get("k")
 

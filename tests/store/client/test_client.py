@@ -564,7 +564,7 @@ def test_client_and_server_run_on_uvloop_too() -> None:
     async def talk() -> None:
         async with store.serve() as server:
             for host in ("127.0.0.1", "localhost"):  # the latter may mean ::1 first, where nobody listens
-                async with store.connect(f"tcp://{host}:{server.port}", timeout=5.0) as client:
+                async with store.connect(f"tcp://{host}:{server.port}", timeout=60.0) as client:
                     async with client.watch("") as watch:
                         await client.put("large", bytes(5_000_000))
                         event = await anext(aiter(watch))

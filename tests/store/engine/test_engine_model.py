@@ -238,7 +238,6 @@ WATCHES = st.one_of(
 AGAIN = "again"  # send the last request once more
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(REQUESTS, REQUESTS, WATCHES, st.just(AGAIN)), max_size=40))
 def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request[Any] | str]) -> None:
     desk, model = Desk(), Model()
@@ -290,7 +289,6 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request
         assert desk.told[1, watch_id] == expected[watch_id] + model.since(revision, prefix)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.one_of(OPERATIONS, st.builds(lambda key: Put(key, b"", ttl=0.05), KEYS), st.just(AGAIN)), max_size=40)
 )
@@ -384,7 +382,7 @@ HAPPENINGS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(HAPPENINGS, max_size=40), st.sampled_from([10**6, 1500]))
 def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     happenings: list[Request[Any] | str], history_bytes_max: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store.engine import keyspace
@@ -62,7 +62,6 @@ def test_a_chunk_that_becomes_empty_goes() -> None:
     assert list(made.with_prefix("a")) == ["again"]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), KEYS), max_size=80), st.sampled_from([2, 4, keyspace.CHUNK_MAX]))
 def test_the_index_is_a_sorted_list(steps: list[tuple[bool, str]], chunk_max: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

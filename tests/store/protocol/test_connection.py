@@ -425,7 +425,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(STEPS, st.sampled_from([None, b"secret"]))
 def test_every_request_is_applied_once_whatever_is_lost_on_the_way(
     steps: list[tuple[str, Any]], token: bytes | None
@@ -472,7 +472,6 @@ def test_every_request_is_applied_once_whatever_is_lost_on_the_way(
     assert session.replies == 0  # everything was acknowledged
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
 def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
     """One request, and connections that end after so many bytes of the server's, until one does not."""

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import messages, when
@@ -533,7 +533,6 @@ def test_what_becomes_the_right_type_on_the_way_may_be_given(given_: Any, arrive
     assert decoded == (1, 0, arrives)
 
 
-@settings(deadline=None)
 @given(REQUESTS)
 def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) -> None:
     layout = codec.LAYOUT_OF[type(request)]

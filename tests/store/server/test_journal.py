@@ -44,11 +44,11 @@ class Outcome:
 
     def wait_for(self, number: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.durable and self.durable[-1] >= number, timeout=10)
+            assert self._changed.wait_for(lambda: self.durable and self.durable[-1] >= number, timeout=60)
 
     def wait_for_failure(self) -> str:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.failures, timeout=10)
+            assert self._changed.wait_for(lambda: self.failures, timeout=60)
         return self.failures[-1]
 
     def _on_durable(self, number: int) -> None:
@@ -289,7 +289,7 @@ def test_what_gathers_while_one_commit_runs_shares_the_next(tmp_path: Path) -> N
     outcome = Outcome()
     outcome.start(journal)
     journal.append(change(put(1, "k")))
-    assert journal.begun.acquire(timeout=10)
+    assert journal.begun.acquire(timeout=60)
     for number in range(2, 102):
         journal.append(change(put(number, "k")))
     assert journal.durable == 0
@@ -315,7 +315,7 @@ def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
     journal.load()
     Outcome().start(journal)
     journal.append(change(put(1, "k")))
-    assert journal.begun.acquire(timeout=10)
+    assert journal.begun.acquire(timeout=60)
     assert not journal.stop(within=0.01)
     journal.close(within=0.01)
     assert "takes nothing" in caplog.text

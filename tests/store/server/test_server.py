@@ -503,9 +503,9 @@ async def test_every_address_of_a_name_is_served_on_one_port() -> None:
             loopback = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
             for family in families & loopback.keys():
                 at = f"[{loopback[family]}]" if family == socket.AF_INET6 else loopback[family]
-                async with store.connect(f"tcp://{at}:{server.port}", timeout=5) as client:
+                async with store.connect(f"tcp://{at}:{server.port}", timeout=60.0) as client:
                     assert await client.put("a", b"") > 0
-            async with store.connect(server.url, timeout=5) as client:
+            async with store.connect(server.url, timeout=60.0) as client:
                 assert client.store_id == server.store_id
 
 

@@ -71,7 +71,7 @@ async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest
         while listener.asked < 3:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
         listener.full = False
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await taken.wait()
     assert len(caplog.records) == 1
     assert "ulimit -n" in caplog.text
