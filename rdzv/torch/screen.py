@@ -53,6 +53,9 @@ SAYS_AGAIN_AFTER: Final = 30.0
 JOIN_WITHIN: Final = 1.0
 """In seconds: the threads of this room end as soon as they are told to; nobody waits for longer."""
 
+HELD_FOR: Final = 1.0
+"""In seconds: whether nodes wait to come in is told after that; within it, the next round's line tells who is new."""
+
 NAMED_MAX: Final = 8
 """How many nodes a line names."""
 
@@ -112,6 +115,8 @@ class Screen:
         self._store: sync.SharedStore | None = None  # of the same
         self._told_of: set[str] = set()  # who of the same is known to have gone
         self._stopped_by = ""
+        self._held: tuple[str, str] | None = None  # a line that another may make superfluous, and its reason
+        self._holding = threading.Lock()
 
     def begins(self, settings: Settings, node_id: str, workers: int | None, *, hosts: bool) -> None:
         """Say where the others are to be met, and as whom."""
@@ -160,6 +165,7 @@ class Screen:
 
     def stop(self) -> None:
         """Wait until nothing is said any more; the handler has been closed."""
+        self._take_held()
         if self._listener is not None:
             self._listener.join(JOIN_WITHIN)
 
@@ -177,6 +183,7 @@ class Screen:
 
     def met(self, info: sync.RendezvousInfo, seconds: float) -> None:
         """Say that a round has come about, and who is not in it any more, or is new."""
+        _, why = self._take_held() or ("", "")
         before, self._members, self._size = self._members, frozenset(), info.world_size
         self._store, self._told_of = info.store, set()
         world = ""
@@ -191,6 +198,7 @@ class Screen:
         if before and self._members:
             gone, new = sorted(before - self._members), sorted(self._members - before)
             changed = f"; gone: {_listed(gone)}" * bool(gone) + f"; new: {_listed(new)}" * bool(new)
+        changed += why
         log.info(
             "run %s, round %d: %d node%s%s%s; this one, %s, has rank %d; met within %.1f s",
             *(self._run_id, info.round, info.world_size, "s" * (info.world_size != 1), world, changed),
@@ -215,6 +223,19 @@ class Screen:
         with contextlib.suppress(RendezvousError, RuntimeError, ConnectionError), handler.changes() as changes:
             for change in changes:
                 self._say(change)
+                held_until = time.monotonic() + HELD_FOR
+                while self._held is not None:
+                    another = changes.poll(max(held_until - time.monotonic(), 0.0))
+                    if another is not None:
+                        self._say(another)
+                    elif time.monotonic() >= held_until and (held := self._take_held()) is not None:
+                        log.info("%s", held[0])
+
+    def _take_held(self) -> tuple[str, str] | None:
+        """The line that is held back, and its reason; who has taken it tells it, or has told what it says."""
+        with self._holding:
+            held, self._held = self._held, None
+            return held
 
     def _say(self, change: Change) -> None:
         left = "meeting again"
@@ -230,7 +251,13 @@ class Screen:
                 log.warning("run %s: %s left%s; %s", self._run_id, named, why, left)
             case NodesWaiting(count=count) if count:
                 waiting = f"{count} node{' waits' if count == 1 else 's wait'} to come in"
-                log.info("run %s: %s%s; %s", self._run_id, waiting, self._why_again(), left)
+                why = self._why_again()
+                _, told = self._take_held() or ("", "")
+                why += told
+                with self._holding:
+                    self._held = f"run {self._run_id}: {waiting}{why}; {left}", why
+            case NodesWaiting():
+                self._take_held()  # they have come in, and the round's line has told of them, or they have gone
             case Dropped():
                 log.warning("run %s: this node was dropped: %s; %s", self._run_id, change.reason, left)
             case Closed():

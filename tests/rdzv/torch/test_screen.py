@@ -107,7 +107,12 @@ def test_a_round_is_told_with_who_is_gone_and_new(url: str, run_id: str, caplog:
     ]
 
 
-def test_a_member_that_comes_again_says_why(url: str, run_id: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("held_for", [0.0, 1000.0])
+def test_a_member_that_comes_again_says_why(
+    url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, held_for: float
+) -> None:
+    """In a line of its own if the next round does not come at once, else in that round's."""
+    monkeypatch.setattr("rdzv.torch.screen.HELD_FOR", held_for)
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     where = f"{url}/{run_id}?min_nodes=2"
     with rdzv.sync.connect(where, node_id="a") as handler, rdzv.sync.connect(where, node_id="b") as other:
@@ -119,11 +124,13 @@ def test_a_member_that_comes_again_says_why(url: str, run_id: str, caplog: pytes
             others.explain("b", "worker 0 was killed by signal 9")
             again = pool.submit(other.next_rendezvous)
             screen.listen(handler)
-            wanted = "1 node waits to come in; b again: worker 0 was killed by signal 9; meeting again"
-            while wanted not in caplog.text:
+            line = "1 node waits to come in; b again: worker 0 was killed by signal 9; meeting again"
+            while line not in caplog.text if not held_for else screen._held is None:
                 time.sleep(0.01)  # nothing announces a line of a log
-            handler.next_rendezvous()
+            screen.met(handler.next_rendezvous(), 0.0)
             again.result(30)
+            in_round = "2 nodes; b again: worker 0 was killed by signal 9; this one, a"
+            assert [line in caplog.text, in_round in caplog.text] == [not held_for, bool(held_for)]
     screen.stop()
 
 
