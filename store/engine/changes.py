@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
     from store.engine.scans import Picked, Scan
+    from store.engine.waits import Stirred
     from store.messages import Cause
 
 __all__ = ["Changes"]
@@ -32,7 +33,7 @@ class Changes:
 
     Attributes:
         facts: What a journal must be told; None if nobody keeps it.
-        scans: Those that are told what a key held before it is changed.
+        scans: Those that are told what a key held before it is changed, and waits that are looked at later.
     """
 
     def __init__(self, keys: Keyspace, leases: Leases, *, facts: Facts | None) -> None:
@@ -40,7 +41,7 @@ class Changes:
         self._leases = leases
         self.facts = facts
         self._events: list[Event] = []
-        self.scans: dict[Scan | Picked, None] = {}
+        self.scans: dict[Scan | Picked | Stirred, None] = {}
 
     @property
     def begun(self) -> bool:

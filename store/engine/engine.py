@@ -17,6 +17,7 @@ overtaken by its own lease (S5).
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission
@@ -28,7 +29,7 @@ from store.engine.leases import Leases
 from store.engine.processes import Closing
 from store.engine.requests import Requests
 from store.engine.sessions import Forgotten, Session, Sessions, reply_cost
-from store.engine.waits import Waits
+from store.engine.waits import Stirred, Waits
 from store.engine.watches import History, Watches
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.fast_init import constructor
@@ -50,10 +51,13 @@ if TYPE_CHECKING:
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
     from store.engine.leases import LeaseRecord
+    from store.engine.watches import Watcher
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
+WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milliseconds ...
+WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
 
 _make_applied = constructor(Applied)  # which every request makes
@@ -112,6 +116,7 @@ class Engine:
             changes=self._changes,
             admission=self._admission,
         )
+        self._stirred: deque[Stirred] = deque()
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._lapsed = 0
@@ -382,10 +387,34 @@ class Engine:
             self._changes.facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._asked.deliveries.append(Delivery(watchers=watchers, events=about))
+        for stirred in self._stirred:
+            stirred.changed(events)
         if self._waits:
-            found: dict[tuple[str, ...], Response] = {}
-            for watcher, parked in self._waits.stirred(events).items():
-                self._asked.answer_parked(watcher, parked, found)
+            self._look_at_waits(self._waits.stirred(events))
+
+    def _look_at_waits(self, watchers: dict[Watcher, None]) -> None:
+        """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
+        if len(watchers) > WAITS_AT_ONCE or self._waits.weigh(watchers) > WAITED_KEYS_AT_ONCE:
+            stirred = Stirred(watchers, self._keys.entries, self.revision)
+            self._stirred.append(stirred)
+            self._changes.scans[stirred] = None
+        else:
+            # Those that are still to be looked at for an earlier change will then be for this one, too.
+            self._asked.look_at_waits([one for one in watchers if not any(one in stirred for stirred in self._stirred)])
+
+    @property
+    def stirred(self) -> int:
+        """How many changes have ended waits that are still to be answered, by `answer_waits`."""
+        return len(self._stirred)
+
+    def answer_waits(self) -> tuple[Delivery | Answer | Overtaken, ...]:
+        """Answer some of the waits that the first of these changes has ended."""
+        stirred = self._stirred[0]
+        self._asked.look_at_stirred(stirred)
+        if stirred.over:
+            self._stirred.popleft()
+            del self._changes.scans[stirred]
+        return self._take_deliveries()
 
 
 def _forgotten(request_id: int) -> Failed:

@@ -13,7 +13,7 @@ from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
 from store.engine.scans import PART_BYTES, STEP_KEYS, Picked, Scan
-from store.engine.waits import Parked, Waits, wait_bytes
+from store.engine.waits import Parked, Stirred, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.fast_init import constructor
@@ -73,7 +73,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from store.engine.changes import Changes
     from store.engine.keyspace import Keyspace
@@ -85,6 +85,8 @@ __all__ = ["Requests"]
 REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
 NOTES_AT_ONCE = 512
+WAITS_A_STEP = 64  # looked at in one step, of those that are too many for one: about half a millisecond
+KEYS_AS_A_WAIT = 32  # that one waits for, and that cost as much to look at as a wait of one key
 
 
 # Of what almost every request makes.
@@ -156,17 +158,14 @@ class Requests:
 
     def _get_many(self, request: GetMany) -> Listing | ListingPart:
         self._admission.check_count(len(request.keys), "keys")
-        listing = self._entries_of(request.keys)
+        listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
         return self._list_part(Work(watcher=self._asker, scan=Picked(listing.entries, listing.revision)))
 
-    def _entries_of(self, keys: tuple[str, ...]) -> Listing:
-        return self._listing(tuple(map(self._keys.get, keys)))
-
-    def _listing(self, entries: tuple[Entry | None, ...]) -> Listing:
+    def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
         self._admission.check_answer(sum(map(answer_bytes, entries)))
-        return _make_listing(entries, self._keys.revision)
+        return _make_listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
         scan = Scan(self._keys, request.prefix)
@@ -409,7 +408,7 @@ class Requests:
         self._admission.check_count(len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
-            return self._listing(entries)
+            return self._listing(entries, self._keys.revision)
         for key in request.keys:
             self._admission.check_key(key)
         cost = wait_bytes(request.keys, when)
@@ -419,44 +418,74 @@ class Requests:
         self._waits.add((peer, self._request_id), parked, cost=cost)
         return None
 
-    def answer_parked(self, watcher: Watcher, parked: Parked, found: dict[tuple[str, ...], Response]) -> None:
-        """Answer a wait that has come to its end, either way.
+    def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
+        """Answer those of these waits that are over now, either way."""
+        found: dict[tuple[str, ...], Response] = {}
+        for watcher in watchers:
+            self._look_at_wait(watcher, self._waits[watcher], self._keys.entries, self._keys.revision, found)
+
+    def look_at_stirred(self, stirred: Stirred) -> None:
+        """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
+        most = WAITS_A_STEP
+        while most > 0 and not stirred.over:
+            watcher = stirred.next()
+            parked = self._waits.get(watcher)
+            if parked is None:  # it was over meanwhile, or nobody waits any more
+                continue
+            found = stirred.found
+            for revision, entries in stirred.states(parked.names):
+                if self._look_at_wait(watcher, parked, entries, revision, found):
+                    break
+                found = {}
+            most -= 1 + len(parked.keys) // KEYS_AS_A_WAIT
+
+    def _look_at_wait(
+        self,
+        watcher: Watcher,
+        parked: Parked,
+        entries: Mapping[str, Entry],
+        revision: int,
+        found: dict[tuple[str, ...], Response],
+    ) -> bool:
+        """Answer a wait if it is over at this revision; whether it is.
 
         Args:
             watcher: Who waits.
             parked: For what.
-            found: What was answered at this revision, by keys: thousands may wait for the same ones.
+            entries: The keys that bear on it, as they were then; others may be among them.
+            revision: Which one that is.
+            found: What was answered as of then, by keys: thousands may wait for the same ones.
         """
         peer, request_id = watcher
         response: Response
-        if not all(map(self._holds, parked.when)):
-            response = Failed(kind=FailureKind.CONDITION, message=self._broken(parked.when))
-        elif (missing := parked.next_missing(self._keys.entries)) is not None:
+        if not all(condition.holds(entries.get(condition.key)) for condition in parked.when):
+            response = Failed(kind=FailureKind.CONDITION, message=_broken(parked.when, entries))
+        elif (missing := parked.next_missing(entries)) is not None:
             self._waits.move(watcher, missing)
-            return
+            return False
         elif parked.keys in found:
             response = found[parked.keys]
         else:
             try:
-                response = self._entries_of(parked.keys)
+                response = self._listing(tuple(map(entries.get, parked.keys)), revision)
             except LimitExceeded as error:
                 response = Failed(kind=FailureKind.LIMIT, message=str(error))
             found[parked.keys] = response
         self._waits.remove(watcher)
         self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
-
-    # -------------------------------------------------------------------------------------- conditions and limits
+        return True
 
     def _holds(self, condition: Condition) -> bool:
         return condition.holds(self._keys.get(condition.key))
 
     def _require(self, when: Sequence[Condition]) -> None:
         if not all(map(self._holds, when)):
-            raise ConditionFailed(self._broken(when))
+            raise ConditionFailed(_broken(when, self._keys.entries))
 
-    def _broken(self, when: Sequence[Condition]) -> str:
-        broken = next(condition for condition in when if not self._holds(condition))
-        return f"{broken.target.name.lower()} of {shown(broken.key)} is no longer {shown(broken.expected)}"
+
+def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
+    broken = next(condition for condition in when if not condition.holds(entries.get(condition.key)))
+    return f"{broken.target.name.lower()} of {shown(broken.key)} is no longer {shown(broken.expected)}"
 
 
 _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {

@@ -4,6 +4,9 @@ A wait is known by its peer and the id of its request, as a watch is. It stands 
 to another one when that has come: so whoever writes a key that many wait for beside others pays for each of them once,
 and not with every write. It is found by the keys of its conditions, too. Whether it is over is the engine's to say,
 which has the keys.
+
+One change may bear on any number of waits. If they are too many for one step, they are looked at in several, each as if
+at once (`Stirred`, promise S11).
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from typing import TYPE_CHECKING
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from store.engine.watches import Watcher
-    from store.messages import Condition, Event
+    from store.messages import Condition, Entry, Event, Response
 
-__all__ = ["WAIT_OVERHEAD", "Parked", "Waits", "wait_bytes"]
+__all__ = ["WAIT_OVERHEAD", "Parked", "Stirred", "Waits", "wait_bytes"]
 
 _Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
 
@@ -33,6 +36,11 @@ class Parked:
     keys: tuple[str, ...]
     missing: int  # the place in `keys` of one that does not exist, at which the wait stands
     when: tuple[Condition, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """The keys that bear on it."""
+        return {*self.keys, *(condition.key for condition in self.when)}
 
     def next_missing(self, entries: Container[str]) -> int | None:
         """The place of the next key that does not exist; None if all do."""
@@ -122,13 +130,90 @@ class Waits:
         for request_id in list(self._by.get(peer, ())):
             self.remove((peer, request_id))
 
-    def stirred(self, events: Iterable[Event]) -> dict[Watcher, Parked]:
+    def __getitem__(self, watcher: Watcher) -> Parked:
+        return self._parked[watcher]
+
+    def get(self, watcher: Watcher) -> Parked | None:
+        """What is waited for; None if the wait is over."""
+        return self._parked.get(watcher)
+
+    def stirred(self, events: Iterable[Event]) -> dict[Watcher, None]:
         """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail."""
-        stirred: dict[Watcher, Parked] = {}
-        for event in events:
+        stirred: dict[Watcher, None] = {}
+        for event in events:  # copied as wholes: there may be a million of them
             if event.kind == "put":
-                for watcher in self._at.get(event.key, ()):
-                    stirred[watcher] = self._parked[watcher]
-            for watcher in self._under.get(event.key, ()):
-                stirred[watcher] = self._parked[watcher]
+                stirred.update(self._at.get(event.key, {}))
+            stirred.update(self._under.get(event.key, {}))
         return stirred
+
+    def weigh(self, watchers: Iterable[Watcher]) -> int:
+        """About what it takes to look at these waits: their keys and conditions."""
+        return sum(len(parked.keys) + len(parked.when) for parked in map(self._parked.__getitem__, watchers))
+
+
+class Stirred:
+    """Waits that one revision bears on, and that are looked at in several steps as if no time passed between them.
+
+    What a later change does to a key is told here first (`note`, `changed`), as it is told to a scan. So what each wait
+    finds is what was there at that revision, and then what came after it, one revision after the other.
+
+    Args:
+        watchers: The waits.
+        entries: The keys as they are; at first as they are at that revision.
+        revision: That revision.
+
+    Attributes:
+        found: What was answered as of that revision, by keys: thousands may wait for the same ones.
+    """
+
+    def __init__(self, watchers: dict[Watcher, None], entries: Mapping[str, Entry], revision: int) -> None:
+        self._watchers = watchers
+        self._order = iter(list(watchers))
+        self._entries = entries
+        self._revision = revision
+        self._before: dict[str, Entry | None] = {}
+        self._since: list[tuple[Event, ...]] = []
+        self.found: dict[tuple[str, ...], Response] = {}
+
+    def __contains__(self, watcher: Watcher) -> bool:
+        return watcher in self._watchers
+
+    @property
+    def over(self) -> bool:
+        """Whether all were looked at."""
+        return not self._watchers
+
+    def note(self, key: str, before: Entry | None) -> None:
+        """A key is about to be changed; `before` is what it holds."""
+        self._before.setdefault(key, before)
+
+    def changed(self, events: tuple[Event, ...]) -> None:
+        """There was another revision."""
+        self._since.append(events)
+
+    def next(self) -> Watcher:
+        """The next wait to be looked at; there is one until it is `over`."""
+        watcher = next(self._order)
+        del self._watchers[watcher]
+        return watcher
+
+    def states(self, names: set[str]) -> Iterator[tuple[int, Mapping[str, Entry]]]:
+        """What there was of these keys at that revision, and then at each later one that changed any of them.
+
+        Other keys may be there, too, and mean nothing.
+        """
+        if self._before.keys().isdisjoint(names):
+            yield self._revision, self._entries
+            return
+        held = {key: self._before[key] if key in self._before else self._entries.get(key) for key in names}
+        state = {key: entry for key, entry in held.items() if entry is not None}
+        yield self._revision, state
+        for events in self._since:
+            about = [event for event in events if event.key in names]
+            for event in about:
+                if event.kind == "put":
+                    state[event.key] = event.entry
+                else:
+                    state.pop(event.key, None)
+            if about:
+                yield events[0].revision, state

@@ -53,6 +53,7 @@ SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer soo
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
 FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken
+STIRRED_MOST = 8  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 
@@ -263,7 +264,8 @@ class Conversations:
     @property
     def _busy(self) -> bool:
         """Whether enough is done in this pass, or is still to be told."""
-        return self._turns.over or len(self._announcements) >= ANNOUNCEMENTS_MOST
+        told = len(self._announcements) < ANNOUNCEMENTS_MOST and self.engine.stirred < STIRRED_MOST
+        return self._turns.over or not told
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.wait(peer, used=used)
@@ -285,16 +287,17 @@ class Conversations:
         """Let those in the ring have their turns, until it is time to look at the sockets again."""
         self._pass_comes = False
         self._turns.spent = 0.0
-        if self._announcements or self._later:
+        if self._announcements or self._later or self.engine.stirred:
             began = self._stopwatch()
-            self._announce_on(began + TURN)
-            self._flush_later(began + 2 * TURN)
+            self._answer_waits(began + TURN)
+            self._announce_on(began + 2 * TURN)
+            self._flush_later(began + 3 * TURN)
             self._turns.spent = self._stopwatch() - began
         self.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self.go_on(peer)
             peer.read_on()
-        if self._turns or self._dirty or self._announcements or self._later:
+        if self._turns or self._dirty or self._announcements or self._later or self.engine.stirred:
             self._have_pass()
 
     def _has_read(self, peer: Peer) -> None:
@@ -367,6 +370,19 @@ class Conversations:
                     self.say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
             self._ended.clear()
+        if self.engine.stirred:
+            self._have_pass()
+
+    def _answer_waits(self, until: float) -> None:
+        """Answer more of the waits that one change has ended with thousands of others, for so long."""
+        self._no_hurry = True
+        try:
+            while self.engine.stirred:
+                self.deliver(self.engine.answer_waits())
+                if self._stopwatch() >= until:
+                    return
+        finally:
+            self._no_hurry = False
 
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any, int], None]) -> None:
         """Tell all of these what was just done: a few at once, and many in the passes to come."""

@@ -17,7 +17,8 @@ import store
 from rdzv.testing.network import MemoryNetwork
 from store import when
 from store.engine.applied import Delivery
-from store.engine.engine import Engine
+from store.engine.engine import WAITS_AT_ONCE, Engine
+from store.engine.requests import WAITS_A_STEP
 from store.engine.scans import STEP_KEYS
 from store.limits import Limits
 from store.messages import (
@@ -271,6 +272,40 @@ def test_s11_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -
     assert desk.keys() == ["k/33"]
     figures = desk.engine.figures()
     assert (figures["leases"], figures["leases_lapsed"]) == (0, int(ending == "lapses"))
+
+
+@pytest.mark.virtual_time
+async def test_s11_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_at_once() -> None:
+    """Twenty thousand waits that one put ended held everybody up for 84 ms: looked at, and told, in one step."""
+    network = MemoryNetwork()
+    engine = Engine(store_id="it")
+    timed = serve_counted(network, engine)
+    waiting = [await introduce(network, source=f"waiting {number}") for number in range(3)]
+    writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
+    each = WAITS_AT_ONCE // 2
+    asked = [(peer, peer.ask(*[Wait(keys=("k",))] * each)) for peer in waiting]
+    for peer in waiting:
+        await peer.answer(*peer.ask(Ping()))
+    steps: list[int] = []
+    answer_waits = engine.answer_waits
+
+    def counted() -> Any:
+        deliveries = answer_waits()
+        steps.append(len(deliveries))
+        return deliveries
+
+    engine.answer_waits = counted  # type: ignore[method-assign]
+    timed.waits.clear()
+    put, _ = writer.ask(Put("k", b"there"), Delete("k"))
+    written = await writer.answer(put)
+    await bystander.answer(*bystander.ask(Ping()))
+    assert sum(steps) < 3 * each, "not all are looked at yet"
+    assert max(timed.waits) < 0.05
+    for peer, ids in asked:
+        answers = [await peer.answer(one) for one in ids]
+        assert {getattr(answer, "revision", None) for answer in answers} == {getattr(written, "revision", 0)}
+    assert sum(steps) == 3 * each
+    assert max(steps) <= WAITS_A_STEP
 
 
 def test_s11_prefixes_longer_than_a_key_cost_it_nothing() -> None:

@@ -88,7 +88,13 @@ class Desk:
             self.take(applied.deliveries)
             if isinstance(applied.response, Listing):
                 response = replace(applied.response, entries=(*parts, *applied.response.entries))
+        self.answer_waits()
         return response
+
+    def answer_waits(self) -> None:
+        """Do the steps that are left after changes which many wait for."""
+        while self.engine.stirred:
+            self.take(self.engine.answer_waits())
 
     def fails(self, request: Request[Any], *, peer: int = 1) -> Failed:
         """Hand in a request that is to be refused."""

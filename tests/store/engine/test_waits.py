@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from store import when
 from store.engine.waits import WAIT_OVERHEAD, Parked, Waits, wait_bytes
-from store.messages import Event
+from store.messages import Append, Cancel, Delete, Event, Guarded, Put, Transact, Wait
+from tests.support.by_hand import Desk
 
 
 def parked(*keys: str, missing: str, fence: str | None = None) -> Parked:
@@ -34,8 +41,8 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
     waits = Waits()
     for number in range(100):
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
-    for watcher, one in waits.stirred([put("often")]).items():
-        missing = one.next_missing({"often"})
+    for watcher in waits.stirred([put("often")]):
+        missing = waits[watcher].next_missing({"often"})
         assert missing == 1
         waits.move(watcher, missing)
     assert waits.stirred([put("often")]) == {}
@@ -69,3 +76,55 @@ def test_what_a_peer_has_parked_is_counted_until_it_is_over() -> None:
 def test_a_wait_costs_its_keys_and_what_its_conditions_expect() -> None:
     assert wait_bytes(["a", "bb"], []) == 2 * WAIT_OVERHEAD + 3
     assert wait_bytes(["a"], [when.value("k") == bytes(50), when.exists("k")]) == 3 * WAIT_OVERHEAD + 3 + 50
+
+
+KEYS = st.sampled_from("abc")
+WRITES = st.one_of(
+    st.builds(Put, KEYS, st.sampled_from([b"1", b"2"])), st.builds(Delete, KEYS), st.builds(Append, KEYS, st.just(b"+"))
+)
+CONDITIONS = st.one_of(
+    st.builds(when.exists, KEYS), st.builds(when.missing, KEYS), KEYS.map(lambda key: when.value(key) == b"1")
+)
+WAITS = st.builds(lambda keys: Wait(keys=tuple(keys)), st.lists(KEYS, min_size=1, max_size=3))
+STEPS = st.one_of(
+    WRITES,
+    st.lists(WRITES, min_size=1, max_size=3).map(lambda writes: Transact(when=(), then=tuple(writes))),
+    WAITS,
+    st.builds(lambda condition, wait: Guarded(when=(condition,), request=wait), CONDITIONS, WAITS),
+    st.builds(Cancel, target=st.integers(1, 10)),
+    st.just("answer some"),
+)
+
+
+class Unhurried(Desk):
+    """A desk at which waits that a change has ended are looked at only when a test says so."""
+
+    def answer_waits(self) -> None:
+        pass
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[Any]) -> None:
+    """Whatever is written meanwhile: what has come and gone again has been there."""
+    desk, unhurried = Desk(), Unhurried()
+    cancelled = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.engine.requests.WAITS_A_STEP", 1)
+        for step in steps:
+            if step != "answer some":
+                patch.setattr("store.engine.engine.WAITS_AT_ONCE", 100)
+                answer = desk.ask(step)
+                patch.setattr("store.engine.engine.WAITS_AT_ONCE", 0)
+                assert unhurried.ask(step) == answer
+                if isinstance(step, Cancel):
+                    cancelled.add((1, step.target))
+            elif unhurried.engine.stirred:
+                unhurried.take(unhurried.engine.answer_waits())
+        Desk.answer_waits(unhurried)
+    for watcher in cancelled:  # whoever asks for its end may get its answer, or may not
+        answered = desk.answers.pop(watcher, None)
+        assert unhurried.answers.pop(watcher, answered) == answered
+    assert unhurried.answers == desk.answers
+    assert unhurried.engine.figures() == desk.engine.figures()
+    assert unhurried.engine._waits._at == desk.engine._waits._at
+    assert unhurried.engine._changes.scans == {}
