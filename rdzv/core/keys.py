@@ -7,19 +7,24 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     nodes/<id>                      a node: who it is, and which arrival of it this is (on the node's lease)
     nodes//accused/<id>/<by>        that one member accuses another, and why (on the accuser's lease)
     nodes//marker                   what a coordinator writes to see its own watch come up to date
+    begun/<id>                      which step a member has begun, when all are to stop (on the node's lease)
     head/coordinator                who decides now (on that node's leadership lease); its create_revision is the *term*
     head/round                      the last round that completed
     head/closed                     that, and why, the run is over
     head/progress                   how far the next round is, and who has gone from the last one
+    head/stop                       at which step all members are to stop
     head/resized                    that the run has got other numbers of nodes
+    head/draining/<id>              that a node is to leave (on the node's lease)
     head/banned/<id>                that a node may not join, and why
     head/asked/<question>           what an operator asks of nodes
     answers/<question>/<id>         what a node has answered
     unfit/<id>                      why a node that wanted to join failed its health check
+    failed/<id>/<n>                 that a node has failed in a round
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
-    store/<n>/<term>/               what the members of the round share
-    tally                           what the launchers count together
+    store/<n>/<term>/               what the members of the round share (on the round's lease)
+    tally                           what the launchers count together (on the round's lease)
+    kept/<name>                     what members keep from round to round
     history                         what happened in its last rounds
 """
 
