@@ -24,7 +24,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Round
 from rdzv.errors import RendezvousStateError
 from store.messages import Revoke
-from store.printable import first_of
+from store.printable import first_of, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -92,7 +92,7 @@ async def _runs(options: argparse.Namespace) -> int:
         for run in runs:
             print(json.dumps({"run_id": run.run_id, "keys": run.keys, "bytes": run.bytes, "age": run.age}))
     elif runs:
-        print("\n".join(_table(runs)))
+        print("\n".join(map(printable, _table(runs))))
     else:
         print(f"there are no runs under {settings.prefix}")
     return DONE
@@ -171,10 +171,8 @@ async def _forget(options: argparse.Namespace) -> int:
         keys = Keys(settings.prefix, settings.run_id)
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
-            print(
-                f"run {settings.run_id} has {len(nodes)} nodes: {first_of(nodes, NODES_NAMED_MOST)}; close it first, "
-                f"or forget it with --force"
-            )
+            named = printable(first_of(nodes, NODES_NAMED_MOST))
+            print(f"run {settings.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force")
             return FAILED
         if nodes:
             await _close(options, client, keys)
@@ -234,10 +232,10 @@ async def _stats(options: argparse.Namespace) -> int:
             most = figures[limits[name]]
             print(f"{name:<20} {_shown(figure):>18} of {_shown(most)} ({100 * figure / most:.0f} %)")
         elif name not in store.Limits.used_by() and not hasattr(store.Limits, name):
-            print(f"{name:<20} {_shown(figure):>18}")
+            print(f"{printable(name):<20} {printable(_shown(figure)):>18}")
     if runs:
         largest = max(runs, key=lambda run: (run.bytes or 0, run.keys))
-        print(f"run {largest.run_id} holds most: {largest.keys:,} keys, {largest.bytes or 0:,} bytes")
+        print(f"run {printable(largest.run_id)} holds most: {largest.keys:,} keys, {largest.bytes or 0:,} bytes")
     return DONE
 
 

@@ -40,6 +40,7 @@ from rdzv.loop.member import (
     judge,
     others_have_gone,
 )
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "rounds_of"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 
 class BlockingHandler(Protocol):

@@ -53,6 +53,7 @@ from rdzv.loop.member import (
     others_have_gone,
 )
 from rdzv.node.handler import Handler
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "rounds", "rounds_of"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 
 def rounds(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.errors import RendezvousStateError
 from store import Delete, Put, when
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["heed_accusations", "put_accusation", "read_accusations"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 
 async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:

@@ -38,13 +38,14 @@ from rdzv.torch.tcp_store import open_tcp_store
 from rdzv.torch.unnamed_run import NO_NAME, begin_anew
 from store import StoreError
 from store.net.sockets import free_port
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["TorchRendezvousHandler"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rdzv.core.keys import Keys
 from rdzv.torch.store import open_store
 from store import Delete, StoreError, when
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_NAME", "begin_anew"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"
 """What PyTorch calls a run by default: `--rdzv-id` of its launcher."""

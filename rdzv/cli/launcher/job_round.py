@@ -36,6 +36,7 @@ from rdzv.errors import RoundSupersededError
 from rdzv.loop.ending import names_of
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from store import StoreError
+from store.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -304,7 +305,7 @@ class JobRound:
         why = self._ends_round(wished)
         assert why is not None, "somebody waits"
         within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
-        log.info("%s, for a checkpoint of the job, at most %g s", why, within)
+        log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
         tells = self._job.on_change is OnChange.USR1
         before = self._checkpoint()
         if tells:

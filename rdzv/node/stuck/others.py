@@ -12,6 +12,7 @@ from rdzv.core.stuck.beats import BeatNote
 from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict
 from rdzv.errors import RendezvousStateError
 from store import Delete, StoreError, when
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StallWatch", "read_beats"]
 
-log = logging.getLogger(__name__)
+log = escaping(logging.getLogger(__name__))
 
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an answer has some 60 bytes of each

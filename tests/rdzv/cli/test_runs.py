@@ -31,6 +31,17 @@ async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> 
         assert shown[0]["age"] < 60
 
 
+async def test_what_others_have_named_reaches_no_terminal_with_its_control_characters() -> None:
+    """Whoever may write a key names a run: "rdzv runs" and "rdzv stats" had their screens cleared by it."""
+    async with store.serve() as server, store.connect(server.url) as client:
+        await client.put("/rdzv/\x1b[2Jjob/nodes/\x1b[2Jnode", b"", ttl=60)
+        await client.put("/rdzv/job/nodes/\x1b[2Jnode", b"", ttl=60)
+        for command, url in (("runs", server.url), ("stats", server.url), ("forget", f"{server.url}/job")):
+            _, output = await run(command, url)
+            assert "\x1b" not in "".join(output)
+            assert any("\\x1b[2J" in line for line in output), output
+
+
 async def test_runs_under_a_prefix_of_more_parts_are_told_apart() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         for key in ("/team/rdzv/a/1", "/team/rdzv/a/2", "/team/rdzv/b/1"):
