@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from store.client.link import Link
-from store.net.dialing import describe
+from store.net.dialing import describe, use_small_packets
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ async def greeted_link(dial: Dial, owner: Owner, patience: Patience, on_problem:
     failed = 0
     try:
         while True:
+            use_small_packets(dial, patience.large_packets_seem_lost(len(attempts)))
             newest = _Attempt(dial, owner, patience)
             attempts.append(newest)
             within = patience.attempt(len(attempts) - 1)

@@ -38,7 +38,7 @@ from store.messages import Cancel, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
-from store.net.sockets import SYSTEM_TELLS, let_go_in_children, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, holds_unreadable, let_go_in_children, queued_bytes
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -127,7 +127,9 @@ class Channel:
                 try:
                     self._connect_if_needed(item, deadline)
                     self._send(self.connection.encode(item), deadline)
-                    return cast("R", self._answer_to(item, deadline)), item.request_id
+                    answer = self._answer_to(item, deadline)
+                    self._patience.answered()
+                    return cast("R", answer), item.request_id
                 except OSError as error:
                     self.disconnected(error)
                     self._client.check_wait(request)
@@ -354,7 +356,8 @@ class Channel:
             raise ConnectionResetError(f"it has been silent for {silent:.0f} s")
         counts_since = silence.since if expected else silence.asked_at
         asked = silence.asked_at is not None or not greeted
-        if SYSTEM_TELLS and not unsent:  # the other side's system has taken it: the server is only busy
+        # The other side's system has taken it, and nothing that came back was lost: the server is only busy.
+        if SYSTEM_TELLS and not unsent and not holds_unreadable(sock):
             longest = max(longest, self._patience.silence(acknowledged=True))
         if self._client.store_id is not None and asked and counts_since is not None and now - counts_since >= longest:
             until = silence.since + 2 * HEARTBEAT
@@ -368,6 +371,7 @@ class Channel:
         """
         addresses, context = self._client.addresses, self._client.context
         failed = 0
+        addresses.use_small_packets(self._patience.large_packets_seem_lost(0))
         while (now := time.monotonic()) < until:
             pause = 0.0
             fresh = Connecting(addresses, context, addresses.resolved())

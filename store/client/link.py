@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from store.net.dialing import HungUp, LeftWithoutAWord, describe
-from store.net.sockets import SYSTEM_TELLS, forget, let_go_in_children, prepare, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, forget, holds_unreadable, let_go_in_children, prepare, queued_bytes
 
 if TYPE_CHECKING:
     from typing import Any
@@ -118,8 +118,13 @@ class Link(asyncio.Protocol):
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the other side's system has certainly taken all that was sent; not known everywhere."""
-        return SYSTEM_TELLS and self._socket is not None and self.queue() == (0, False)
+        """Whether the other side's system has certainly taken all that was sent, and nothing that came back was lost.
+
+        Not known everywhere.
+        """
+        if not SYSTEM_TELLS or self._socket is None:
+            return False
+        return self.queue() == (0, False) and not holds_unreadable(self._socket)
 
     def abort(self) -> None:
         """Close it at once."""

@@ -88,6 +88,18 @@ class Patience:
         """A fresh connection has taken the place of a silent one."""
         self._unanswered_changes += 1
 
+    def large_packets_seem_lost(self, unheard: int) -> bool:
+        """Whether the next attempt is to do without large packets.
+
+        Some networks drop them, and the word that they are too large ("MTU black hole"). Then a fresh connection, too,
+        is greeted, which takes small packets only, and falls silent; or TLS is never agreed on, whose first packets
+        are large.
+
+        Args:
+            unheard: How many attempts were taken by the other side and have heard nothing.
+        """
+        return self._unanswered_changes > 0 or unheard > 1
+
     def silence(self, *, acknowledged: bool = False) -> float:
         """Seconds without an answer after which a fresh connection is tried.
 

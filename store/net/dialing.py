@@ -24,6 +24,7 @@ __all__ = [
     "TurnedAway",
     "describe",
     "dial",
+    "use_small_packets",
     "where",
 ]
 
@@ -45,6 +46,7 @@ class TcpDial:
         self._context = (tls or ssl.create_default_context()) if address.secure else None
         self._addresses = Addresses(address.host, address.port)
         self.where = self._addresses.where
+        self.use_small_packets = self._addresses.use_small_packets
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
@@ -69,6 +71,12 @@ def dial(address: Address, tls: ssl.SSLContext | None) -> Dial:
 def where(dial: Dial) -> str:
     """Return which addresses were tried, to be said after what went wrong; nothing where that says no more."""
     return dial.where() if isinstance(dial, TcpDial) else ""
+
+
+def use_small_packets(dial: Dial, small: bool) -> None:
+    """Let connections be made that carry small packets only, where there are packets; or any again."""
+    if isinstance(dial, TcpDial):
+        dial.use_small_packets(small)
 
 
 class HungUp(ConnectionResetError):

@@ -12,7 +12,9 @@ none, and neither have blocking callers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import logging
 import os
 import socket
 from collections import deque
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["STAGGER", "Addresses", "Race", "connected_socket"]
 
+log = logging.getLogger(__name__)
+
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 
 TOLD_MOST = 4  # addresses of a name in one sentence
+SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
 """Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` gives them."""
@@ -48,6 +53,7 @@ class Addresses:
         self._worked: Any = None  # the address that did, last time
         self._silent: dict[Any, None] = {}  # those that were tried since, and did not answer
         self._resolved: list[Resolved] = []
+        self._small_packets = self._said = False
 
     @property
     def literal(self) -> bool:
@@ -57,6 +63,23 @@ class Addresses:
         except ValueError:
             return False
         return True
+
+    def use_small_packets(self, small: bool) -> None:
+        """Let both ends of the connections that are made from now on send small packets only, or any."""
+        self._small_packets = small
+        if small and not self._said:
+            self._said = True
+            log.info(
+                "%s port %d takes connections, and nothing comes on them, as where large packets are lost: trying with "
+                "packets of at most %d bytes; see that the MTU is the same everywhere",
+                *(self.host, self.port, SMALL_SEGMENT),
+            )
+
+    def prepare(self, sock: socket.socket) -> None:
+        """Prepare a socket that is about to connect."""
+        if self._small_packets:
+            with contextlib.suppress(OSError):  # as some systems have it: it is theirs to decide
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
     def where(self) -> str:
         """Return which addresses the name stood for when it was last looked up, to be said after what went wrong."""
@@ -149,6 +172,7 @@ class Race:
                 continue
             try:
                 sock.setblocking(False)
+                self._addresses.prepare(sock)
                 sock.connect(address)
             except BlockingIOError:
                 pass  # as a rule: it is under way

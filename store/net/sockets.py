@@ -27,6 +27,7 @@ __all__ = [
     "bound_sockets",
     "forget",
     "free_port",
+    "holds_unreadable",
     "let_go_in_children",
     "open_files",
     "prepare",
@@ -37,6 +38,8 @@ __all__ = [
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts the probes sent without an answer
+SO_MEMINFO = 55  # <asm-generic/socket.h>: what the system keeps for a socket, as several numbers ...
+MEMINFO_BYTES = 4  # ... of which the first is the memory that what was received takes
 PROBES_ANSWERED = 1  # so many may be without an answer for a moment, at a peer that takes no more and is there
 SYSTEM_TELLS = sys.platform == "linux"  # what it holds of what was sent
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
@@ -92,6 +95,21 @@ def _unanswered_probes(sock: Any) -> int:
     except OSError:
         return 0
     return info[TCP_INFO_PROBES]
+
+
+def holds_unreadable(sock: Any) -> bool:
+    """Whether the system has received something that cannot be read, since what belongs before it was lost.
+
+    So it is for a moment after any loss; and for ever where the network drops large packets and lets small ones pass.
+    """
+    if not SYSTEM_TELLS:
+        return False
+    try:
+        (readable,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+        held: bytes = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
+    except (OSError, ValueError):  # it is closed
+        return False
+    return not readable and any(held)
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:

@@ -194,7 +194,13 @@ class Lab:
         await self._nft(f"add rule bridge lab forward iifname {other.port} oifname {one.port} drop")
 
     async def lose_large(self, size: int) -> None:
-        """Let packets of more bytes than these vanish, and the word that they are too large, too."""
+        """Let packets of more bytes than these vanish, and the word that they are too large, too.
+
+        Connections that are made from now on send each packet by itself, as it would go through a wire: on the way
+        between namespaces the system leaves several together, which would vanish, too.
+        """
+        for host in self.hosts:
+            await host.do(_found("ip"), "link", "set", "net0", "gso_max_segs", "1")
         await self._nft(f"add rule bridge lab forward meta length > {size} drop")
 
     async def mend(self) -> None:

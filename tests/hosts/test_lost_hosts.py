@@ -1,4 +1,7 @@
-"""Hosts that are lost for longer than the TTL: told, fenced, and back by themselves (promises R5, R9), with a token."""
+"""Hosts that are lost for longer than the TTL: told, fenced, and back by themselves (promises R5, R9).
+
+They come with mutual TLS and a token.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,27 @@ from typing import TYPE_CHECKING
 
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import PORT, START_WITHIN, Member, members
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 require_hosts()
+
+
+def write_secrets(folder: Path, name: str) -> dict[str, str]:
+    """Write a token, an authority's certificate, and one that it has issued for a host, with its key; their paths."""
+    require("trustme")
+    import trustme
+
+    authority = trustme.CA()
+    issued = authority.issue_cert(name)
+    paths = {what: folder / what for what in ("token_file", "ca", "cert", "key")}
+    paths["token_file"].write_text("a secret of twenty-five bytes")
+    authority.cert_pem.write_to_path(str(paths["ca"]))
+    issued.cert_chain_pems[0].write_to_path(str(paths["cert"]))
+    issued.private_key_pem.write_to_path(str(paths["key"]))
+    return {what: str(path) for what, path in paths.items()}
 
 
 async def of_size(member: Member, size: int) -> None:
@@ -21,13 +40,14 @@ async def of_size(member: Member, size: int) -> None:
 
 async def test_hosts_that_vanish_or_are_heard_one_way_only_are_lost_fenced_and_come_back(tmp_path: Path) -> None:
     """Neither a FIN nor a RST tells of them, and one of them still hears all that the store says."""
-    token = tmp_path / "token"
-    token.write_text("a secret of twenty-five bytes")
     async with Lab(5, style="debian") as lab:
         head, *hosts = lab.hosts
         await lab.set_mtu(hosts[0], 576)
-        url = f"tcp://{head.address}:{PORT}/job-7?token_file={token}&min_nodes=2&max_nodes=4&ttl=3"
-        async with head.python("-m", "rdzv", "serve", "-v", "--token-file", str(token)) as server:
+        secrets = write_secrets(tmp_path, head.name)
+        given = "&".join(f"{name}={path}" for name, path in secrets.items())
+        url = f"tcps://{head.name}:{PORT}/job-7?{given}&min_nodes=2&max_nodes=4&ttl=3"
+        options = [word for name, path in secrets.items() for word in (f"--{name.replace('_', '-')}", path)]
+        async with head.python("-m", "rdzv", "serve", "-v", *options) as server:
             await server.says("listens on", timeout=START_WITHIN)
             async with members(url, *hosts) as everyone:
                 for member in everyone:

@@ -83,3 +83,13 @@ def test_a_server_whose_system_acknowledges_what_it_is_sent_is_given_longer_with
     made = patience(remaining=4.0)
     assert made.silence(acknowledged=True) == pytest.approx(3.0)
     assert made.silence() == pytest.approx(1.0)
+
+
+def test_large_packets_seem_lost_where_one_is_greeted_and_then_hears_nothing() -> None:
+    """Greetings are small, and so are all packets of TCP; those of TLS are not."""
+    made = patience()
+    assert [made.large_packets_seem_lost(unheard) for unheard in range(3)] == [False, False, True]
+    made.changed_connection()
+    assert made.large_packets_seem_lost(0)
+    made.answered()
+    assert not made.large_packets_seem_lost(0)

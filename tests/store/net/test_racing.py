@@ -49,6 +49,23 @@ def refusing() -> tuple[str, int]:
         return address
 
 
+def segment_of(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+
+
+async def test_connections_are_made_that_carry_small_packets_both_ways(
+    live: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "store.net.racing")
+    addresses = Addresses(*live.getsockname())
+    for small in (False, True, False, True):
+        addresses.use_small_packets(small)
+        with await connected_socket(addresses) as ours, live.accept()[0] as theirs:
+            assert [segment_of(one) <= racing.SMALL_SEGMENT for one in (ours, theirs)] == [small, small]
+    (said,) = [line.getMessage() for line in caplog.records]
+    assert "nothing comes on them, as where large packets are lost: trying with packets of at most 1024 bytes" in said
+
+
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
     """Gives a name these addresses."""

@@ -59,6 +59,18 @@ def test_preparing_a_socket_that_is_closed_already_is_its_owners_concern() -> No
     assert sock.fileno() == -1
 
 
+def test_what_can_be_read_is_not_held_back_by_a_loss() -> None:
+    """What is, is seen in tests/hosts/test_large_packets.py: loopback loses nothing."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not sockets.holds_unreadable(ours)
+        theirs.send(b"to be read")
+        assert not sockets.holds_unreadable(ours)
+        ours.recv(100)
+        assert not sockets.holds_unreadable(ours)
+    assert not sockets.holds_unreadable(ours), "it is closed"
+
+
 def test_in_a_child_a_socket_is_replaced_by_nothing_and_stays_the_parents() -> None:
     owner = Owner()
     ours, theirs = socket.socketpair()

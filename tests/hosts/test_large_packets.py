@@ -1,0 +1,34 @@
+"""A network that drops large packets, and the word that they are too large (an "MTU black hole"); small ones pass."""
+
+from __future__ import annotations
+
+from tests.hosts.lab import Lab, require_hosts
+from tests.hosts.runs import members, serving, url_of
+
+require_hosts()
+
+LARGEST = 1300  # bytes that pass; hosts believe in 1500
+
+
+async def test_where_large_packets_are_lost_commands_and_members_go_on_with_small_ones() -> None:
+    """A command waited for its timeout, and whoever had something large to say lost its place: what was said later
+    stood behind it on each connection."""
+    async with Lab(4, style="cloud") as lab:
+        head, *others, operator = lab.hosts
+        url = url_of(head.address, f"min_nodes=2&payload={'x' * 3000}")
+        async with serving(head), members(url, *others) as both:
+            for member in both:
+                await member.round()
+            await lab.lose_large(LARGEST)
+            plain = url_of(head.address, "")
+            async with (
+                operator.python("-m", "rdzv", "status", plain, "--timeout", "30") as patient,
+                operator.python("-m", "rdzv", "status", plain, "--timeout", "0.5") as hasty,
+                operator.python("-m", "rdzv", "resize", plain, "--max", "3") as resizing,
+            ):
+                assert [await command.wait() for command in (patient, hasty, resizing)] == [0, 4, 0]
+                assert "round 0 stands with 2 nodes" in patient.written()
+                assert "not done within 0.5 s (--timeout)" in hasty.written()
+            for member in both:  # they come again, each with a large record
+                assert (await member.round())["size"] == 2
+                assert not member.events("Dropped", "NodesLost", "error", "end")
