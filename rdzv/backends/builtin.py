@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
 
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
-from rdzv.backends.hosting import Hosting
+from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -47,7 +47,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit in beside an election
-CALL_TIMEOUT = 30.0  # seconds for one request; a wait for nodes is not a request
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -157,12 +156,15 @@ def tcp_handler(settings: Settings) -> Handler:
     async def open_store() -> AsyncIterator[Store]:
         nonlocal hosting
         if hosting is None:
-            # At the first connect only: a second, empty store must not stand beside a living run.
+            # At the first connect only, unless that led to a store which was about to end: a second, empty store must
+            # not stand beside a living run.
             server_tls = credentials.server_tls() if settings.uses_tls else None
-            hosting = Hosting(settings, token=credentials.token, tls=server_tls)
+            hosting = Hosting(settings, open_client=client, token=credentials.token, tls=server_tls)
             node.on_close(hosting.aclose)
             hosted = hosting
             node.hosts_store = lambda: hosted.hosts
+        elif node.handed_on:
+            await hosting.begin_again()
         await hosting.begin()
         async with client(settings.join_timeout) as opened:
             hosting.settle()

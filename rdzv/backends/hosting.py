@@ -7,6 +7,11 @@ store's host must not found a second, empty store beside a run that lives on els
 
 The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it lingers after its
 own node is done until nobody else is connected, for at most `close_timeout`.
+
+Nobody is to move into a store that lingers, and be dropped with it. So its host first writes a key that says so, which
+every arrival is on condition of: the nodes of the next job find it, and look for another store until there is one, as
+if they had met none (`Node`). One of them starts it once the port is free. Those who had moved in before that key was
+written are waited for as long as they stay: to them this store is no other than any.
 """
 
 from __future__ import annotations
@@ -24,62 +29,151 @@ import anyio
 import anyio.to_thread
 
 import store.sync
+from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
-from store import StoreUsageError
+from rdzv.node.status import run_ids
+from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 from store.printable import escaping
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from rdzv.config.settings import Settings
-    from store import Server
+    from store import Client, Server, Store
 
-__all__ = ["Host", "Hosting", "NotResolvedError", "host_if_called_for"]
+__all__ = ["Host", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
 
 log = escaping(logging.getLogger(__name__))
 
-RESOLVE_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
+TRY_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done
+CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
+MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
 
 
 class Host:
-    """An embedded store that this process serves."""
+    """An embedded store that this process serves, for a node of one run."""
 
-    def __init__(self, server: Server, stack: contextlib.ExitStack, *, linger: float) -> None:
+    def __init__(self, server: Server, stack: contextlib.ExitStack, keys: Keys, *, linger: float) -> None:
         self._stack = stack
+        self._keys = keys
         self._linger = linger
         self.server = server
 
-    async def aclose(self) -> None:
-        """Wait until the others have gone, but not for ever, and end the store; being cancelled ends the wait."""
+    async def aclose(self, open_client: Callable[[], Client] | None = None) -> None:
+        """Wait until the others have gone, and end the store; being cancelled ends the wait.
+
+        Args:
+            open_client: Makes a client of this store, by which newcomers are told to go elsewhere.
+        """
         try:
-            if self.server.connections:
-                log.info(
-                    "the store at %s has %d connections, and waits up to %g s for them to end",
-                    self.server.url,
-                    self.server.connections,
-                    self._linger,
-                )
-                await anyio.to_thread.run_sync(self.server.wait_until_alone, self._linger, abandon_on_cancel=True)
+            if not await in_thread(self.server.way_out.leave_when_alone):
+                await self._let_others_go(open_client)
         finally:
-            self.server.stop_waiting()
+            self.server.way_out.stop_waiting()
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(self._stack.close)
+
+    async def _let_others_go(self, open_client: Callable[[], Client] | None) -> None:
+        """Wait for those of the host's own run, but not for ever, and for newcomers as long as they stay."""
+        since, said_of = 0, ""
+        while open_client is not None:
+            try:
+                async with open_client() as client:
+                    revision, newcomers = await _refuse_newcomers(client, self._keys, since)
+            except StoreError as error:
+                log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
+                break
+            since = since or revision
+            if not newcomers:
+                break
+            if newcomers != said_of:
+                said_of = newcomers
+                log.warning(
+                    "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays until "
+                    "they have gone; if it is ended before, they are dropped",
+                    self.server.url,
+                    newcomers,
+                )
+            if await self._alone_within(LOOK_AGAIN_AFTER):
+                return
+        log.info(
+            "the store at %s has %d connections, and waits up to %g s for them to end",
+            self.server.url,
+            self.server.connections,
+            self._linger,
+        )
+        await self._alone_within(self._linger)
+
+    async def _alone_within(self, seconds: float) -> bool:
+        return await anyio.to_thread.run_sync(self.server.way_out.wait_until_alone, seconds, abandon_on_cancel=True)
+
+
+async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
+    """Have no node arrive any more, unless some have moved in that stay: then as many more may.
+
+    What is asked for comes after the key that refuses the others: who is not found here has not come, and does not.
+
+    Args:
+        client: Of the store.
+        keys: Of the run that the host's own node was in.
+        since: The revision at which that node was found to be done; 0 if that is now.
+
+    Returns:
+        The revision of the refusal; and which runs, and nodes of the host's own run, have come meanwhile, in words.
+    """
+    revision = await client.put(keys.ending, b"")
+    newcomers = []
+    for run_id in await run_ids(client, keys.prefix):
+        nodes = Keys(keys.prefix, run_id).nodes
+        own = run_id == keys.run_id
+        there = [
+            entry
+            for entry in await client.list(nodes, keys_only=True)
+            if not entry.key.startswith(f"{nodes}/") and not (own and entry.create_revision <= (since or revision))
+        ]
+        if there:
+            newcomers.append(f"{len(there)} of run {run_id}")
+    if newcomers:
+        await client.delete(keys.ending)
+    return revision, ", ".join(newcomers)
 
 
 class NotResolvedError(RendezvousConnectionError):
     """The URL's host is a name that has no address, or none yet."""
 
 
+class PortTakenError(RendezvousConnectionError):
+    """Somebody listens there already."""
+
+
 class Hosting:
     """Whether this process starts the store: decided while it first looks for one, and never after.
 
     The name in the URL may have no address yet when a job starts (DNS is often late). Then it is looked up again until
-    it has one, or until a store has been found; whoever waits for the store says meanwhile what is the matter.
+    it has one, or until a store has been found; whoever waits for the store says meanwhile what is the matter. So it is
+    where the port is taken: by a store, which is about to be found, or by one that is about to end.
+
+    Args:
+        settings: Those of the node.
+        open_client: Makes a client of the store at the URL.
+        token: What the store asks of its clients.
+        tls: What it is served with.
     """
 
-    def __init__(self, settings: Settings, *, token: bytes | None, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        open_client: Callable[[float], Client],
+        token: bytes | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._settings = settings
+        self._keys = Keys(settings.prefix, settings.run_id)
+        self._open_client = open_client
         self._token = token
         self._tls = tls
         self._task: asyncio.Task[Host | None] | None = None
@@ -102,6 +196,16 @@ class Hosting:
             if self._task.done():
                 self._task.result()
 
+    async def begin_again(self) -> None:
+        """Decide anew: the store that was found is about to end, and this node has never been in a run there."""
+        if self._task is None or self.hosts:
+            return
+        self.settle()
+        await asyncio.wait([self._task])
+        self._task = None
+        self._asked.clear()
+        self._settled.clear()
+
     def settle(self) -> None:
         """A store was found: this process will not start one any more."""
         self._settled.set()
@@ -121,14 +225,22 @@ class Hosting:
             return
         await asyncio.wait([self._task])
         if not self._task.cancelled() and self._task.exception() is None and (host := self._task.result()) is not None:
-            await host.aclose()
+            await host.aclose(lambda: self._open_client(MEETS_WITHIN))
 
     async def _start(self) -> Host | None:
         while True:
             try:
-                return await in_thread(lambda: host_if_called_for(self._settings, token=self._token, tls=self._tls))
+                host = await in_thread(lambda: host_if_called_for(self._settings, token=self._token, tls=self._tls))
+                if host is not None and self._settings.data_dir is not None:
+                    await self._begin_life_anew()
+                return host
             except NotResolvedError as error:
-                log.debug("%s; looking it up again in %g s", error, RESOLVE_AGAIN_AFTER)
+                log.debug("%s; looking it up again in %g s", error, TRY_AGAIN_AFTER)
+            except PortTakenError as error:
+                # Who is to host in any case waits for a store that is ending, and for none else.
+                if self._settings.is_host is True and not await self._is_ending() and await self._is_taken():
+                    raise
+                log.debug("%s; looking again in %g s", error, TRY_AGAIN_AFTER)
             except RendezvousError as error:
                 if not self._asked.is_set():
                     raise
@@ -137,10 +249,35 @@ class Hosting:
             finally:
                 # No await between this and the end of the task, if it ends: `begin` is to find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
-            with anyio.move_on_after(RESOLVE_AGAIN_AFTER):
+            with anyio.move_on_after(TRY_AGAIN_AFTER):
                 await self._settled.wait()
             if self._settled.is_set():
                 return None
+
+    async def _begin_life_anew(self) -> None:
+        """Take back what the last host wrote before the store ended: it goes on with what is on its disk."""
+        try:
+            async with self._open_client(CALL_TIMEOUT) as client:
+                await client.delete(self._keys.ending)
+        except StoreError as error:
+            log.warning("whether the store may be come to could not be said: %s", error)
+
+    async def _is_ending(self) -> bool:
+        """Whether who listens there is a store whose host is done."""
+        try:
+            async with self._open_client(MEETS_WITHIN) as client:
+                return await client.get(self._keys.ending) is not None
+        except StoreError:
+            return False
+
+    async def _is_taken(self) -> bool:
+        """Whether the port still is, now that its holder did not say that it is about to end: it may just have."""
+        ((host, port),) = self._settings.endpoint.hosts
+        try:
+            await in_thread(lambda: _address_to_listen_on(host, port, may_be_open=True))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        return False
 
 
 def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLContext | None) -> Host | None:
@@ -148,6 +285,7 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
 
     Raises:
         NotResolvedError: The URL's host is a name that has no address, as it may be for a moment when a job starts.
+        PortTakenError: Somebody listens there already.
         RendezvousConnectionError: `is_host` was asked for, and cannot be.
         RendezvousSettingsError: It would be open to strangers.
     """
@@ -181,14 +319,14 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
     except NotResolvedError:  # which is an OSError, too
         raise
     except OSError as error:
-        if not insist:
-            return None  # it is another machine's, or another process was first
-        why = error.strerror or str(error)
-        raise RendezvousConnectionError(
-            f"is_host is set, but the store cannot be started on {host}:{port}: {why}"
-        ) from error
+        taken = error.errno == errno.EADDRINUSE
+        if not insist and not taken:
+            return None  # it is another machine's
+        what = "is_host is set, but the store" if insist else "the store"
+        why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
+        raise (PortTakenError if taken else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
-    return Host(server, stack, linger=settings.close_timeout)
+    return Host(server, stack, Keys(settings.prefix, settings.run_id), linger=settings.close_timeout)
 
 
 def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:

@@ -67,7 +67,7 @@ async def _node(name: str, url: str | None = None) -> None:
         url = f"{server.url}/demo?{SETTINGS}"
         _say("serves", url=url)
         await _take_part(name, url)
-        await anyio.to_thread.run_sync(server.wait_until_alone, STEP_WITHIN)  # or the others lose it
+        await anyio.to_thread.run_sync(server.way_out.wait_until_alone, STEP_WITHIN)  # or the others lose it
 
 
 async def _take_part(name: str, url: str) -> None:

@@ -1,5 +1,7 @@
 """Pure: the names of a run's keys.
 
+`<prefix>/ending`, which belongs to no run, says that the node that hosts this store is done: no other comes to it.
+
 What the nodes of a run share, under `<prefix>/<run_id>/`:
 
     lease                           which lease is the run's own
@@ -49,6 +51,11 @@ class Keys:
     def root(self) -> str:
         """What all of them start with."""
         return f"{self.prefix}/{self.run_id}/"
+
+    @property
+    def ending(self) -> str:
+        """That this store is about to end: nobody arrives at any run in it."""
+        return f"{self.prefix}/ending"
 
     @property
     def lease(self) -> str:

@@ -14,7 +14,7 @@ from rdzv.core.state import Ban, Closed
 from rdzv.display.history import account, describe, losses_by_reason, timeline
 from rdzv.node.admission import check_node_id, put_ban, take_run_lease
 from rdzv.node.follower import Follower
-from rdzv.node.status import read_history, read_status
+from rdzv.node.status import read_history, read_status, run_ids
 from store import Client
 from store.net.tasks import cancel_and_wait
 
@@ -87,7 +87,7 @@ class Runs:
         """Return how each run stands in numbers, by name; an answer that is fresh serves several who ask."""
         async with self._looking:
             if self._client.time() - self._seen_at >= FRESH:
-                self._seen = [await self._summary(run_id) for run_id in await self._run_ids()]
+                self._seen = [await self._summary(run_id) for run_id in await run_ids(self._client, self._prefix)]
                 self._seen_at = self._client.time()
             return self._seen
 
@@ -161,15 +161,6 @@ class Runs:
 
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
-
-    async def _run_ids(self) -> list[str]:
-        root = f"{self._prefix}/"
-        groups = await self._client.groups()
-        if all(group.name.count("/", len(root)) == 1 for group in groups if group.name.startswith(root)):
-            return sorted(group.name[len(root) : -1] for group in groups if group.name.startswith(root))
-        # The prefix has other parts than the store keeps its account by.
-        entries = await self._client.list(root, keys_only=True)
-        return sorted({entry.key[len(root) :].partition("/")[0] for entry in entries})
 
     async def _report(self, run_id: str) -> dict[str, Any]:
         keys = self._keys(run_id)

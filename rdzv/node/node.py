@@ -26,7 +26,7 @@ import anyio
 
 from rdzv.core.decision import JoinClock, too_large
 from rdzv.core.keys import Keys
-from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus, unpack_roster
+from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus
 from rdzv.core.stopping import Drain
 from rdzv.errors import (
     RendezvousConnectionError,
@@ -40,8 +40,8 @@ from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
-from rdzv.node.status import read_history, read_status
-from rdzv.node.store_session import Link
+from rdzv.node.status import read_history, read_roster, read_status
+from rdzv.node.store_session import Link, StoreEndingError
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, StoreError, StoreReplaced
 from store.printable import escaping
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 __all__ = ["Node", "Ticket"]
 
 log = escaping(logging.getLogger(__name__))
+
+NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; who has it waits for everybody to leave
 
 T = TypeVar("T")
 
@@ -94,6 +96,7 @@ class Node:
             for as long as anybody is connected to it.
         time: The clock by which it knows when others are to leave, once it has connected; from any thread.
         hosts_store: Whether this process serves the run's store; from any thread.
+        handed_on: The store that it found is ending, and it looks for another one, or starts it.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Node:
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0
         self.hosts_store: Callable[[], bool] = lambda: False
+        self.handed_on = False
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -290,11 +294,36 @@ class Node:
                 async with self._connecting:
                     if self._link is link:
                         await self._disconnect(error)
+            except StoreEndingError as error:
+                link = await self._next_store(link, clock, error)
+                continue
             except StoreError as error:
                 raise self.connection_error(error) from error
             clock.set(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
                 link = await self.connect()
+            if limit.cancelled_caught:
+                raise self.part.timeout(in_reach=self.in_reach)
+
+    async def _next_store(self, link: Link, clock: JoinClock, error: StoreEndingError) -> Link:
+        """A link to the store that comes after one which is ending; this node may start it, as at its first connect.
+
+        A run that is closed meanwhile is found to be so in the old one.
+        """
+        log.warning("run %s, node %s: %s; it waits for the next one", self.run_id, self.node_id, error)
+        self.handed_on = True
+        while True:
+            self.part.wait_for(f"{error}; waiting for the next one")
+            async with self._connecting:
+                if self._link is link:
+                    await self._disconnect(error)
+            clock.set(suspended=False, now=anyio.current_time())
+            with anyio.move_on_after(clock.left(anyio.current_time())) as limit, contextlib.suppress(StoreError):
+                await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
+                link = await self.connect()
+                if link.follower.head.closed is not None or await link.store.get(self.keys.ending) is None:
+                    self.handed_on = False
+                    return link
             if limit.cancelled_caught:
                 raise self.part.timeout(in_reach=self.in_reach)
 
@@ -466,13 +495,5 @@ class Node:
 
     async def roster(self, membership: Membership) -> list[Participant]:
         """All members of a round, by rank, with what each brought."""
-        round = membership.round
         async with self._asking_the_store() as link:
-            entries = await link.store.list(self.keys.roster(round.number, round.term))
-        roster = [one for entry in entries for one in unpack_roster(entry.value)]
-        if len(roster) != round.size:
-            raise RoundSupersededError(
-                f"round {round.number} of run {self.run_id} has been replaced by a later one, its roster with it; "
-                f"call next_rendezvous"
-            )
-        return sorted(roster, key=lambda participant: participant.rank)
+            return await read_roster(link.store, self.keys, membership.round)

@@ -22,9 +22,10 @@ from rdzv.core.state import (
     StepOf,
     bucket_of,
     unpack_members,
+    unpack_roster,
     unpack_settings,
 )
-from rdzv.errors import RendezvousStateError
+from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.accusing import read_accusations
 from rdzv.node.stuck.others import read_beats
 from store import Lease, LeaseNotFound
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Store
 
-__all__ = ["find_member", "read_history", "read_nodes", "read_status"]
+__all__ = ["find_member", "read_history", "read_nodes", "read_roster", "read_status", "run_ids"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -163,10 +164,37 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
     return records
 
 
+async def run_ids(store: Store, prefix: str) -> list[str]:
+    """Which runs a store holds anything of, under a prefix."""
+    root = f"{prefix}/"
+    groups = [group.name for group in await store.groups() if group.name.startswith(root)]
+    if all(name.count("/", len(root)) == 1 for name in groups):
+        return sorted(name[len(root) : -1] for name in groups)
+    # The prefix has other parts than the store keeps its account by.
+    keys = [entry.key[len(root) :] for entry in await store.list(root, keys_only=True)]
+    return sorted({key.partition("/")[0] for key in keys if "/" in key})
+
+
 async def read_history(store: Store, keys: Keys) -> History:
     """What happened in a run, as far as it is remembered."""
     entry = await store.get(keys.history)
     return unpack_history(entry.value) if entry is not None else History()
+
+
+async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
+    """All members of a round, by rank, with what each brought.
+
+    Raises:
+        RoundSupersededError: A later round has replaced it.
+    """
+    entries = await store.list(keys.roster(round.number, round.term))
+    roster = [one for entry in entries for one in unpack_roster(entry.value)]
+    if len(roster) != round.size:
+        raise RoundSupersededError(
+            f"round {round.number} of run {keys.run_id} has been replaced by a later one, its roster with it; call "
+            f"next_rendezvous"
+        )
+    return sorted(roster, key=lambda participant: participant.rank)
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from store import Store
 
-__all__ = ["Link", "SharedLease", "is_away", "portions"]
+__all__ = ["Link", "SharedLease", "StoreEndingError", "is_away", "portions"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,10 @@ SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said,
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 SHARED_RENEWALS_PER_TTL = 4
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
+
+
+class StoreEndingError(StoreError):
+    """The node that hosts the store is done, and nobody else is to come to it: the next store is to be found."""
 
 
 class Link:

@@ -14,7 +14,6 @@ import logging
 import secrets
 import socket
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from store.protocol.connection import ServerConnection
 from store.protocol.wire import Hello, Sorry
 from store.server.conversations import Conversations
 from store.server.durability import STOP_WITHIN, Durability
-from store.server.entry.door import Door
+from store.server.entry.door import Door, WayOut
 from store.server.entry.exposure import check_exposure, token_bytes
 from store.server.entry.strangers import Strangers
 from store.server.entry.tls_accept import Doorstep
@@ -70,6 +69,7 @@ class Server:
         host: The address it listens on.
         port: The port it listens on.
         durability: Its journal, if it has one, and what waits for that.
+        way_out: How it ends once nobody needs it any more.
         store_id: The store's random identity.
     """
 
@@ -116,8 +116,7 @@ class Server:
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._nobody_left = asyncio.Event()
-        self._alone = threading.Event()
-        self._alone.set()
+        self.way_out = WayOut(lambda: not self._peers)
         self._connections_max = self._limits.connections_max
         self.strangers = Strangers(most=self._strangers_most(), per_address_max=self._limits.address_connections_max)
         self.host = ""
@@ -236,7 +235,6 @@ class Server:
         self.strangers.came(peer, peer.address, now)
         self._peers[peer.id] = peer
         self._nobody_left.clear()
-        self._alone.clear()
         peer.open(
             ServerConnection(
                 store_id=self.store_id, nonce=secrets.token_bytes(16), token=self._token, limits=self._limits
@@ -246,7 +244,7 @@ class Server:
 
     def _refusal(self) -> str | None:
         """Why nobody is taken in now, if so; it may be otherwise soon."""
-        if self._leaving:
+        if self._leaving or self.way_out.taken:
             return "the server is leaving"
         refusal = self.durability.refusal()
         if refusal is not None:
@@ -270,7 +268,7 @@ class Server:
         self.durability.record()
         if not self._peers:
             self._nobody_left.set()
-            self._alone.set()
+            self.way_out.note()
 
     # ------------------------------------------------------------------------------------------ comings and goings
 
@@ -404,14 +402,6 @@ class Server:
                 await self._nobody_left.wait()
         self.abort()
 
-    def wait_until_alone(self, within: float) -> bool:
-        """From another thread: wait until no client is connected; False if some still are after `within` seconds."""
-        return self._alone.wait(within)
-
-    def stop_waiting(self) -> None:
-        """From any thread: whoever waits to be alone need wait no longer."""
-        self._alone.set()
-
     def abort(self) -> None:
         """Cut every connection that is left, at once."""
         for peer in list(self._peers.values()):
@@ -543,6 +533,7 @@ async def _door_of(
     door = Door(server, listening, None if doorstep is None else doorstep.take)
     door.open()
     let_go_in_children(server, *listening)
+    server.way_out.open(asyncio.get_running_loop())
     server.host = host
     server.port = listening[0].getsockname()[1]
     serves(host, server.port)

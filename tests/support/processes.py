@@ -161,6 +161,10 @@ class Child(asyncio.SubprocessProtocol):
         lines = self.output or ["(nothing)"]
         return f"{self.name} wrote:\n" + "\n".join(f"  {line}" for line in lines)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Any other signal."""
+        self._signal(number)
+
     def _signal(self, number: signal.Signals) -> None:
         # As the transport does not raise for a signal that comes too late, a test that sends one finds out here.
         if self.returncode is not None:

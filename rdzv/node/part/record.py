@@ -22,6 +22,7 @@ from rdzv.core.state import Ban, NodeRecord
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
 from rdzv.node.part.role import RoleGrant, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
+from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
 from store import Create, Entry, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
@@ -92,14 +93,16 @@ class Recording:
                 role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
                 writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
                 grants.append(role.grant)
+            # A member that comes again stays with the others, for as long as the store lingers for them.
+            comes_to_stay = () if expected else (when.missing(part.keys.ending),)
             part.arrival.send(record)
             sent_at = link.store.time()
             try:
                 with Stopwatch(link.store.time) as stopwatch:
                     result = await link.store.transact(
-                        when=(agreed, when.mod_revision(key) == expected, when.missing(banned)),
+                        when=(agreed, when.mod_revision(key) == expected, when.missing(banned), *comes_to_stay),
                         then=writes,
-                        otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
+                        otherwise=(Get(part.keys.settings), Get(key), Get(banned), Get(part.keys.ending)),
                         grants=grants,
                     )
             except LeaseNotFound:
@@ -130,9 +133,14 @@ class Recording:
                     await taken.lease.release()
                 continue
             part.arrival.refused()
-            settings_entry, there, ban = result.results
+            settings_entry, there, ban, ending = result.results
             if isinstance(ban, Entry):
                 raise part.banned_error(Ban.unpack(ban.value))
+            if comes_to_stay and isinstance(ending, Entry):
+                part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
+                raise StoreEndingError(
+                    f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
+                )
             await agree_on_settings(
                 link.store,
                 part.keys,

@@ -1,5 +1,7 @@
 """Shell: accepts connections, a few at a time; nobody while there is no room, and with one line when files run out.
 
+Here is also how a server closes its door for good.
+
 asyncio's own listener accepts as many in one step as its backlog is long, and at the limit of open files it logs each
 of them, thousands of times a second. Here whoever cannot be taken in waits in the system's queue.
 """
@@ -7,9 +9,11 @@ of them, thousands of times a second. Here whoever cannot be taken in waits in t
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import errno
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 from store.net.tasks import cancel_and_wait
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
     from store.server.entry.strangers import Strangers
 
-__all__ = ["BACKLOG", "Door", "Host"]
+__all__ = ["BACKLOG", "Door", "Host", "WayOut"]
 
 log = logging.getLogger(__name__)
 
@@ -156,3 +160,51 @@ class Door:
         except BaseException:
             sock.close()
             raise
+
+
+class WayOut:
+    """How a server ends once nobody needs it any more: for whoever serves it from another thread.
+
+    Nobody slips in between being alone and the end. Whoever comes then is told to try again, and finds the next store.
+
+    Args:
+        alone: Whether no client is connected.
+    """
+
+    def __init__(self, alone: Callable[[], bool]) -> None:
+        self._alone = alone
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted = False
+        self._left = threading.Event()
+        self.taken = False  # nobody is taken in any more
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The server takes connections in, in this loop."""
+        self._loop = loop
+
+    def note(self) -> None:
+        """In that loop: no client is connected any more, or the way out is wanted."""
+        if self._wanted and self._alone():
+            self.taken = True
+            self._left.set()
+
+    def leave_when_alone(self) -> bool:
+        """From another thread: take nobody in any more once no client is connected; whether that is so already."""
+        assert self._loop is not None, "only what is served can be left"
+        answer: concurrent.futures.Future[bool] = concurrent.futures.Future()
+
+        def begin() -> None:
+            self._wanted = True
+            self.note()
+            answer.set_result(self.taken)
+
+        self._loop.call_soon_threadsafe(begin)
+        return answer.result()
+
+    def wait_until_alone(self, within: float) -> bool:
+        """From another thread: the same, and wait for it; False if clients are connected after `within` seconds."""
+        return self.leave_when_alone() or self._left.wait(within)
+
+    def stop_waiting(self) -> None:
+        """From any thread: whoever waits to be alone need wait no longer."""
+        self._left.set()

@@ -14,8 +14,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import CALL_TIMEOUT
-from rdzv.backends.hosting import Host, NotResolvedError, host_if_called_for
+from rdzv.backends.hosting import CALL_TIMEOUT, Host, NotResolvedError, PortTakenError, host_if_called_for
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
@@ -38,7 +37,13 @@ asyncio.run(main())
 
 
 def host_of(url: str, **overrides: Any) -> Host | None:
-    return host_if_called_for(parse(url, overrides, {}), token=None, tls=None)
+    """The store as this process hosts it, if it does; None if somebody listens there already, too."""
+    try:
+        return host_if_called_for(parse(url, overrides, {}), token=None, tls=None)
+    except PortTakenError:
+        if overrides.get("is_host"):
+            raise
+        return None
 
 
 async def test_it_is_started_where_the_url_points_to_this_machine_and_nobody_listens() -> None:
@@ -261,7 +266,7 @@ async def test_a_head_whose_name_has_its_address_a_second_late_hosts_all_the_sam
 async def test_a_node_that_has_found_the_store_elsewhere_starts_none_later(
     dns: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdzv.backends.hosting.RESOLVE_AGAIN_AFTER", 60.0)
+    monkeypatch.setattr("rdzv.backends.hosting.TRY_AGAIN_AFTER", 60.0)
     async with store.serve() as server:
         asyncio.get_running_loop().call_later(0.5, dns.update, {"head.test": "127.0.0.1"})
         async with rdzv.connect(f"tcp://head.test:{server.port}/job?min_nodes=1&join_timeout=30") as handler:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+import store.sync
 from store.limits import Limits
 from store.net.sockets import open_files
 from store.server.entry.door import Door
@@ -122,3 +123,18 @@ async def test_the_limit_of_files_is_given_back_and_counts_what_is_open() -> Non
     assert open_files() >= 10
     for one in files:
         one.close()
+
+
+async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
+    """A client that came just then was welcomed, lost its store, and stuck to it."""
+    with store.sync.serve() as server:
+        async with store.connect(server.url) as client:
+            assert not await asyncio.to_thread(server.way_out.leave_when_alone)
+            assert not await asyncio.to_thread(server.way_out.wait_until_alone, 0)
+            async with store.connect(server.url) as another:  # as long as somebody is there, others may come
+                assert await another.count("") == 0
+            assert await client.count("") == 0
+        assert await asyncio.to_thread(server.way_out.wait_until_alone, 60)
+        with pytest.raises(store.StoreError, match="the server is leaving"):
+            async with store.connect(server.url, timeout=0.5):
+                pass

@@ -1,0 +1,193 @@
+"""A store whose host is done takes no newcomers in: the next job founds a store of its own, and is not dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+import store
+from rdzv.backends.hosting import CALL_TIMEOUT
+from rdzv.core.keys import Keys
+from rdzv.core.state import NodesWaiting
+from rdzv.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from tests.support.processes import free_port, start_python
+from tests.support.runs import VirtualRun, assert_one_round
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.support.processes import Child
+
+ENDING = Keys("/rdzv", "job").ending
+PATIENCE = 60.0  # seconds, where a machine may be busy; none of the tests takes so long, and none is about time
+
+NODE = """
+import asyncio, logging, signal, sys, rdzv
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+async def main():
+    done = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, done.set)
+    async with rdzv.connect(sys.argv[1], node_id=sys.argv[2], close_timeout=600) as handler:
+        info = await handler.next_rendezvous()
+        print("rank", info.rank, "of", info.world_size, "hosts", int(handler.node.hosts_store()), flush=True)
+        await done.wait()
+        print("done", flush=True)
+asyncio.run(main())
+"""
+
+
+def start_node(url: str, name: str) -> contextlib.AbstractAsyncContextManager[Child]:
+    return start_python("-c", NODE, url, name)
+
+
+def done(child: Child) -> None:
+    child.send_signal(signal.SIGUSR1)
+
+
+async def until(said: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while said not in caplog.text:  # noqa: ASYNC110 - another thread says it
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def lingering_store(**parameters: Any) -> AsyncIterator[tuple[str, asyncio.Task[None], store.Client]]:
+    """A store whose host is done, and waits for one client only: its URL, what ends with the host, and that client."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    host = await rdzv.connect(f"{url}/job?min_nodes=1&close_timeout=600", node_id="host", **parameters)
+    async with store.connect(url) as client:
+        await host.next_rendezvous()
+        closing = asyncio.create_task(host.aclose())
+        await client.wait([ENDING], timeout=PATIENCE)
+        yield url, closing, client
+    await asyncio.wait_for(closing, PATIENCE)
+
+
+async def test_the_nodes_of_the_next_job_wait_for_a_lingering_store_to_end_and_found_their_own() -> None:
+    """They moved into the store of the job before, and were dropped when it ended."""
+    server = f"tcp://127.0.0.1:{free_port()}"
+    async with contextlib.AsyncExitStack() as stack:
+        observer = store.connect(server, timeout=PATIENCE)
+        host = await stack.enter_async_context(start_node(f"{server}/job?min_nodes=1", "host"))
+        await host.line("rank 0 of 1 hosts 1")
+        async with observer as client:  # for which the store lingers
+            done(host)
+            await client.wait([ENDING], timeout=PATIENCE)
+            newcomers = [
+                await stack.enter_async_context(start_node(f"{server}/next?min_nodes=2&max_nodes=2", name))
+                for name in ("a", "b")
+            ]
+            for one in newcomers:
+                await one.says("the node that hosts it is done; it waits for the next one")
+        assert await host.wait() == 0
+        ranks = [(await one.line(" of 2 hosts ")).split() for one in newcomers]
+        assert sorted((words[1], words[3]) for words in ranks) == [("0", "2"), ("1", "2")]
+        assert sorted(hosts for *_, hosts in ranks) == ["0", "1"], "one of them has founded the next store"
+        for one in newcomers:
+            done(one)
+        assert [await one.wait() for one in newcomers] == [0, 0]
+        assert not [line for one in newcomers for line in one.output if "dropped" in line]
+
+
+async def test_who_is_to_host_waits_for_a_store_that_is_ending_and_for_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with lingering_store() as (url, closing, client):
+        joining = asyncio.create_task(met(f"{url}/job?min_nodes=1", is_host=True))  # the same job, started again
+        await until("the node that hosts it is done; it waits for the next one", caplog)
+        assert not joining.done()
+        await client.aclose()
+        await asyncio.wait_for(closing, PATIENCE)
+        assert await asyncio.wait_for(joining, PATIENCE), "it hosts the next store"
+    async with store.serve() as server:
+        with pytest.raises(RendezvousConnectionError, match=r"is_host is set, but .* somebody listens there already"):
+            await met(f"{server.url}/next?min_nodes=1", is_host=True)
+
+
+async def met(url: str, **parameters: Any) -> bool:
+    """Be in a round, and leave; whether the store was hosted here."""
+    async with rdzv.connect(url, **parameters) as handler:
+        await handler.next_rendezvous()
+        return handler.node.hosts_store()  # type: ignore[attr-defined,no-any-return]
+
+
+async def test_a_run_that_had_moved_in_keeps_the_store_with_all_its_newcomers_for_as_long_as_it_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was dropped `close_timeout` after the node that happened to host the store."""
+    monkeypatch.setattr("rdzv.backends.hosting.LOOK_AGAIN_AFTER", 0.05)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    other = f"{url}/other?min_nodes=1&max_nodes=2&last_call_timeout=0"
+    host = await rdzv.connect(f"{url}/job?min_nodes=1&close_timeout=0.05", node_id="host")
+    await host.next_rendezvous()
+    async with rdzv.connect(other, node_id="a") as a, rdzv.connect(other, node_id="b") as b:
+        await a.next_rendezvous()
+        closing = asyncio.create_task(host.aclose())
+        await until("1 of run other came to it meanwhile: its process stays", caplog)
+        async with a.changes() as changes:
+            joining = asyncio.create_task(b.next_rendezvous())
+            async for change in changes:
+                if change == NodesWaiting(1):
+                    break
+        assert_one_round(await asyncio.gather(a.next_rendezvous(), joining))
+        await until("2 of run other came to it meanwhile", caplog)
+        assert not closing.done()
+    await asyncio.wait_for(closing, PATIENCE)
+
+
+async def test_a_store_on_disk_whose_host_was_done_is_open_again_once_it_is_hosted_again(tmp_path: Path) -> None:
+    async with lingering_store(data_dir=str(tmp_path)) as (url, _, _):
+        pass
+    assert await asyncio.wait_for(met(f"{url}/next?min_nodes=1", data_dir=str(tmp_path)), PATIENCE)
+
+
+@pytest.mark.virtual_time
+async def test_a_newcomer_to_an_ending_store_says_what_it_waits_for_and_its_join_timeout_runs() -> None:
+    async with VirtualRun(min_nodes=1, join_timeout=CALL_TIMEOUT) as run:
+        late = run.handler("late")
+        async with run.handler("observer") as observer:
+            await observer.node.ask_the_store(lambda client: client.put(ENDING, b""))
+        with pytest.raises(RendezvousTimeoutError, match="is ending: the node that hosts it is done; waiting for the"):
+            await late.next_rendezvous()
+        joining = await run.join(late)
+        assert not joining.done()
+        async with run.handler("observer") as observer:
+            await observer.node.ask_the_store(lambda client: client.delete(ENDING))
+        assert (await joining).world_size == 1, "as in the store that comes next"
+
+
+@pytest.mark.virtual_time
+async def test_a_member_comes_again_to_a_store_that_lingers_for_it() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
+        assert_one_round(await run.meet(a, b))
+        await b.leave()
+        joining = await run.join(b)  # it has taken its record back, and is a newcomer like any
+        await asyncio.sleep(5)
+        assert "is ending" in b.node.part.reason
+        assert not joining.done()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("closed_first", [True, False])
+async def test_a_newcomer_is_told_of_the_end_of_its_run_rather_than_of_its_stores(closed_first: bool) -> None:
+    async with VirtualRun(min_nodes=2) as run:
+        a, late = run.handler("a"), run.handler("late")
+        await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
+        if closed_first:
+            await a.set_closed("all done")
+        joining = run.start(late.next_rendezvous())
+        if not closed_first:
+            await asyncio.sleep(10)
+            assert not joining.done()
+            await a.set_closed("all done")
+        with pytest.raises(RendezvousClosedError, match="all done"):
+            await joining
