@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from rdzv.core.decision import JoinClock, too_large
+from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
 from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus
 from rdzv.core.stopping import Drain
@@ -200,10 +200,8 @@ class Node:
         return link
 
     def _what_absence_means(self) -> str:
-        if not self.joining:
-            return ""
         limit = f"join_timeout={self.settings.join_timeout:g} s"
-        return f"; node {self.node_id} waits for it, and for a round, within {limit}"
+        return f"; node {self.node_id} waits for it, and for a round, within {limit}" if self.joining else ""
 
     async def _disconnect(self, error: Exception | None = None) -> None:
         """End the link; the membership with it, if the store was lost."""
@@ -222,8 +220,7 @@ class Node:
 
     def connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""
-        what = str(error) or "the store does not answer"
-        what += self._link.if_hosted if self._link is not None else ""
+        what = (str(error) or "the store does not answer") + (self._link.if_hosted if self._link is not None else "")
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     @contextlib.asynccontextmanager
@@ -291,41 +288,39 @@ class Node:
             except StoreReplaced as error:
                 # It asked for the next round, and asks for it there: above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
-                async with self._connecting:
-                    if self._link is link:
-                        await self._disconnect(error)
+                await self._part_with(link, error)
             except StoreEndingError as error:
-                link = await self._next_store(link, clock, error)
-                continue
+                log.warning("run %s, node %s: %s; it waits for the next one", self.run_id, self.node_id, error)
+                self.part.wait_for(f"{error}; waiting for the next one")
+                self.handed_on = True
+                await self._part_with(link, error)
             except StoreError as error:
                 raise self.connection_error(error) from error
             clock.set(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
-                link = await self.connect()
+                link = await self._find_store()
             if limit.cancelled_caught:
                 raise self.part.timeout(in_reach=self.in_reach)
 
-    async def _next_store(self, link: Link, clock: JoinClock, error: StoreEndingError) -> Link:
-        """A link to the store that comes after one which is ending; this node may start it, as at its first connect.
+    async def _part_with(self, link: Link, error: Exception) -> None:
+        async with self._connecting:
+            if self._link is link:
+                await self._disconnect(error)
+
+    async def _find_store(self) -> Link:
+        """A link to a store; after one that was ending to the next, which this node may start as at its first connect.
 
         A run that is closed meanwhile is found to be so in the old one.
         """
-        log.warning("run %s, node %s: %s; it waits for the next one", self.run_id, self.node_id, error)
-        self.handed_on = True
-        while True:
-            self.part.wait_for(f"{error}; waiting for the next one")
-            async with self._connecting:
-                if self._link is link:
-                    await self._disconnect(error)
-            clock.set(suspended=False, now=anyio.current_time())
-            with anyio.move_on_after(clock.left(anyio.current_time())) as limit, contextlib.suppress(StoreError):
-                await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
-                link = await self.connect()
-                if link.follower.head.closed is not None or await link.store.get(self.keys.ending) is None:
-                    self.handed_on = False
-                    return link
-            if limit.cancelled_caught:
-                raise self.part.timeout(in_reach=self.in_reach)
+        while self.handed_on:
+            await anyio.sleep(self._rng.uniform(*NEXT_STORE_EVERY))
+            link = await self.connect()
+            with contextlib.suppress(StoreError):
+                ending = await link.store.get(self.keys.ending)
+                self.handed_on = ending is not None and link.follower.head.closed is None
+            if self.handed_on:
+                await self._part_with(link, StoreEndingError("it is ending"))
+        return await self.connect()
 
     async def abandon(self, ticket: Ticket) -> None:
         """Undo the call of this ticket: whoever made it is gone, and no round is to hold a node that nobody heeds."""
@@ -393,16 +388,9 @@ class Node:
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone; see `Handler.num_nodes_changed`. From any thread."""
         link, membership = self._link, self.membership
-        if membership is None or (link is not None and link.follower.head.closed is not None):
-            return 0
-        if membership.over is not None or link is None or link.follower.error is not None:
-            gone = membership.dropped or (link is not None and link.follower.error is not None)
-            return int(gone and on_loss)
-        progress = link.follower.head.progress
-        surplus = int(too_large(membership.round, link.follower.head.resized))
-        if progress is None or progress.round != membership.round.number:
-            return surplus
-        return surplus + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+        if link is None or membership is None:
+            return int(membership is not None and membership.dropped and on_loss)
+        return link.num_nodes_changed(membership, on_loss=on_loss)
 
     async def is_closed(self) -> bool:
         """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
@@ -424,13 +412,7 @@ class Node:
         try:
             with anyio.fail_after(self.settings.close_timeout):
                 link = await self.connect()
-                lease = await link.run_lease()
-                result = await link.store.compare_and_set(
-                    self.keys.closed, closed.pack(), expected_revision=0, lease=lease
-                )
-                # Whoever has closed the run finds it closed, before the watch has said so.
-                link.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
-                await lease.keep_alive()  # for the last time: from now on the run is remembered for `closed_ttl`
+                await link.close_run(closed)
         except (StoreError, TimeoutError) as error:
             raise self.connection_error(error) from error
 

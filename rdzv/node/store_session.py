@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv.core.decision import too_large
+from rdzv.core.state import Closed
 from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
@@ -104,6 +106,18 @@ class Link:
         problem: str = getattr(self.store, "last_problem", "")
         return f"; {IF_HOSTED}" if not self.in_reach and problem == NOBODY_LISTENS else ""
 
+    def num_nodes_changed(self, membership: Membership, *, on_loss: bool) -> int:
+        """How many nodes wait to come in, or have gone since this round completed; from any thread."""
+        head = self.follower.head
+        if head.closed is not None:
+            return 0
+        if membership.over is not None or self.follower.error is not None:
+            return int((membership.dropped or self.follower.error is not None) and on_loss)
+        surplus = int(too_large(membership.round, head.resized))
+        if head.progress is None or head.progress.round != membership.round.number:
+            return surplus
+        return surplus + head.progress.waiting + (head.progress.lost + head.progress.departed if on_loss else 0)
+
     @property
     def failure(self) -> StoreError | None:
         """Why the client is of no more use, if so."""
@@ -174,6 +188,14 @@ class Link:
         if self._run_lease is None:
             self._run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self._run_lease
+
+    async def close_run(self, closed: Closed) -> None:
+        """Close the run for good; the first reason given stands."""
+        lease = await self.run_lease()
+        result = await self.store.compare_and_set(self._keys.closed, closed.pack(), expected_revision=0, lease=lease)
+        # Whoever has closed the run finds it closed, before the watch has said so.
+        self.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
+        await lease.keep_alive()  # for the last time: from now on the run is remembered for `closed_ttl`
 
     async def keep(self, membership: Membership, name: str, data: bytes) -> bool:
         """Keep a little state of the run; False if the round is over for this node."""
