@@ -102,7 +102,7 @@ class Recording:
                     result = await link.store.transact(
                         when=(agreed, when.mod_revision(key) == expected, when.missing(banned), *comes_to_stay),
                         then=writes,
-                        otherwise=(Get(part.keys.settings), Get(key), Get(banned), Get(part.keys.ending)),
+                        otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
                         grants=grants,
                     )
             except LeaseNotFound:
@@ -133,10 +133,10 @@ class Recording:
                     await taken.lease.release()
                 continue
             part.arrival.refused()
-            settings_entry, there, ban, ending = result.results
+            settings_entry, there, ban = result.results
             if isinstance(ban, Entry):
                 raise part.banned_error(Ban.unpack(ban.value))
-            if comes_to_stay and isinstance(ending, Entry):
+            if comes_to_stay and await link.store.get(part.keys.ending) is not None:
                 part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
                 raise StoreEndingError(
                     f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
