@@ -5,8 +5,8 @@ before into its own; the functions of all formats that were ever released stay. 
 is none, and formats of the time before are refused.
 
 The steps run in one transaction: after a crash the store is as it was. Before them the whole file is copied to
-`store.sqlite3.format-N`, which goes at the first clean stop of the new release; until then, moving it back into the
-place of `store.sqlite3` brings the older release back to where it was.
+`store.sqlite3.format-N`, which goes at the first clean stop of the new release; until then, the older release can make
+a store of it (`rdzv restore`). Moved into the place of `store.sqlite3` it would meet a log that is not its own.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ def check_format(found: int, path: Path) -> None:
         StoreUsageError: It is of a newer release, or of one before the first; the message says which side is older.
     """
     if found > rows.FORMAT:
+        kept = path.with_name(f"{FILE}.format-{rows.FORMAT}")
+        back = f"; what was there before it can be had again: rdzv restore {kept} DIR" if kept.exists() else ""
         raise StoreUsageError(
             f"{path} has format {found}, and this release, which is older than the one that wrote it, reads formats up "
-            f"to {rows.FORMAT}: use that release, or another data_dir"
+            f"to {rows.FORMAT}: use that release, or another data_dir{back}"
         )
     if not all(step in MIGRATIONS for step in range(found, rows.FORMAT)):
         raise StoreUsageError(

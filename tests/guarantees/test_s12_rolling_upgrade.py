@@ -1,7 +1,8 @@
 """Promise S12: "Two releases side by side": a server and four nodes are rolled through an upgrade, one at a time, and back.
 
 The next release is this tree with patches: one more version of the wire, request, field, column and event (those of
-`test_s12_two_releases`), one more setting, field of a node, column of ranks and roster, and another word for a phase.
+`test_s12_two_releases`), one more setting, field of a node, column of ranks and roster, and another word for a phase. One
+with another format on the disk is in `test_s12_data_of_two_releases`.
 """
 
 # ruff: noqa: E501 - the patch quotes lines as they stand
@@ -17,7 +18,7 @@ from tests.guarantees.test_s12_two_releases import LATER, ROOT
 from tests.support.processes import Child, start_python
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
 LATER_RDZV = {
@@ -70,22 +71,30 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture(scope="module")
-def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree of the next release, of both packages."""
-    tree = tmp_path_factory.mktemp("later")
-    patches = {**LATER, **LATER_RDZV}
-    # An event of a new kind would also get into the journal, and there only with a new format.
-    patches["store/protocol/wire.py"] = [each for each in LATER["store/protocol/wire.py"] if "event_to" not in each[0]]
+def patched(tree: Path, *patches: Mapping[str, Sequence[tuple[str, str]]]) -> Path:
+    """Write this tree, of both packages, with patches to a folder, and return that."""
     for path in [*(ROOT / "store").rglob("*.py"), *(ROOT / "rdzv").rglob("*.py")]:
         name = str(path.relative_to(ROOT))
         text = path.read_text(encoding="utf-8")
-        for before, after in patches.get(name, ()):
+        for before, after in [each for patch in patches for each in patch.get(name, ())]:
             assert before in text, f"{name} has changed: {before!r} is not there"
             text = text.replace(before, after, 1)
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_text(text, encoding="utf-8")
     return tree
+
+
+# An event of a new kind would also get into the journal, and there only with a new format.
+SAME_FORMAT = {
+    **LATER,
+    "store/protocol/wire.py": [each for each in LATER["store/protocol/wire.py"] if "event_to" not in each[0]],
+}
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of the next release, of both packages, whose data directories this one reads."""
+    return patched(tmp_path_factory.mktemp("later"), SAME_FORMAT, LATER_RDZV)
 
 
 class Fleet:
@@ -110,10 +119,10 @@ class Fleet:
         """Let a server of this release take over the store."""
         if self._server is not None:
             self._server.terminate()
-            assert await self._server.wait(timeout=20) == 0
+            assert await self._server.wait() == 0
         words = ("-m", "rdzv", "serve", "--port", str(self.port), "--data-dir", str(self._data_dir))
         self._server = await self.start(tree, *words)
-        line = await self._server.says("listens on", timeout=20)
+        line = await self._server.says("listens on")
         found = re.search(r":(\d+), kept", line)
         assert found is not None, line
         self.port = int(found[1])
@@ -122,14 +131,14 @@ class Fleet:
         """Let a node of this release take the place of the one of this name."""
         if name in self.nodes:
             self.nodes[name].terminate()
-            assert await self.nodes[name].wait(timeout=20) == 0
+            assert await self.nodes[name].wait() == 0
         url = f"tcp://127.0.0.1:{self.port}/job?min_nodes=3&max_nodes=4&last_call_timeout=1&ttl=10"
         self.nodes[name] = await self.start(tree, "-c", NODE, url, name)
 
     async def all_meet(self, size: int) -> None:
         """All nodes have come to a round of so many, with one number."""
         for child in self.nodes.values():
-            await child.line(f"size {size} people {size}", timeout=40)
+            await child.line(f"size {size} people {size}")
 
     async def aclose(self) -> None:
         await self._stack.aclose()

@@ -1,0 +1,115 @@
+"""Promise S12: "A data directory of an older release is carried over. Else one sentence says which side is older."
+
+The next release is this tree with the patches of `test_s12_rolling_upgrade`, and another format on the disk: one more
+column, and answers with one more field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+import store
+from store.disk import rows
+from store.disk.directory import FILE
+from tests.guarantees.test_s12_rolling_upgrade import LATER_RDZV, SAME_FORMAT, patched
+from tests.support.processes import ROOT, free_port, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.support.processes import Child
+
+NOW = rows.FORMAT
+COPY = f"{FILE}.format-{NOW}"
+
+CARRY_OVER = """
+def _add_mood(database: sqlite3.Connection) -> None:
+    leases = database.execute("SELECT id, ttl, disconnect_ttl, gone_ttl, anonymous FROM leases").fetchall()
+    database.execute("DROP TABLE leases")
+    for line in rows.SCHEMA.split(";"):
+        if "TABLE leases" in line:
+            database.execute(line)
+    sealed = [rows.seal(*lease, "carried") for lease in leases]
+    database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", sealed)
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {rows.FORMAT - 1: _add_mood}
+"""
+
+LATER_FORMAT = {
+    "store/disk/rows.py": [
+        (f"FORMAT = {NOW} ", f"FORMAT = {NOW + 1} "),
+        ("anonymous INTEGER, seal INTEGER", "anonymous INTEGER, mood TEXT, seal INTEGER"),
+        ("*sooner, int(lease.anonymous)))", '*sooner, int(lease.anonymous), "new"))'),
+        ("INTO leases VALUES (?, ?, ?, ?, ?, ?)", "INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)"),
+        ('anonymous in rows("leases")', 'anonymous, _ in rows("leases")'),
+    ],
+    "store/disk/migrations.py": [("MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}\n", CARRY_OVER)],
+}
+
+
+@pytest.fixture(scope="module")
+def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of the next release, which keeps data in another format."""
+    return patched(tmp_path_factory.mktemp("later"), SAME_FORMAT, LATER_RDZV, LATER_FORMAT)
+
+
+@contextlib.asynccontextmanager
+async def serving(tree: Path, data_dir: Path, port: int) -> AsyncIterator[Child]:
+    environment = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    words = ("-m", "rdzv", "serve", "--port", str(port), "--data-dir", str(data_dir))
+    async with start_python(*words, env=environment, cwd=tree) as server:
+        yield server
+
+
+async def test_s12_a_data_directory_is_carried_over_and_brought_back(tmp_path: Path, later: Path) -> None:
+    """One client goes on through the upgrade, with its session and its lease; and the copy leads the way back."""
+    data_dir, port = tmp_path / "data", free_port()
+    async with contextlib.AsyncExitStack() as stack:
+        async with serving(ROOT, data_dir, port) as server:
+            await server.says("listens on")
+            client = await stack.enter_async_context(store.connect(f"tcp://127.0.0.1:{port}", timeout=60.0))
+            lease = await client.grant(600.0)
+            await client.put("leased", b"1", lease=lease)
+            assert await client.add("count", 1) == 1
+            server.terminate()
+            assert await server.wait() == 0
+        async with serving(later, data_dir, port) as server:
+            await server.says(f"was carried over from format {NOW} to {NOW + 1}; what was there is kept as {COPY}")
+            entry = await client.get("leased")
+            assert entry is not None
+            assert entry.lease == lease.id
+            await lease.keep_alive()
+            assert await client.add("count", 1) == 2
+            async with client.watch("count", start_revision=1) as watch:  # the history was carried over, too
+                events = aiter(watch)
+                assert [(await anext(events)).value for _ in range(2)] == [b"1", b"2"]
+            server.kill()
+            await server.wait()
+        async with serving(later, data_dir, port) as server:  # its own format now; the copy outlives a kill
+            await server.says("listens on")
+            assert await client.add("count", 1) == 3
+            assert (data_dir / COPY).exists()
+            server.kill()
+            await server.wait()
+        before = (data_dir / FILE).read_bytes()
+        async with serving(ROOT, data_dir, port) as server:
+            assert await server.wait() == 2
+            (line,) = server.output
+            assert f"has format {NOW + 1}, and this release, which is older than the one that wrote it" in line
+            assert line.endswith(f"rdzv restore {data_dir / COPY} DIR")
+        assert (data_dir / FILE).read_bytes() == before
+        # As docs/compatibility.md says: the copy in its place would meet the log of the later format.
+        older = tmp_path / "older"
+        async with start_python("-m", "rdzv", "restore", str(data_dir / COPY), str(older)) as restoring:
+            assert await restoring.wait() == 0
+        async with serving(ROOT, older, port) as server:
+            await server.says("listens on")
+            with pytest.raises(store.StoreReplaced):
+                await client.get("count")
+            async with store.connect(f"tcp://127.0.0.1:{port}", timeout=60.0) as another:
+                assert await another.add("count", 1) == 2, "what was written since the upgrade is lost"
