@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from store.client.blocking import Client, Watch
 from store.connecting import check_credentials, is_etcd
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from store.server.server import Server
 
 __all__ = ["Client", "Watch", "connect", "recipes", "serve"]
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -63,7 +65,7 @@ def serve(
     limits: Limits | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | Sequence[socket.socket] | None = None,
-) -> contextlib.AbstractContextManager[Server]:
+) -> Serving:
     """Serve a new store in a thread with an event loop of its own; the arguments are those of `store.serve`.
 
     A caller that holds the interpreter lock for long holds the server up, too. What it misses then is not counted
@@ -71,14 +73,14 @@ def serve(
     """
     from store.server import server as async_server  # a client needs neither it nor sqlite3
 
-    return _Serving(
+    return Serving(
         async_server.serve(
             host, port, token=token, tls=tls, insecure=insecure, limits=limits, data_dir=data_dir, sock=sock
         )
     )
 
 
-class _Serving(contextlib.AbstractContextManager["Server"]):
+class Serving(contextlib.AbstractContextManager["Server"]):
     """A server, and the thread in which it serves. No generator, for the reasons of `PortalThread`."""
 
     def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
@@ -88,14 +90,18 @@ class _Serving(contextlib.AbstractContextManager["Server"]):
 
     def __enter__(self) -> Server:
         with contextlib.ExitStack() as opened:
-            portal = opened.enter_context(PortalThread("store"))
+            self._portal = portal = opened.enter_context(PortalThread("store"))
             server = opened.enter_context(portal.wrap_async_context_manager(self._serving))
             self._opened = opened.pop_all()
         return server
 
+    def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
+        """Return what enters something in the server's thread; it is to be left before the server is."""
+        return self._portal.wrap_async_context_manager(context)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> bool | None:
         if self._pid != os.getpid():
             return False
         return bool(self._opened.__exit__(kind, error, trace))

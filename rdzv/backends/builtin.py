@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
 import store.sync
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
+from rdzv.backends.monitoring import Monitoring
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -155,6 +156,7 @@ def tcp_handler(settings: Settings) -> Handler:
     @contextlib.asynccontextmanager
     async def open_store() -> AsyncIterator[Store]:
         nonlocal hosting
+        monitoring.begin()
         if hosting is None:
             # At the first connect only, unless that led to a store which was about to end: a second, empty store must
             # not stand beside a living run.
@@ -171,6 +173,7 @@ def tcp_handler(settings: Settings) -> Handler:
             yield opened
 
     node = Node(settings, loop=NodeThread(), open_store=open_store)
+    monitoring = Monitoring(node, settings, credentials)
     return Handler(
         node,
         open_store=client,
@@ -206,13 +209,13 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         # No run has an empty name, so this is nobody's; and a user who may write runs may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
-    node = Node(
-        settings,
-        loop=NodeThread(),
-        open_store=lambda: etcd.Client(
-            cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options
-        ),
-    )
+
+    def open_store() -> contextlib.AbstractAsyncContextManager[Store]:
+        monitoring.begin()
+        return etcd.Client(cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options)
+
+    node = Node(settings, loop=NodeThread(), open_store=open_store)
+    monitoring = Monitoring(node, settings, credentials)
     return Handler(
         node,
         open_store=lambda: etcd.Client(cluster, **options),

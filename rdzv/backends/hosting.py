@@ -29,6 +29,7 @@ import anyio
 import anyio.to_thread
 
 import store.sync
+from rdzv.backends.monitoring import http_room, serve_page
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.status import run_ids
@@ -56,10 +57,19 @@ MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether 
 class Host:
     """An embedded store that this process serves, for a node of one run."""
 
-    def __init__(self, server: Server, stack: contextlib.ExitStack, keys: Keys, *, linger: float) -> None:
+    def __init__(
+        self,
+        server: Server,
+        stack: contextlib.ExitStack,
+        keys: Keys,
+        *,
+        linger: float,
+        page: contextlib.ExitStack | None = None,
+    ) -> None:
         self._stack = stack
         self._keys = keys
         self._linger = linger
+        self._page = page
         self.server = server
 
     async def aclose(self, open_client: Callable[[], Client] | None = None) -> None:
@@ -69,6 +79,9 @@ class Host:
             open_client: Makes a client of this store, by which newcomers are told to go elsewhere.
         """
         try:
+            if self._page is not None:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._page.close)  # it is connected, too, and nobody to wait for
             if not await in_thread(self.server.way_out.leave_when_alone):
                 await self._let_others_go(open_client)
         finally:
@@ -302,18 +315,18 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
     try:
         is_closed_to_strangers = token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
         address = _address_to_listen_on(host, port, may_be_open=settings.insecure or is_closed_to_strangers)
+        make_page = None if settings.http_port is None else http_room("app", "http_port").serve
         stack = contextlib.ExitStack()
-        server = stack.enter_context(
-            store.sync.serve(
-                address,
-                port,
-                token=token,
-                tls=tls,
-                insecure=settings.insecure,
-                limits=settings.limits,
-                data_dir=settings.data_dir,
-            )
+        serving = store.sync.serve(
+            address,
+            port,
+            token=token,
+            tls=tls,
+            insecure=settings.insecure,
+            limits=settings.limits,
+            data_dir=settings.data_dir,
         )
+        server = stack.enter_context(serving)
     except StoreUsageError as error:
         raise RendezvousSettingsError(f"the store cannot be started on {host}:{port}: {error}") from None
     except NotResolvedError:  # which is an OSError, too
@@ -326,7 +339,10 @@ def host_if_called_for(settings: Settings, *, token: bytes | None, tls: ssl.SSLC
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if taken else RendezvousConnectionError)(why) from error
     log.info("this node hosts the store of run %s at %s", settings.run_id, server.url)
-    return Host(server, stack, Keys(settings.prefix, settings.run_id), linger=settings.close_timeout)
+    page = None
+    if make_page is not None:
+        page = serve_page(make_page, serving, server, address, settings, token=token, tls=tls)
+    return Host(server, stack, Keys(settings.prefix, settings.run_id), linger=settings.close_timeout, page=page)
 
 
 def _address_to_listen_on(host: str, port: int, *, may_be_open: bool) -> str:

@@ -29,6 +29,7 @@ from rdzv.backends.credentials import load_certificate, read_secret, server_cont
 from rdzv.cli.command import DONE, Command
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
+from rdzv.http.door import where_to_listen
 from store.net.address import DEFAULT_PORT, host_and_port
 from store.net.collector import short_collections, tidy_up
 from store.net.tasks import cancel_and_wait
@@ -149,12 +150,10 @@ async def _serve_http(
         from rdzv.http import app
     except ImportError as error:
         raise ImportError(f"--http-port needs {error.name}: pip install 'rdzv[http]'") from None
-    if token is not None and tls is None and not options.insecure:
-        host = "127.0.0.1"
-    loopback = host in (LOOPBACK, "127.0.0.1", "::1")
+    host, loopback = where_to_listen(host, token=token, secure=tls is not None, insecure=options.insecure)
     serving = app.serve(
         server,
-        "127.0.0.1" if host == LOOPBACK else host,
+        host,
         options.http_port,
         token=token,
         tls=tls,
@@ -163,7 +162,7 @@ async def _serve_http(
         closed_ttl=CLOSED_TTL,
     )
     port = await stack.enter_async_context(serving)
-    named = "127.0.0.1" if loopback else host or socket.gethostname()
+    named = host or socket.gethostname()
     _say(f"HTTP at {'http' if tls is None else 'https'}://{host_and_port(named, port)}")
 
 

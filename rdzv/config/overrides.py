@@ -51,6 +51,8 @@ class Overrides(TypedDict, total=False):
     is_host: Flag
     data_dir: File
     insecure: Flag
+    http_port: int | str | None
+    metrics_port: int | str | None
     limits: Limits | Mapping[str, float] | str | None
     token: str | bytes | None
     token_file: File

@@ -243,6 +243,21 @@ TABLE: Final = (
         family="tcp",
     ),
     Parameter(
+        "http_port",
+        value_types.HTTP_PORT,
+        "29401",
+        "where the store started here also serves its page, JSON and metrics over HTTP",
+        default_text="none",
+        family="tcp",
+    ),
+    Parameter(
+        "metrics_port",
+        value_types.HTTP_PORT,
+        "29402",
+        "where this node's own process serves its metrics over HTTP",
+        default_text="none",
+    ),
+    Parameter(
         "token",
         value_types.SECRET,
         "...",

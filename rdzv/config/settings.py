@@ -88,6 +88,8 @@ class Settings:
     data_dir: str | None = None
     insecure: bool = False
     limits: Limits | None = None
+    http_port: int | None = None
+    metrics_port: int | None = None
     token: str | bytes | None = field(default=None, repr=False)
     token_file: str | None = None
     tls: Any = field(default=None, repr=False)
@@ -119,7 +121,7 @@ class Settings:
             if getattr(self, parameter.name) is None and parameter.derive:
                 object.__setattr__(self, parameter.name, parameter.derive(self))
         for parameter in PARAMETERS.values():
-            if getattr(self, parameter.name) not in (None, False):
+            if (value := getattr(self, parameter.name)) is not None and value is not False:
                 _check_that_it_applies(parameter, self.endpoint)
         for is_broken, sentence in _RULES:
             if is_broken(self):

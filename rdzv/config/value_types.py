@@ -30,6 +30,7 @@ __all__ = [
     "FLAG",
     "FLAG_OR_AUTO",
     "FUNCTION",
+    "HTTP_PORT",
     "LIMITS",
     "NAME",
     "NAMES",
@@ -290,6 +291,15 @@ def _ports(raw: Any) -> str:
     return f"{low}-{high}" if dash else f"{low}"
 
 
+def _http_port(raw: Any) -> int:
+    if isinstance(raw, bool):
+        raise TypeError
+    port = int(raw) if isinstance(raw, str) else operator.index(raw)
+    if not 0 <= port <= PORT_MAX:
+        raise ValueError
+    return port
+
+
 def _torch_store(raw: Any) -> str:
     if raw not in TORCH_STORES:
         raise ValueError
@@ -339,5 +349,6 @@ LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _lim
 RANK_ORDER: Final = Kind(f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order)
 TORCH_STORE: Final = Kind(f"one of {', '.join(TORCH_STORES)}", _torch_store)
 PORTS: Final = Kind(f"a port or a range of them, from 1 to {PORT_MAX}", _ports)
+HTTP_PORT: Final = Kind(f"a port from 1 to {PORT_MAX}, or 0 for any free one", _http_port)
 FUNCTION: Final = Kind("a function", _function)
 TLS: Final = Kind("an ssl.SSLContext", _tls_context)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from store.server.server import Server
 
-__all__ = ["serve"]
+__all__ = ["LAG_EVERY", "guarded", "serve"]
 
 LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
 LISTENERS_MOST = 64  # pages that are followed at one time
@@ -101,7 +101,7 @@ class _Site:
         self._policy = _policy(self._page)
 
     def application(self, door: Door) -> web.Application:
-        application = web.Application(middlewares=[_guard(door)], client_max_size=BODY_BYTES_MOST)
+        application = web.Application(middlewares=[guarded(door)], client_max_size=BODY_BYTES_MOST)
         application.add_routes(
             [
                 web.get("/", self.page),
@@ -217,7 +217,9 @@ def _text_in(body: dict[str, Any], name: str, default: str | None = None) -> str
     return value
 
 
-def _guard(door: Door) -> Any:
+def guarded(door: Door) -> Any:
+    """Return a middleware that lets in whom the door does, and says what went wrong."""
+
     @web.middleware
     async def guard(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HEALTH", "Door", "Refusal"]
+__all__ = ["HEALTH", "Door", "Refusal", "where_to_listen"]
 
+LOOPBACK = "127.0.0.1"
 HEALTH = frozenset({"/healthz", "/readyz"})
 
 
@@ -84,6 +85,16 @@ class Door:
         if kind != "bearer" or not hmac.compare_digest(secret.encode(), self.token):
             return Refusal(status=401, reason="give the store's token, as Authorization: Bearer")
         return None
+
+
+def where_to_listen(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, bool]:
+    """Return where HTTP listens beside a store that listens at `host`, and whether that is loopback.
+
+    Where the store is, but for one case: without TLS, a token would cross the network in the clear.
+    """
+    if host == "localhost" or (token is not None and not secure and not insecure):
+        host = LOOPBACK
+    return host, _names_this_machine(f"[{host}]" if ":" in host else host)
 
 
 def _password(secret: str) -> bytes:

@@ -12,7 +12,9 @@ from rdzv.core.state import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Metrics"]
+__all__ = ["LAG_BUCKETS", "Metrics"]
+
+LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)  # seconds
 
 COUNTERS = {
     "requests": "Requests carried out since the store was started.",
@@ -50,7 +52,7 @@ class Metrics:
         self.loop_lag = Histogram(
             "rdzv_loop_lag_seconds",
             "How much later than asked the event loop woke a sleeper.",
-            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
+            buckets=LAG_BUCKETS,
             registry=self._registry,
         )
         self._requests = Histogram(

@@ -1,0 +1,198 @@
+"""Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
+
+What a node knows of its part in the run, without asking the store: where it is, what it waits for, how its time went
+by, how late its own loop is. How the whole run stands is told beside the store (`app`).
+
+It listens from the node's first arrival on, and not while somebody merely looks at a run with a node's URL. A port that
+is taken is said, and costs the node nothing else: two nodes of one machine may have been told the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from rdzv.http.app import LAG_EVERY, guarded
+from rdzv.http.metrics import LAG_BUCKETS
+from rdzv.node.wakeup import Wakeup
+from store.net.address import host_and_port
+from store.printable import escaping
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterator
+
+    from rdzv.http.door import Door
+    from rdzv.membership import Membership
+    from rdzv.node.node import Node
+
+__all__ = ["NodeMetrics", "serve_node"]
+
+log = escaping(logging.getLogger(__name__))
+
+IN_ROUND: Final = "in a round"
+JOINING: Final = "joining"
+OUTSIDE: Final = "outside"
+
+LABELS: Final = ("run", "node")
+
+
+async def serve_node(node: Node, host: str, port: int, *, door: Door, tls: ssl.SSLContext | None) -> None:
+    """Serve a node's metrics from its first arrival on, until cancelled.
+
+    Args:
+        node: Which one; this runs in its loop.
+        host: Where to listen; "" is every address.
+        port: Where; 0 takes a free one.
+        door: Who may ask.
+        tls: The context to speak TLS with, if any.
+    """
+    metrics = NodeMetrics(node)
+    node.listeners.add(metrics)
+    try:
+        with node.listeners.listening(wakeup := Wakeup()):
+            while not (node.joining or node.membership is not None):
+                await wakeup.sleep_until(None)
+        async with contextlib.AsyncExitStack() as stack:
+            application = metrics.application(door)
+            runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            try:
+                await web.TCPSite(runner, host or None, port, ssl_context=tls).start()
+            except OSError as error:
+                why = error.strerror or error
+                remedy = "give each node of a machine a port of its own"
+                log.warning("node %s: metrics_port=%d serves nothing: %s; %s", node.node_id, port, why, remedy)
+            else:
+                at = host_and_port(host or "*", runner.addresses[0][1])
+                log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
+            await metrics.measure_lag()
+    finally:
+        node.listeners.remove(metrics)
+
+
+class NodeMetrics:
+    """What one node's `/metrics` says; to be made in its loop.
+
+    Args:
+        node: Which one.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._labels = (node.run_id, node.node_id)
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._doing = OUTSIDE
+        self._spent = dict.fromkeys((IN_ROUND, JOINING, OUTSIDE), 0.0)
+        self._membership: Membership | None = None
+        self._told_over = False
+        self._rounds = self._dropped = self._lost = self._lost_in_round = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._lag = Histogram(
+            "rdzv_node_loop_lag_seconds",
+            "How much later than asked the node's event loop woke a sleeper.",
+            buckets=LAG_BUCKETS,
+            registry=self._registry,
+        )
+
+    def application(self, door: Door) -> web.Application:
+        """Return what answers."""
+        application = web.Application(middlewares=[guarded(door)])
+        application.add_routes([web.get("/metrics", self.answer), web.get("/healthz", self.health)])
+        return application
+
+    async def health(self, _: web.Request) -> web.Response:
+        """The process is there, and the node's loop runs."""
+        return web.Response(text="ok\n")
+
+    async def answer(self, _: web.Request) -> web.Response:
+        """All metrics, as of now."""
+        self.observe()
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=generate_latest(self._registry), headers=headers)
+
+    async def measure_lag(self) -> None:
+        """Measure how late this loop wakes sleepers, until cancelled."""
+        while True:
+            asked = self._loop.time() + LAG_EVERY
+            await anyio.sleep(LAG_EVERY)
+            self._lag.observe(max(self._loop.time() - asked, 0.0))
+            self.observe()
+
+    def changed(self) -> None:
+        """Something has changed that the node knows; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
+            self._loop.call_soon_threadsafe(self.observe)
+
+    def observe(self) -> None:
+        """Take the time that has passed for what the node did when it was last looked at; in its loop."""
+        node, membership, now = self._node, self._node.membership, self._loop.time()
+        self._spent[self._doing] += now - self._since
+        self._since = now
+        self._count(membership)
+        is_member = membership is not None and membership.over is None
+        self._doing = JOINING if node.joining else IN_ROUND if is_member else OUTSIDE
+
+    def _count(self, membership: Membership | None) -> None:
+        if membership is None:
+            return
+        if membership is not self._membership:
+            self._membership, self._told_over, self._lost_in_round = membership, False, 0
+            self._rounds += 1
+        if len(membership.lost_ids) > self._lost_in_round:
+            self._lost += len(membership.lost_ids) - self._lost_in_round
+            self._lost_in_round = len(membership.lost_ids)
+        if membership.over is not None and not self._told_over:
+            self._told_over = True
+            self._dropped += membership.dropped
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is; called by the registry."""
+        node, head, membership = self._node, self._node.head, self._membership
+        is_member = membership is not None and membership.over is None
+        progress = head.progress
+        if progress is not None and membership is not None and progress.round != membership.round.number:
+            progress = None  # it does not tell of this round yet
+        gauges: dict[str, tuple[str, float | None]] = {
+            "member": ("1 while the node is in a round.", float(is_member)),
+            "round": ("The last round that the node was in.", None if membership is None else membership.round.number),
+            "rank": ("Its rank there.", None if membership is None else membership.rank),
+            "world_size": ("How many members that round had.", None if membership is None else membership.round.size),
+            "step": ("The last step that it has begun there.", None if membership is None else membership.beats.step),
+            "waiting_nodes": ("Nodes that a regroup now would admit.", None if progress is None else progress.waiting),
+            "missing_nodes": ("Nodes that are missing.", None if progress is None else progress.absent.count),
+            "coordinates": (
+                "1 while it decides for the run.",
+                float(head.coordinator is not None and head.coordinator.node_id == node.node_id),
+            ),
+            "hosts_store": ("1 while its process serves the store.", float(node.hosts_store())),
+            "store_in_reach": ("1 while the store is in reach, as far as is known.", float(node.in_reach)),
+            "run_closed": ("1 once the run is closed.", float(head.closed is not None)),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"rdzv_node_{name}", text, labels=LABELS)
+            if value is not None:
+                gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, text, count in (
+            ("rounds", "Rounds that the node has been in.", self._rounds),
+            ("members_lost", "Members that were lost from these, as far as they were named.", self._lost),
+            ("dropped", "How often it was put out of one.", self._dropped),
+        ):
+            counter = CounterMetricFamily(f"rdzv_node_{name}", text, labels=LABELS)
+            counter.add_metric(self._labels, count)
+            yield counter
+        spent = CounterMetricFamily("rdzv_node_seconds", "What its time went by with.", labels=(*LABELS, "doing"))
+        for doing, seconds in self._spent.items():
+            spent.add_metric((*self._labels, doing), seconds)
+        yield spent
