@@ -275,6 +275,7 @@ class Timeline:
         seconds: How long it is.
         rounds: The rounds; between two of them, members meet again.
         nodes: The nodes, in the order in which they first were members.
+        note: Whom it does not show, in words; empty if it shows all.
     """
 
     run_id: str
@@ -282,6 +283,7 @@ class Timeline:
     seconds: float
     rounds: Row
     nodes: tuple[Row, ...]
+    note: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return it as what JSON knows."""
@@ -291,11 +293,12 @@ class Timeline:
             "seconds": round(self.seconds, 3),
             "rounds": [span.plain() for span in self.rounds.spans],
             "nodes": [[row.name, [span.plain() for span in row.spans]] for row in self.nodes],
+            "note": self.note,
         }
 
 
 def timeline(run_id: str, history: History, *, now: float | None = None) -> Timeline:
-    """Return the remembered rounds as rows. Only nodes that were named have one: the first 64 of each round.
+    """Return the remembered rounds as rows. Only nodes that were named have one: the first 64 of each, and who went.
 
     Args:
         run_id: Which run.
@@ -331,6 +334,14 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> Time
             if meets > 0:
                 text = f"meeting again after round {chapter.number}"
                 spans.append(Span(kind="meeting", began=began + stopped, seconds=meets, text=text))
+        named = frozenset(chapter.node_ids)
+        for node_id in chapter.joined_ids:
+            if node_id in away and node_id not in named:  # it is back, and not among the first
+                rows[node_id].append(_outage(*away.pop(node_id), until=began))
+        for node_id, one in gone.items():
+            if node_id not in named:  # it was a member, and not among the first
+                rows.setdefault(node_id, [])
+                away[node_id] = one.kind, began + min(stopped if one.after is None else one.after, length), one.reason
         closing = _closing(chapter)
         if closing is not None:
             text = f"closed {closing.reason}".rstrip()
@@ -338,7 +349,12 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> Time
         began += length
     for node_id, (kind, since, why) in away.items():
         rows[node_id].append(_outage(kind, since, why, until=began))
+    most = max(history.chapters, key=lambda chapter: chapter.size, default=None)
+    note = ""
+    if most is not None and most.size > len(most.node_ids):
+        note = f"of up to {most.size:,} nodes of a round, the first {len(most.node_ids)} have a row, and who has gone"
     return Timeline(
+        note=note,
         run_id=run_id,
         began=history.chapters[0].at if history.chapters else None,
         seconds=began,

@@ -141,6 +141,35 @@ def test_who_comes_back_was_away_until_then() -> None:
     ]
 
 
+def test_who_is_lost_has_a_row_also_if_it_was_not_among_the_nodes_that_a_round_names() -> None:
+    """Of a thousand nodes, the outage of most was nowhere to be seen."""
+
+    def round_of_thousand(number: int, *, lost: str = "", joined: tuple[str, ...] = ()) -> Chapter:
+        gone = Incident(kind="lost", after=30.0, count=1, node_ids=(lost,), reason="silent")
+        return Chapter(
+            number=number,
+            size=1000,
+            node_ids=("a", "b"),
+            joined=len(joined),
+            joined_ids=joined,
+            after=40.0 if number else None,
+            incidents=(gone,) if lost else (),
+        )
+
+    story = History(
+        chapters=(
+            round_of_thousand(0, lost="n900"),
+            round_of_thousand(1),
+            round_of_thousand(2, lost="n900", joined=("n900",)),
+            round_of_thousand(3),
+        )
+    )
+    shown = timeline("job", story)
+    rows = {row.name: [(span.kind, span.began, span.seconds) for span in row.spans] for row in shown.nodes}
+    assert rows["n900"] == [("lost", 30.0, 50.0), ("lost", 110.0, 10.0)]
+    assert shown.plain()["note"] == "of up to 1,000 nodes of a round, the first 2 have a row, and who has gone"
+
+
 def test_the_trace_is_one_of_chromes_with_a_row_for_each_node() -> None:
     trace = json.loads(json.dumps(chrome_trace(timeline("job", STORY))))
     events: list[dict[str, Any]] = trace["traceEvents"]

@@ -20,6 +20,7 @@ import store
 from rdzv.http import app
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import ROOT, start, start_python
+from tools.pictures import write_timeline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -270,6 +271,21 @@ UNTIL_DRAWN = """new Promise((done) => {
 })"""
 
 
+PAINTED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+SCROLLED = f"timeline.scrollTop = %s; {PAINTED}"
+HAS_RED = """(() => {
+    const canvas = document.querySelector("#timeline canvas"), copy = document.createElement("canvas");
+    copy.width = canvas.width; copy.height = canvas.height;
+    const pen = copy.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(canvas, 0, 0);
+    const dots = pen.getImageData(0, 0, copy.width, copy.height).data;
+    for (let at = 0; at < dots.length; at += 4) {
+        if (dots[at] === 0xc6 && dots[at + 1] === 0x28 && dots[at + 2] === 0x28) return true;
+    }
+    return false;
+})()"""
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_hostile_name(tmp_path: Path) -> None:
     """At the width of a telephone: nothing is wider than the window, and the name is text."""
@@ -294,3 +310,60 @@ async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_
         assert await page.evaluate(UNTIL_DRAWN) == "timeline of job: 2 nodes"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
         assert page.problems == []
+
+        # In the same browser, as starting one takes seconds.
+        async with aiohttp.request("GET", f"{url}/api/runs/job") as answer:
+            await redraw_a_thousand_nodes(page, await answer.json())
+        await show_timelines(page, tmp_path)
+        assert page.problems == []
+
+
+async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
+    """Each of a thousand members at another step: within 200 ms of the page's own processor time, and readable."""
+    (member,) = run["members"]
+    run["members"] = [{**member, "node_id": f"gpu-{n}", "rank": n, "step": 7, "step_age": 1.0} for n in range(1000)]
+    run["banned"] = [{"node_id": HOSTILE, "reason": HOSTILE, "by": "ban_after", "at_once": False, "ends_in": 3480.0}]
+    run["draining"] = [{"node_id": "gpu-9", "seconds_left": 30.0, "reason": HOSTILE}]
+    shown = {"store": "here", "runs": [], "chosen": "job", "run": run}
+    await page.evaluate(f"source.close(); window.shown = {json.dumps(shown)}; show(shown)")
+    assert await page.evaluate("at('members').children.length") == 1000
+    assert await page.evaluate("at('banned').textContent") == (
+        f"{HOSTILE}: banned by ban_after for 58 min 0 s more: {HOSTILE}"
+    )
+    assert await page.evaluate("at('noticed').textContent") == f"gpu-9: leaves within 30 s: {HOSTILE}"
+    await page.call("Performance.enable", timeDomain="threadTicks")
+
+    async def spent() -> float:
+        metrics = (await page.call("Performance.getMetrics"))["metrics"]
+        return next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
+
+    seconds = []
+    for _ in range(3):
+        before = await spent()
+        await page.evaluate("shown.run.members.forEach((one) => one.step++); show(shown); document.body.offsetHeight")
+        await page.evaluate(PAINTED)
+        seconds.append(await spent() - before)
+    assert "step 10" in await page.evaluate("at('members').lastElementChild.textContent")
+    assert min(seconds) < 0.2, seconds
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 375
+    assert await page.evaluate("document.title") == "job: complete"
+
+
+async def show_timelines(page: Page, folder: Path) -> None:
+    """Of 4, 64 and 1,000 nodes: all can be scrolled to, and only what is in sight is painted."""
+    for nodes in (4, 64, 1000):
+        write_timeline(folder / "timeline.html", nodes, 24)
+        await page.call("Page.navigate", url=(folder / "timeline.html").as_uri())
+        await page.evaluate("new Promise((done) => document.readyState == 'complete' ? done() : onload = done)")
+        assert await page.evaluate(UNTIL_DRAWN) == f"timeline of job-7: {nodes} nodes"
+        assert await page.evaluate("document.querySelector('#timeline canvas').clientHeight") <= 800
+        assert await page.evaluate("document.querySelector('#timeline').scrollHeight") >= nodes * 18
+        # A node that was lost is red: at the end of the rows, too.
+        await page.evaluate(
+            "timeline.scrollTop = 1e9; new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+        )
+        assert await page.evaluate(HAS_RED) is (nodes < 1000)
+        await page.evaluate(
+            "timeline.scrollTop = 0; new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+        )
+        assert await page.evaluate(HAS_RED)

@@ -477,11 +477,13 @@ async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_
         assert list((await observer.status()).refused) == ["b"]
 
 
-def test_a_ban_that_goes_by_names_warns_who_has_none_of_its_own(
+async def test_a_ban_that_goes_by_names_warns_who_has_none_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for url, warned in (("tcp://a/job?min_nodes=1&node_id=b", 0), ("tcp://a/job?min_nodes=1", 1)):
-        handler = _Launcher(Job(url=url, command=("true",), ban_after="2/60m"), tmp_path / url[-4:])._handler()
+        folder = tmp_path / str(warned)
+        folder.mkdir()
+        handler = _Launcher(Job(url=url, command=("true",), ban_after="2/60m"), folder)._handler()
         assert handler.settings.ban_after == "2/1h"
         assert caplog.text.count("ban_after=2/1h goes by the names of nodes") == warned
 
