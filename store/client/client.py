@@ -1,10 +1,9 @@
 """Shell: connect, reconnect, requests as awaitables, watches as async iterators.
 
 One task makes connections, one after the other, each with a jittered pause before it, except for the first one after a
-loss; bytes go between the socket and
-the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a future in its `InFlight` record, so a
-caller neither sees nor minds a reconnect that happens while it waits. What it can see, at the end of its own timeout,
-is `ConnectionLost`, which says whether the request may have been applied.
+loss; bytes go between the socket and the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a
+future in its `InFlight` record, so a caller neither sees nor minds a reconnect that happens while it waits. What it can
+see, at the end of its own timeout, is `ConnectionLost`, which says whether the request may have been applied.
 
 Watches are in a room of their own, `watch`.
 """
@@ -18,6 +17,7 @@ import os
 import random
 import secrets
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -27,6 +27,7 @@ from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import settle, with_doubt
 from store.client.patience import HEARTBEAT, HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Patience
+from store.client.probe import server_answers
 from store.client.room import Room
 from store.client.silence import Silence
 from store.client.watch import Watch
@@ -100,6 +101,7 @@ class Client(interface.Store):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self._patience = Patience(rng or random.Random())
+        self._probe = partial(server_answers, dial, self._patience, token=token, name=name)
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16),
             process=process_id() if process is None else process,
@@ -243,16 +245,13 @@ class Client(interface.Store):
     async def _open(self) -> Link:
         """Make one connection, within the time limit of a call; a store that was met greets on it."""
         if self.met:
-            return await greeted_link(self._dial, self, self._patience, self._has_problem)
+            return await self._find_fresh_link()
         began = self.time()
         with anyio.fail_after(self._timeout):
             _, link = await self._dial(lambda: Link(self))
         self._patience.connected(self.time() - began)
         assert isinstance(link, Link), "dialing gives what its factory makes"
         return link
-
-    def _has_problem(self, problem: str) -> None:
-        self.last_problem = problem
 
     async def _converse(
         self, link: Link, previous: Link | None, *, heartbeats: float = 1.0
@@ -270,7 +269,7 @@ class Client(interface.Store):
             Whether it got as far as a welcome, and the fresh connection.
         """
         self._link, self._previous = link, previous
-        self._silence = silence = Silence(link, self._patience, ping=self._ask_ping, find=self._find_fresh_link)
+        self._silence = silence = Silence(link, self._patience, self._ask_ping, self._find_fresh_link, self._probe)
         self._heard_at = self.time()
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
@@ -334,7 +333,10 @@ class Client(interface.Store):
             self._send(self._connection.ask(Ping(), None))
 
     async def _find_fresh_link(self) -> Link:
-        return await greeted_link(self._dial, self, self._patience, self._has_problem)
+        def has_problem(problem: str) -> None:
+            self.last_problem = problem
+
+        return await greeted_link(self._dial, self, self._patience, has_problem)
 
     def _disconnected(self, link: Link) -> None:
         if self._link is not link:
@@ -569,8 +571,6 @@ class Client(interface.Store):
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
-
-    # Its watches call these.
 
     def add_watch(self, watch: Watch) -> None:
         """Tell this watch of reconnects from now on."""

@@ -41,6 +41,7 @@ SILENCE = 1.0  # seconds without an answer after which a fresh connection is tri
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
 BUSY_FACTOR = 30.0  # times as long is waited for a server whose system acknowledges what it is sent ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
+SPREAD = 0.5  # seconds over which those who wait for one server ask it on second connections
 ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
 FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is
 ATTEMPT_MOST = 5.0  # seconds between attempts that were taken and heard nothing: more of them would not help the server
@@ -111,6 +112,10 @@ class Patience:
         if acknowledged:
             return max(min(longest * BUSY_FACTOR, self._remaining() * BUSY_SHARE_OF_LEASE), self._least_attempt())
         return max(min(longest, self._share_of_lease()), self._least_attempt())
+
+    def spread(self) -> float:
+        """Seconds to wait before a server is asked by others that may be busy: thousands may be about to ask."""
+        return self._rng.uniform(0.0, min(SPREAD, self._share_of_lease()))
 
     def attempt(self, unheard: int) -> float:
         """Seconds that an attempt has for itself before the next one begins.

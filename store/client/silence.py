@@ -3,14 +3,17 @@
 After half of the client's patience it asks once more: whoever answers that is only slow with the rest. After all of it
 the search begins; it ends as soon as the silent connection is heard again. Bytes that the other side's system still
 takes count as an answer: a large value over a slow network is no silence. Where that system has acknowledged all that
-was sent, the network works, and the server is only busy: thousands of fresh connections would keep it busier still, so
-that the search begins much later. Time in which this process was too busy to look is not the server's silence, either.
+was sent, the server may only be busy, and thousands who come back over fresh connections would keep it busier still: so
+the search begins much later, or once the server has answered a newcomer that asked later than we (`probe`). Time in
+which this process was too busy to look is not the server's silence, either.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+
+import anyio
 
 from store.net.tasks import cancel_and_wait
 
@@ -34,14 +37,20 @@ class Silence:
         patience: How long that may be.
         ping: Asks something that any server answers at once, if it can be asked now.
         find: Gives a fresh connection.
+        probe: Returns once the server has answered somebody who asks now.
     """
 
     def __init__(
-        self, link: Link, patience: Patience, *, ping: Callable[[], None], find: Callable[[], Awaitable[Link]]
+        self,
+        link: Link,
+        patience: Patience,
+        ping: Callable[[], None],
+        find: Callable[[], Awaitable[Link]],
+        probe: Callable[[], Awaitable[None]],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._link, self._patience = link, patience
-        self._ping, self._find = ping, find
+        self._ping, self._find, self._probe = ping, find, probe
         self._asked_at: float | None = None  # since when there is something to answer, and nothing has been heard
         self._pinged = False  # since then
         self._unsent_bytes = 0  # at the last look
@@ -107,18 +116,22 @@ class Silence:
         elif late >= LATE:  # what was answered meanwhile has not been read yet
             self._asked_at = min(self._asked_at + late, now)
         silence, longest = now - self._asked_at, self._patience.silence()
-        if self._pinged and silence >= longest and self._link.acknowledged:
-            longest = max(longest, self._patience.silence(acknowledged=True))
-        if silence >= longest:
-            self._finding = asyncio.create_task(self._find_successor(), name="find a fresh connection")
+        if silence >= longest and (self._pinged or not self._link.acknowledged):
+            busy_for = self._patience.silence(acknowledged=True) - silence if self._link.acknowledged else 0.0
+            self._finding = asyncio.create_task(self._find_successor(busy_for), name="find a fresh connection")
             return
         if not self._pinged and silence >= longest / 2:
             self._pinged = True
             self._ping()
         self._look_in(max((longest if self._pinged else longest / 2) - silence, longest / LOOKS))
 
-    async def _find_successor(self) -> None:
+    async def _find_successor(self, busy_for: float) -> None:
+        """Find a fresh connection; while the server may be busy, for so long, only once it has answered another."""
         try:
+            if busy_for > 0:
+                with anyio.move_on_after(busy_for):
+                    await anyio.sleep(self._patience.spread())
+                    await self._probe()
             self.successor.set_result(await self._find())
         except Exception as error:  # noqa: BLE001 - a defect of ours, which is for whoever waits for a successor
             self.successor.set_exception(error)

@@ -1,8 +1,8 @@
 """S7, as far as connections alone can show it: bytes that make no sense end in one of four errors, and hold no memory.
 
-By default a few seconds' worth of inputs. A million of each kind::
+By default a few seconds' worth of inputs. A million of each kind, for which the time limits of tests are too short::
 
-    RDZV_FUZZ_INPUTS=1000000 python -m pytest tests/guarantees/test_s7_bad_input.py
+    RDZV_FUZZ_INPUTS=1000000 pytest --timeout=0 -o faulthandler_timeout=0 tests/guarantees/test_s7_bad_input.py
 
 Each run has a fresh seed, which a failure names; `RDZV_FUZZ_SEED` runs it again.
 """

@@ -6,9 +6,10 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, cast
 
+import anyio
 import pytest
 
-from store.client.patience import BUSY_FACTOR, SILENCE, Patience
+from store.client.patience import BUSY_FACTOR, SILENCE, SPREAD, Patience
 from store.client.silence import Silence
 
 if TYPE_CHECKING:
@@ -31,13 +32,20 @@ class FakeLink:
 class Watched:
     """One silence, and when a fresh connection was looked for."""
 
-    def __init__(self, *, acknowledged: bool) -> None:
+    def __init__(self, *, acknowledged: bool, answers_others: bool = False) -> None:
         patience = Patience(random.Random(0))
         patience.connected(0.001)
         link = cast("Link", FakeLink(acknowledged=acknowledged))
         self.pings = 0
+        self.probes = 0
         self.looked_at: float | None = None
-        self.silence = Silence(link, patience, ping=self._ping, find=self._find)
+        self._answers_others = answers_others
+        self.silence = Silence(link, patience, self._ping, self._find, self._probe)
+
+    async def _probe(self) -> None:
+        self.probes += 1
+        if not self._answers_others:
+            await asyncio.Event().wait()
 
     def _ping(self) -> None:
         self.pings += 1
@@ -56,11 +64,33 @@ async def test_a_fresh_connection_is_looked_for_after_a_second_and_much_later_wh
     await asyncio.sleep(5 * SILENCE)
     assert broken.looked_at is not None
     assert broken.looked_at - began == pytest.approx(SILENCE)
-    assert (busy.looked_at, busy.pings) == (None, 1)
+    assert (busy.looked_at, busy.pings, busy.probes) == (None, 1, 1)
+    assert broken.probes == 0, "it goes at once"
     await asyncio.sleep(BUSY_FACTOR * SILENCE)
     assert busy.looked_at is not None, "a proxy may answer for a server that is gone"
     for one in (broken, busy):
         await one.silence.aclose()
+
+
+async def test_a_connection_is_left_whose_server_answers_those_who_ask_later() -> None:
+    """A proxy whose own connection to the server had gone was believed for eight seconds, as a busy server is."""
+    began = asyncio.get_running_loop().time()
+    dead = Watched(acknowledged=True, answers_others=True)
+    dead.silence.expect_answer()
+    await anyio.sleep(SILENCE + SPREAD)
+    assert dead.looked_at is not None
+    assert SILENCE <= dead.looked_at - began <= SILENCE + SPREAD
+    await dead.silence.aclose()
+
+
+async def test_a_server_that_is_heard_again_is_asked_on_no_second_connection() -> None:
+    heard = Watched(acknowledged=True, answers_others=True)
+    heard.silence.expect_answer()
+    await anyio.sleep(SILENCE)
+    heard.silence.heard(expecting=False)
+    await anyio.sleep(2 * SPREAD)
+    assert (heard.probes, heard.looked_at) == (0, None)
+    await heard.silence.aclose()
 
 
 async def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
