@@ -38,6 +38,7 @@ from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 from store import ConnectionLost
+from store.net.threads import until_result
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -110,9 +111,16 @@ class Handler(RendezvousHandler):
             # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
             # under way, and when its answer has just come. The node knows which. What failed has undone itself.
             if joining is None or not joining.done() or joining.cancelled() or joining.exception() is None:
-                with contextlib.suppress(RendezvousStateError):
-                    self._start(node.abandon(ticket))
+                try:
+                    self._abandon(node, ticket)
+                except BaseException:
+                    self._abandon(node, ticket)  # a second Ctrl-C came just then; to be undone twice does no harm
+                    raise
             raise
+
+    def _abandon(self, node: Node, ticket: Ticket) -> None:
+        with contextlib.suppress(RendezvousStateError):
+            self._start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
         """The user's health check, apart from the node's loop; this thread waits for it."""
@@ -324,7 +332,7 @@ async def _all_here(node: Node, membership: Membership, timeout: float) -> bool:
 
 def _result_of(future: concurrent.futures.Future[T]) -> T:
     try:
-        return future.result()
+        return until_result(future)
     except concurrent.futures.CancelledError:
         raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
 

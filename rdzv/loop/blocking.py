@@ -40,6 +40,7 @@ from rdzv.loop.member import (
     judge,
     others_have_gone,
 )
+from store.net.threads import until_set
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class Round(MemberOfRound):
         """Wait until the members have agreed, or the round has ended."""
         self.gate.on_decision(self._over.set)
         try:
-            self._over.wait()
+            until_set(self._over)
         finally:
             self.gate.on_decision(None)
             self._over.clear()
@@ -226,7 +227,7 @@ class Round(MemberOfRound):
             if self.store.add(DONE, 1) == self.world_size:
                 self._handler.set_closed(FINISHED)
             self._watcher.changed()
-            self._over.wait()
+            until_set(self._over)
 
     def _others_have_gone(self) -> bool:
         """Find out whether an error of the body is somebody else's; see the async twin."""
@@ -237,5 +238,5 @@ class Round(MemberOfRound):
             first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
-        self._over.wait(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
+        until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
         return others_have_gone(self._watcher.ending)

@@ -18,6 +18,7 @@ import anyio
 from rdzv.core.decision import changes_since
 from rdzv.core.state import Change, Closed
 from rdzv.node.wakeup import Wakeup
+from store.net.threads import until_set
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -165,6 +166,6 @@ class BlockingChanges:
             if change is not None:
                 return change
             self._node.check_usable()
-            if not self._changed.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+            if not until_set(self._changed, None if deadline is None else deadline - time.monotonic()):
                 return None
         return None

@@ -24,7 +24,7 @@ from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, u
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping, Request, Response, waits
-from store.net.threads import LoopThread
+from store.net.threads import LoopThread, until_result
 
 if TYPE_CHECKING:
     import ssl
@@ -124,7 +124,7 @@ class Client(interface.BlockingStore):
             if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
                 future.cancel()
         try:
-            return future.result()
+            return until_result(future)
         except CancelledError:
             if is_wait and self._waits_ended:
                 raise WaitEnded("waits were ended here") from None

@@ -31,11 +31,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
-__all__ = ["LoopThread", "PortalThread", "backend_options", "in_thread", "loop_factory"]
+__all__ = ["LoopThread", "PortalThread", "backend_options", "in_thread", "loop_factory", "until_result", "until_set"]
 
 T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds that the end of the process waits for its loops; longer than it takes to revoke a lease
+
+LOOK = 0.5  # seconds; how late a signal is heard at worst by a thread that waits for another one
+
+
+def until_result(future: Future[T]) -> T:
+    """Wait for what another thread does; Ctrl-C is heard in any case.
+
+    A thread that waits for a lock hears of a signal only if that interrupts its system call. One that comes just before
+    that call, after the interpreter's last look, does not; nor does one that the system hands to another thread. It
+    would be heard when the wait is over: never, perhaps. So the wait is cut into short ones.
+    """
+    while not future.done():
+        with contextlib.suppress(TimeoutError):  # of this wait, or the future's own, which is raised below
+            return future.result(LOOK)
+    return future.result()
+
+
+def until_set(event: threading.Event, timeout: float | None = None) -> bool:
+    """Wait for another thread in the same way; False if so many seconds have passed first."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not event.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -78,7 +102,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
         self._thread.start()
         try:
-            started.result()
+            until_result(started)
         except Exception as error:
             raise RuntimeError(f"the thread {name!r} could not start: {error}") from error
         _running[self._thread] = self.stop
@@ -201,7 +225,7 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
 
         self._thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._thread.start()
-        self._portal = started.result()
+        self._portal = until_result(started)
         _running[self._thread] = end
         _portals.add(self._thread)
         return self._portal
@@ -212,8 +236,9 @@ class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
         if self._pid != os.getpid():
             return
         with contextlib.suppress(RuntimeError):  # it has stopped already
-            self._portal.call(self._portal.stop, kind is not None)
-        self._thread.join()
+            until_result(self._portal.start_task_soon(self._portal.stop, kind is not None))
+        while self._thread.is_alive():
+            self._thread.join(LOOK)  # as in `until_result`
 
 
 _running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -120,3 +121,16 @@ async def test_no_loop_of_ours_runs_into_finalization(how: str) -> None:
             assert await child.line("portal") == "a portal"
         assert await child.line("left at the end") == "left at the end: ['MainThread']"
         assert await child.wait() == (1 if how == "raise" else 0)
+
+
+def test_a_wait_for_another_thread_gives_its_result_or_its_error_or_says_that_time_is_over() -> None:
+    done, failed, event = Future[int](), Future[int](), threading.Event()
+    done.set_result(7)
+    failed.set_exception(TimeoutError("its own"))
+    assert threads.until_result(done) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        threads.until_result(failed)
+    assert not threads.until_set(event, 0)
+    event.set()
+    assert threads.until_set(event)
+    assert threads.until_set(event, 0)
