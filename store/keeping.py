@@ -100,6 +100,7 @@ class Keeping:
         self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._news = asyncio.Event()  # of the connection
+        self._wanted = 0  # how often renewals were asked for
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
             on_connection(self._connection_changed)
@@ -123,6 +124,7 @@ class Keeping:
 
     def renew_now(self) -> None:
         """Renew all leases at once: there is something new to say with it."""
+        self._wanted += 1
         self._news.set()
         self._news = asyncio.Event()
 
@@ -161,7 +163,7 @@ class Keeping:
             with anyio.CancelScope(deadline=ours_until):
                 with anyio.move_on_after(pause):
                     await self._news.wait()  # a new connection must say at once that it keeps the lease
-                sent_at = self._store.time()
+                sent_at, wanted = self._store.time(), self._wanted
                 if sent_at < ours_until:
                     try:
                         timeout = max(ours_until - sent_at, 0.001)
@@ -172,6 +174,8 @@ class Keeping:
                         # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
                         # the next cut must find the lease as fresh as the first one did.
                         pause = max(sent_at + lease.ttl / RENEWALS_PER_TTL - self._store.time(), 0.0)
+                        if self._wanted != wanted:  # while this one was under way, without what is to be said since
+                            pause = 0.0
                     except LeaseNotFound:
                         reason = LAPSED
                     except StoreError as error:

@@ -55,7 +55,6 @@ class View:
         self._prefix = nodes_prefix
         self._accusations_prefix = f"{nodes_prefix}/accused/"
         self.accusations = Accusations()
-        self.expelled: dict[str, str] = {}  # who is taken out of the round, and why
         self._needed = needed
         self.synced = False
         self.seen = 0  # the latest revision that has been folded in
@@ -182,7 +181,6 @@ class View:
         self.standstill = ""
         self._gone_members.clear()
         self.why.clear()
-        self.expelled.clear()
         self._lost_before, self._lost_now = self._lost_now - self.members.keys(), set()
         self.lost_count = self.departed_count = 0
         self._inherited = None
@@ -278,7 +276,7 @@ class View:
     def _miss(self, node_id: str, *, left: bool, at: float | None, address: str = "") -> None:
         """A node is not here any more, since then if that is known."""
         is_member = node_id in self.members
-        why = self.expelled.get(node_id) or (self._why if at is not None else "")
+        why = self._why if at is not None else ""
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
             if why and node_id not in self._gone_members and len(self.why) < NAMED_MOST:

@@ -1,24 +1,39 @@
-"""Shell: accuses a member of the round, for another one; and takes out of it, as coordinator, whom two accuse."""
+"""Shell: accuses a member of the round, for another one; and takes it out, as coordinator, where that is believed."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
 
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.errors import RendezvousStateError
-from store import Delete, Put, when
+from store import LeaseNotFound, Put, StoreError, when
+from store.keeping import RENEWALS_PER_TTL
+from store.messages import TimeToLive
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from rdzv.core.keys import Keys
     from rdzv.core.view import View
     from rdzv.membership import Membership
-    from store import Condition, Store
+    from store import Store
 
-__all__ = ["heed_accusations", "put_accusation", "read_accusations"]
+__all__ = ["AccusationWatch", "put_accusation", "read_accusations"]
 
 log = escaping(logging.getLogger(__name__))
+
+DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
+"""Of its TTL: who renews its lease has twice as much left, and a connection that closed leaves `disconnect_ttl`."""
+
+LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
+"""Seconds between looks at the lease of whom one member accuses: the store may hear of its end a moment later. After
+`gone_ttl`, which is longer than all of them, the lease ends by itself."""
 
 
 async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:
@@ -39,21 +54,77 @@ async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by
     return result.succeeded
 
 
-async def heed_accusations(store: Store, keys: Keys, view: View, *, in_office: tuple[Condition, ...]) -> None:
-    """Take a member out of the round whom enough others accuse: it is lost, and all are told why."""
-    if view.round is None:
-        return
-    believed = view.accusations.believed(round=view.round.number, live=view.live)
-    if believed is None or believed[0] in view.expelled:
-        return
-    node_id, why = believed
-    view.expelled[node_id] = why
-    key, arrival = keys.node(node_id), view.record(node_id).arrival
-    result = await store.transact(when=(*in_office, when.mod_revision(key) == arrival), then=(Delete(key),))
-    if result.succeeded:
-        log.warning("run %s: node %s is taken out of the round: %s", keys.run_id, node_id, why)
-    else:
-        view.expelled.pop(node_id, None)  # it has just left, or come again, of which we shall hear
+class AccusationWatch:
+    """Takes members out of the round whom others accuse, for as long as a coordinator is in office.
+
+    Two accusers are believed. One is, if the store doubts the accused, too: it keeps its lease no more, since its
+    connections have closed or its keep-alives stay away. That is how a member that was killed is lost before its lease
+    ends: whoever was in a collective with it sees its connections close at the same moment as the store does.
+
+    Args:
+        store: The client.
+        keys: The run's keys.
+        view: Who is a live member, and the accusations.
+        expel: Takes a live member out of the round, and says why.
+    """
+
+    def __init__(
+        self, store: Store, keys: Keys, view: View, *, expel: Callable[[str, str], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._view = view
+        self._expel = expel
+        self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
+        self._news = asyncio.Event()
+
+    async def heed(self) -> None:
+        """Take out of the round whom enough others accuse; have the store asked about whom only one does."""
+        view = self._view
+        if view.round is None:
+            return
+        believed = view.accusations.believed(round=view.round.number, live=view.live)
+        if believed is not None:
+            await self._expel(*believed)
+        elif self._new():
+            self._news.set()
+
+    def _new(self) -> list[tuple[int, str, str]]:
+        view = self._view
+        if view.round is None:
+            return []
+        number = view.round.number
+        alone = ((number, one.accused, one.by) for one in view.accusations.standing(round=number, live=view.live))
+        return [one for one in alone if one not in self._asked]
+
+    async def run(self) -> None:
+        """Ask the store about members whom one other accuses."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            new = self._new()
+            self._asked = {one for one in self._asked if one[0] == self._view.number} | set(new)
+            for pause in LOOKS_AFTER:
+                await anyio.sleep(pause)
+                for _, accused, by in new:
+                    with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
+                        if accused in self._view.live and await self._is_doubted(accused):
+                            await self._expel(accused, self._why(accused, by))
+
+    def _why(self, accused: str, by: str) -> str:
+        said = self._view.accusations.said(self._keys.accusation(accused, by))
+        return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
+
+    async def _is_doubted(self, node_id: str) -> bool:
+        """Whether the lease of a node has less time left than it has while the node renews it."""
+        record = await self._store.get(self._keys.node(node_id))
+        if record is None or record.lease is None:
+            return False
+        try:
+            lease = await self._store.call(TimeToLive(lease=record.lease))
+        except LeaseNotFound:
+            return False  # it has just ended, of which we shall hear
+        return lease.remaining < lease.ttl * DOUBTED_BELOW
 
 
 async def read_accusations(store: Store, keys: Keys, *, round: int) -> list[Accusation]:

@@ -54,7 +54,7 @@ from rdzv.core.state import (
 )
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
-from rdzv.node.accusing import heed_accusations
+from rdzv.node.accusing import AccusationWatch
 from rdzv.node.admission import LossCount, OverruledError, take_settings
 from rdzv.node.agreement import Agreement
 from rdzv.node.store_session import SharedLease, portions
@@ -144,10 +144,10 @@ class Term:
         self._run_lease = run_lease
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
         self._chronicle = Chronicle()
-        self._stall_watch = StallWatch(
-            self._store, self._keys, self._view, stall_rules, in_office=self._in_office, wakeup=self._wakeup
-        )
-        self._loss_count = LossCount(self._store, self._keys, self._view, in_office=self._in_office)
+        run = self._store, self._keys, self._view
+        self._stall_watch = StallWatch(*run, stall_rules, in_office=self._in_office, wakeup=self._wakeup)
+        self._loss_count = LossCount(*run, in_office=self._in_office)
+        self._accusations = AccusationWatch(*run, expel=self._stall_watch.expel)
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
         )
@@ -161,22 +161,24 @@ class Term:
             history: What is remembered of the run.
         """
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
-        beside = [
-            asyncio.create_task(self._stall_watch.run(), name=f"look for who is stuck in run {self._keys.run_id}"),
-            asyncio.create_task(self._watch_nodes(), name=f"watch the nodes of run {self._keys.run_id}"),
-            asyncio.create_task(self._clear_away(round), name=f"clear away what is left of run {self._keys.run_id}"),
-            asyncio.create_task(self._shared.keep(round), name=f"keep what run {self._keys.run_id} shares"),
-        ]
+        beside = {
+            "look for who is stuck": self._stall_watch.run(),
+            "look into accusations": self._accusations.run(),
+            "watch the nodes": self._watch_nodes(),
+            "clear away what is left": self._clear_away(round),
+            "keep what is shared": self._shared.keep(round),
+        }
+        tasks = [asyncio.create_task(work, name=f"{what} in run {self._keys.run_id}") for what, work in beside.items()]
         try:
             with self._follower.listeners.listening(self._wakeup):
                 await self._take_over(round, progress_entry, history)
                 await self._decide_until_closed()
         finally:
             self._agreement.stop()
-            for task in beside:
+            for task in tasks:
                 task.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait(beside)
+                await asyncio.wait(tasks)
                 await self._agreement.aclose()
                 await self._shared.give_back()
 
@@ -217,7 +219,7 @@ class Term:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
-            await heed_accusations(self._store, self._keys, self._view, in_office=self._in_office)
+            await self._accusations.heed()
             await self._take_in_until(0)
             decision = await self._decide()
             self._chronicle.observe(decision.progress, now=self._store.time())
@@ -370,7 +372,7 @@ class Term:
             lease=await self._shared.take(),
             newest=newest_of(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
-            since=self._since(members),
+            since=_since(self._view, members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
         )
         last = self._view.round
@@ -422,18 +424,6 @@ class Term:
         self._follower.take_round(committed)
         if last is not None:
             await self._forget(last.number, last.term)
-
-    def _since(self, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Who was lost, has left and is new, compared to the last round; the first of each by name."""
-        view = self._view
-        if view.round is None:
-            return (), (), ()
-        joined = (member.node_id for member in members if member.node_id not in view.members)
-        return (
-            tuple(view.lost[:SINCE_MOST]),
-            tuple(view.departed[:SINCE_MOST]),
-            tuple(itertools.islice(joined, SINCE_MOST)),
-        )
 
     async def _catch_up(self) -> None:
         """Know everything that had happened to the nodes when this was called."""
@@ -493,3 +483,15 @@ class Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
+
+
+def _since(view: View, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Who was lost, has left and is new, compared to the last round; the first of each by name."""
+    if view.round is None:
+        return (), (), ()
+    joined = (member.node_id for member in members if member.node_id not in view.members)
+    return (
+        tuple(view.lost[:SINCE_MOST]),
+        tuple(view.departed[:SINCE_MOST]),
+        tuple(itertools.islice(joined, SINCE_MOST)),
+    )

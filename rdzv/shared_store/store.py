@@ -176,6 +176,12 @@ class _Twin(Generic[C]):
         copied._fencing = copied._make_fencing()
         return copied
 
+    def listening(self) -> Self:
+        """Return another such object for who only listens: a wait of its own is not one for others that hold it up."""
+        copied = self.waiting_through_losses()
+        copied._waiting = nullcontext
+        return copied
+
     def _limit(self, timeout: timedelta | float | None) -> float:
         return self._timeout if timeout is None else _seconds(timeout)
 

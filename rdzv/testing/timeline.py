@@ -110,6 +110,18 @@ class Timeline:
             self._bury()
         self._timers.clear()
 
+    @property
+    def next_timer(self) -> float:
+        """When the next timer goes off, as far as nobody does anything before; infinity if there is none."""
+        while self._timers and (self._timers[0][3].cancelled() or self._timers[0][2].dead):
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else float("inf")
+
+    def timers_of(self, host: Host) -> list[tuple[float, asyncio.TimerHandle]]:
+        """What timers of a host are set, in order."""
+        timers = sorted(self._timers, key=lambda timer: timer[:2])
+        return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
+
     def set_timer(self, when: float, host: Host, handle: _TimedCall) -> None:
         """Called by hosts."""
         self._numbers += 1

@@ -4,8 +4,11 @@
 mostly sooner than anybody is told that the node has gone. So whoever is about to end a round (its process has failed,
 it has been told of a change, it was asked to stop) first writes its name into the round's shared store, and the first
 one wins. A failure counts where that name is one's own. As a node that was killed writes nothing, a failing node that
-shares its round with others also waits `disconnect_ttl` and a second for news of a loss; if there is any, nothing
-counts.
+shares its round with others also waits for news of a loss; if there is any, nothing counts. As a rule that comes after
+`gone_ttl`; where many seem to have died at once, `disconnect_ttl` decides, and so it waits a second longer than that.
+
+**Who is told.** Beside its name, a node whose process has failed writes how. All others listen to that, and stop theirs
+at once: these may not notice, or hang in a collective.
 
 **Who succeeds last.** The processes of a node may be done before those of others. Each node then counts itself in the
 round's shared store. The last one closes the run, and the others are told. Until then a change means meeting again,
@@ -32,7 +35,7 @@ from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.core.stopping import Resized
-from rdzv.errors import RoundSupersededError
+from rdzv.errors import RendezvousError, RoundSupersededError
 from rdzv.loop.ending import names_of
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
 from store import StoreError
@@ -48,11 +51,13 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.node.handler import Handler
 
-__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded"]
+__all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded", "describe", "is_to_blame"]
 
 log = logging.getLogger(__name__)
 
 BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's shared store
+LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts
+LISTENS_AGAIN: Final = 1.0  # seconds after the store was out of reach
 
 NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl: a lease goes within 0.1, a coordinator is replaced in less
 ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
@@ -94,6 +99,14 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedElsewhere:
+    """A process of another node has, as that says."""
+
+    node_id: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoProgress:
     """So many rounds have failed, one after the other, without a checkpoint."""
 
@@ -125,7 +138,7 @@ class JobRound:
         self._beats = beats
         self._processes: list[Process] = []
         self._running = 0
-        self._heard: asyncio.Queue[Change | Process] = asyncio.Queue()
+        self._heard: asyncio.Queue[Change | Process | FailedElsewhere] = asyncio.Queue()
         self._passed_on: set[int] = set()
 
     def pass_on(self, number: int) -> bool:
@@ -167,6 +180,7 @@ class JobRound:
         start_to_follow(self._handler.node, self._beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_changes, changes)
+            listening.start_soon(self._hear_of_failure_elsewhere)
             for process in self._processes:
                 listening.start_soon(self._hear_of_end, process)
             end: End | signal.Signals
@@ -205,6 +219,21 @@ class JobRound:
         await process.wait()
         self._heard.put_nowait(process)
 
+    async def _hear_of_failure_elsewhere(self) -> None:
+        store = self._info.store.listening()
+        while True:
+            try:
+                await store.wait([BLAME], LISTENS_FOR)
+                by, _, how = (await store.get(BLAME)).decode().partition("\n")
+            except RoundSupersededError:
+                return  # which everybody is told
+            except (RendezvousError, StoreError):
+                await anyio.sleep(LISTENS_AGAIN)
+                continue
+            if how and by != self._info.node_id:
+                self._heard.put_nowait(FailedElsewhere(node_id=by, how=how))
+            return
+
     # -------------------------------------------------------------------------------------- what ends a round
 
     async def _end(self) -> End | signal.Signals:
@@ -222,7 +251,7 @@ class JobRound:
         """Whether what somebody wishes has to wait for a checkpoint of the job."""
         return self._job.on_change is not OnChange.TERM and bool(self._running and self._ends_round(wished))
 
-    async def _judge(self, heard: Change | Process) -> End | signal.Signals | None:
+    async def _judge(self, heard: Change | Process | FailedElsewhere) -> End | signal.Signals | None:
         """Say what a change, or the end of a process, means for the round; None if it goes on."""
         match heard:
             case Process() as process if process.failed:
@@ -233,6 +262,10 @@ class JobRound:
                 return Succeeded() if self._running == 0 and await self._count(1) else None
             case Closed() as closed:
                 return closed
+            case FailedElsewhere(node_id=node_id, how=how):
+                if self._running == 0 and await self._count(0):
+                    return Succeeded()
+                return Changed(why=f"{node_id}: {how}", achieved=self._achieved)
             case change:
                 why = self._ends_round(change)
                 if why is None:
@@ -273,7 +306,8 @@ class JobRound:
 
     async def _end_of_failure(self, failed: Process) -> End:
         """Find out whether a failure counts: it does unless somebody else began, or died."""
-        counts = await is_to_blame(self._info)
+        assert failed.status is not None
+        counts = await is_to_blame(self._info, how=f"rank {failed.rank} {describe(failed.status)}")
         if counts and self._info.world_size > 1:
             for process in self._processes:
                 process.ask_to_end(signal.SIGTERM)
@@ -284,7 +318,6 @@ class JobRound:
                             return closed
                         case NodesLost() | NodesLeft() | Dropped():
                             counts = False
-        assert failed.status is not None
         return Failed(rank=failed.rank, status=failed.status, counts=counts, achieved=self._achieved)
 
     def _others_live(self) -> bool:
@@ -314,7 +347,7 @@ class JobRound:
                 process.tell(signal.SIGUSR1)
         until = anyio.current_time() + within
         while self._running and anyio.current_time() < until and self._checkpoint() == before:
-            heard: Change | Process | None = None
+            heard: Change | Process | FailedElsewhere | None = None
             with anyio.move_on_after(LOOK_AGAIN):  # if the time is up, what is in the queue stays there
                 heard = await self._heard.get()
             match heard:
@@ -397,11 +430,19 @@ class JobRound:
             self._stacks.forget_ended()
 
 
-async def is_to_blame(info: RendezvousInfo) -> bool:
-    """Say that this node ends the round; whether it is the first that does.
+async def is_to_blame(info: RendezvousInfo, *, how: str = "") -> bool:
+    """Say that this node ends the round, and how, if its process has failed; whether it is the first that does.
 
     A node that cannot say so is cut off, or is in the round no more: it has that against it, not its command.
     """
     with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RoundSupersededError, StoreError):
-        return await info.store.compare_set(BLAME, "", info.node_id) == info.node_id.encode()
+        said = f"{info.node_id}\n{how}".encode()
+        return await info.store.compare_set(BLAME, b"", said) == said
     return False
+
+
+def describe(status: int) -> str:
+    """Say how a process has ended, after its name."""
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

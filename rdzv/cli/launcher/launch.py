@@ -41,7 +41,7 @@ import anyio
 
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.cli.launcher.job import NPROC
-from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, is_to_blame
+from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe, is_to_blame
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.cli.launcher.tally import Tally
@@ -325,7 +325,7 @@ class _Launcher:
                     reason=reason,
                 )
             case Failed(rank=rank, status=status, counts=counts):
-                ended = _describe(status)
+                ended = describe(status)
                 if status == self._job.give_up_status:
                     verdict = f"rank {rank} {ended}, which says not to go on"
                     log.error("%s: %s", where, verdict)
@@ -418,9 +418,3 @@ def _handler_for(parameters: RendezvousParameters) -> Handler:
             f"use one of rdzv's own schemes"
         )
     return handler
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

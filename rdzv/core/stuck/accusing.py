@@ -3,7 +3,7 @@
 The store sees that a node reaches the store; it does not see whether the nodes reach one another. A collective that
 fails does, and names its peer. One accusation proves nothing: the accuser may be the one that is cut off. Two members
 that accuse the same one are believed, and it is taken out of the round; its own accusations count no more then. In a
-round of two nobody is the second, and nobody is taken out.
+round of two nobody is the second. One is believed where the store doubts the accused, too: see `rdzv.node.accusing`.
 
 An accusation lies beside the nodes' records, so that whoever coordinates hears it in order with what befalls the nodes,
 and nobody else is sent it. It stands on the accuser's lease, and counts in the round that it was made in.
@@ -78,15 +78,26 @@ class Accusations:
         """One stands no more."""
         self._by_key.pop(key, None)
 
+    def said(self, key: str) -> str:
+        """Why one was made; empty if it stands no more."""
+        return self._by_key[key].why if key in self._by_key else ""
+
+    def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+        """Those that live members of a round have made of other ones."""
+        return [
+            one
+            for one in self._by_key.values()
+            if one.round == round and one.accused in live and one.by in live and one.by != one.accused
+        ]
+
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
         """Return a live member whom enough live members of a round accuse, and why, in words; None if there is none.
 
         One at a time, the one that most accuse: without it, its own accusations count no more.
         """
         against: dict[str, dict[str, str]] = {}
-        for one in self._by_key.values():
-            if one.round == round and one.accused in live and one.by in live and one.by != one.accused:
-                against.setdefault(one.accused, {})[one.by] = one.why
+        for one in self.standing(round=round, live=live):
+            against.setdefault(one.accused, {})[one.by] = one.why
         if not against:
             return None
         accused = max(sorted(against), key=lambda node_id: len(against[node_id]))

@@ -172,6 +172,7 @@ class Part:
             rank,
             round.size,
         )
+        self.listeners.changed()  # the head may have asked something of this round before it was known to be ours
         return membership
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:

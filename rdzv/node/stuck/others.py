@@ -88,8 +88,8 @@ class StallWatch:
     async def expel(self, node_id: str, why: str) -> None:
         """Take a live member out of the round though its lease stands; all are told why, and the node itself, too."""
         view = self._view
-        if node_id not in view.live:
-            return
+        if node_id not in view.live or node_id in view.why_lost:
+            return  # it has gone, or is about to: of that we shall hear
         view.why_lost[node_id] = why
         arrival = when.mod_revision(self._keys.node(node_id)) == view.record(node_id).arrival
         deletion = (Delete(self._keys.node(node_id)),)

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousStateError
+from store.keeping import RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -18,6 +19,7 @@ __all__ = ["OwnBeats", "earlier"]
 
 
 LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
+NOTES_PER_LIMIT = 3  # at least: who is quiet is judged by what is known of the others since
 
 
 class OwnBeats:
@@ -33,6 +35,8 @@ class OwnBeats:
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
         self._told: tuple[Membership, float] | None = None  # that it is quiet, and since when
+        self._renewed_every = settings.ttl / RENEWALS_PER_TTL
+        self._noted_at = -math.inf  # by a note that went by itself
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
         """What goes with the next keep-alive.
@@ -69,13 +73,20 @@ class OwnBeats:
         limit = self._limits[1 if beats.first else 0]
         if limit is None or not beats.counts:
             return now + min(limits) / LOOKS_PER_LIMIT  # before what it may say meanwhile is too long ago
-        since = beats.quiet_since()
+        since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
+        next_note = math.inf
+        if every < self._renewed_every:  # the keep-alives alone would tell too late how far this member is
+            if now >= self._noted_at + every:
+                self._noted_at = now
+                link.keeper.renew_now()
+            next_note = self._noted_at + every
         if now < since + limit:
-            return since + limit
+            return min(since + limit, next_note)
         if self._told != (membership, since):
             self._told = membership, since
             link.keeper.renew_now()
-        return now + limit / LOOKS_PER_LIMIT  # whoever goes on from here is to be noticed when it is quiet again
+        # Whoever goes on from here is to be noticed when it is quiet again.
+        return min(now + limit / LOOKS_PER_LIMIT, next_note)
 
 
 def earlier(one: float | None, other: float | None) -> float | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
+import rdzv
 from rdzv import Dropped, NodesLost
 from rdzv.core.report import report
 from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.testing import ClusterNode, cluster
 from tests.support.runs import VirtualRun, listen
 
 pytestmark = pytest.mark.virtual_time
@@ -30,10 +33,46 @@ async def test_one_accuser_is_shown_and_two_take_the_accused_out_of_the_round_wi
         (lost,) = [change for change in of_a.changes if isinstance(change, NodesLost)]
         assert lost.node_ids == ("c",)
         assert lost.reasons == {"c": "accused by a: all_reduce: connection refused; b: no route"}
+        await of_c.until(Dropped)  # at once, and not only when the others have met without it
+        (dropped,) = [change for change in of_c.changes if isinstance(change, Dropped)]
+        assert dropped.reason == lost.reasons["c"]
         infos = await run.meet(handlers["a"], handlers["b"])
         assert {info.world_size for info in infos} == {2}
-        await of_c.until(Dropped)
         assert (await handlers["a"].status()).accused == (), "the next round begins without"
+
+
+def killed_and_accused(*, gone_ttl: float, killed: bool) -> list[str]:
+    """The story of three members of which node-2 is killed, or not, and accused by node-0 a moment later."""
+    accuse: list[bool] = []
+
+    async def train(node: ClusterNode) -> None:
+        async for round in rdzv.rounds(node.url):
+            async with round:
+                while True:
+                    if accuse and round.number == 0 and node.index == 0:
+                        rank = next(one.rank for one in await round.participants() if one.node_id == "node-2")
+                        await round.accuse(rank, "all_reduce: connection reset")
+                        accuse.clear()
+                    await anyio.sleep(0.01)
+
+    with cluster(3, seed=1, min_nodes=2, ttl=60, disconnect_ttl=15, gone_ttl=gone_ttl) as made:
+        made.run(train)
+        made.advance(5)
+        if killed:
+            made.kill(2)
+        made.advance(0.005)
+        accuse.append(True)
+        made.advance(5)
+        return made.story
+
+
+def test_one_accuser_is_believed_where_the_store_doubts_the_accused_too() -> None:
+    lost = "is over: lost: node-2: accused by node-0: all_reduce: connection reset; and the store hears nothing of it"
+    story = killed_and_accused(gone_ttl=14, killed=True)
+    told = [line for line in story if lost in line]
+    assert len(told) == 2, "both survivors are told, long before its lease ends"
+    assert all(float(line.split()[0]) < 5.1 for line in told)
+    assert not any("is over" in line for line in killed_and_accused(gone_ttl=14, killed=False)), "nothing else says so"
 
 
 async def test_who_is_in_no_round_accuses_nobody_and_nobody_accuses_itself() -> None:

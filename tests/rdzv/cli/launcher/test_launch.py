@@ -117,6 +117,17 @@ async def test_a_failure_is_a_restart_of_the_run_and_one_too_many_ends_the_node_
         assert await b.wait() == 128 + signal.SIGTERM
 
 
+async def test_the_other_nodes_are_told_at_once_how_a_process_has_ended(server: str) -> None:
+    """Even where no loss would ever be told of: the node that it ran on is alive, and waits for news of others."""
+    url = f"{server}/job?min_nodes=2&last_call_timeout=0&disconnect_ttl=600&ttl=2000"
+    async with node(url, "a", "--max-restarts", "1") as a, node(url, "b") as b:
+        first = await started(a)
+        await started(b)
+        tell(first, signal.SIGKILL)
+        assert [(await started(a))["RDZV_RESTARTS"], (await started(b))["RDZV_RESTARTS"]] == ["1", "1"]
+        assert any(f"a: rank {first['RANK']} was killed by SIGKILL; meeting again" in line for line in b.output)
+
+
 async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -> None:
     url = f"{server}/job?{TWO}"
     async with (
@@ -129,7 +140,7 @@ async def test_who_fails_after_another_has_failed_is_not_to_blame(server: str) -
         tell(first, FAIL)
         async for event in watch:
             if event.key.endswith("rdzv.run/ended_by"):
-                assert event.value == b"a"
+                assert event.value.decode() == f"a\nrank {first['RANK']} exited with status 3"
                 break
         tell(second, FAIL)
         assert (await started(a))["RDZV_RESTARTS"] == "1"
