@@ -154,10 +154,6 @@ LONG_FILES = {
 
 LONG_CLASSES = {
     ("store.client.client", "Client"): "being split",
-    (
-        "store.server.conversations",
-        "Conversations",
-    ): "one peer's request, from its first byte to the last of its effects",
 }
 """Classes of more than 400 lines, and why."""
 

@@ -1,4 +1,4 @@
-"""Shell: what peers ask and what they are told: requests are carried out in turns, and their effects announced.
+"""Shell: what peers ask: requests are carried out in turns, and what they mean to others is told (`telling`).
 
 The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
 `engine` applies them, and what is to be said is queued with each peer and written once per batch. From the first byte
@@ -6,39 +6,34 @@ of a request to the queueing of everything it causes there is no `await`: nothin
 announcement.
 
 What one peer asks is carried out for as long as a turn lasts; what is left of it stands in a ring (`turns`), so that
-others wait for milliseconds, whatever it is (S11).
-
-A peer that reads too slowly fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last
-revision sent, and its client resumes from the next; while its replies pile up, its requests are not carried out, also
-those that were read already: a packet full of requests may ask for gigabytes of answers.
+others wait for milliseconds, whatever it is (S11). While the replies to a peer pile up, its requests are not carried
+out, also those that were read already: a packet full of requests may ask for gigabytes of answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import OrderedDict, deque
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio.lowlevel
 
-from store.engine.engine import Answer, Delivery, Engine, Overtaken, Work
 from store.engine.processes import Closing
 from store.errors import AuthenticationError, ProtocolError
-from store.messages import Failed, FailureKind, Guarded, Stats, Watch
+from store.messages import Failed, Guarded, Stats, Watch
 from store.protocol import wire
 from store.protocol.wire import Bye, Hello, Sorry
-from store.server.outbox import PIECE_BYTES, weight
-from store.server.turns import AT_ONCE, TURN, Announcement, Turns
+from store.server.outbox import PIECE_BYTES
+from store.server.telling import Telling
+from store.server.turns import TURN, Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from store.engine.engine import Engine, Work
     from store.limits import Limits
-    from store.messages import Event, Request, Response
+    from store.messages import Request, Response
     from store.server.durability import Durability
     from store.server.log_lines import Complaints
     from store.server.memory import Memory
@@ -50,12 +45,7 @@ log = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
-SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 SLOW = 0.05  # seconds of one request that the log has a line for
-FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken
-STIRRED_MOST = 8  # changes that have each ended more waits than are answered at once; no more are made meanwhile
-ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
-EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 
 
 class Host(Protocol):
@@ -101,6 +91,8 @@ class Conversations:
         host: The server.
 
     Attributes:
+        engine: The store; another one, once it has been read from its disk again.
+        telling: What peers are told.
         buffer: Where bytes arrive, whoever sends them.
         bytes_in: How many have.
         on_request: Told of each request that was begun: its kind, "ok" or how it failed, and how long that took.
@@ -120,8 +112,6 @@ class Conversations:
         host: Host,
     ) -> None:
         self.engine = engine
-        self._peers = peers
-        self._limits = limits
         self._durability = durability
         self._memory = memory
         self._complaints = complaints
@@ -130,12 +120,15 @@ class Conversations:
         self._host = host
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
-        self._announcements: deque[Announcement[Any]] = deque()  # those that have begun, in order
-        self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
-        self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
-        self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
-        self._no_hurry = False  # what is queued now is written then
-        self._holding: dict[Peer, None] = {}  # peers with frames that are held
+        self.telling = Telling(
+            engine,
+            peers,
+            limits=limits,
+            durability=durability,
+            memory=memory,
+            stopwatch=stopwatch,
+            have_pass=self._have_pass,
+        )
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in = 0
@@ -156,15 +149,17 @@ class Conversations:
         """A connection was made."""
         self._host.accepted(peer)
 
+    def restored(self, engine: Engine) -> None:
+        """Serve this store from now on: it is what is on disk."""
+        self.engine = self.telling.engine = engine
+
     def waits_for_disk(self, peer: Peer) -> None:
         """This peer is to be read again when the disk has taken more."""
         self._slowed[peer] = None
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
-        self._dirty.pop(peer, None)
-        self._later.pop(peer, None)
-        self._holding.pop(peer, None)
+        self.telling.forget(peer)
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
         self._host.lost(peer)
@@ -186,7 +181,7 @@ class Conversations:
                 self._host.hang_up(peer, Sorry("protocol", str(error)))
                 return
             finally:
-                self.flush()  # whatever happened: what was announced is told
+                self.telling.flush()  # whatever happened: what was announced is told
                 self._count_time(self._stopwatch() - began)
             if request is not None and peer.work is None:
                 return
@@ -224,7 +219,7 @@ class Conversations:
         except ProtocolError as error:
             self._host.hang_up(peer, Sorry("protocol", str(error)))
         finally:
-            self.flush()  # whatever happened: what was announced is told
+            self.telling.flush()  # whatever happened: what was announced is told
             self._count_time(self._stopwatch() - began)
 
     # ------------------------------------------------------------------------------------------ turns
@@ -264,8 +259,7 @@ class Conversations:
     @property
     def _busy(self) -> bool:
         """Whether enough is done in this pass, or is still to be told."""
-        told = len(self._announcements) < ANNOUNCEMENTS_MOST and self.engine.stirred < STIRRED_MOST
-        return self._turns.over or not told
+        return self._turns.over or self.telling.behind
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.wait(peer, used=used)
@@ -287,17 +281,15 @@ class Conversations:
         """Let those in the ring have their turns, until it is time to look at the sockets again."""
         self._pass_comes = False
         self._turns.spent = 0.0
-        if self._announcements or self._later or self.engine.stirred:
+        if self.telling.goes_on:
             began = self._stopwatch()
-            self._answer_waits(began + TURN)
-            self._announce_on(began + 2 * TURN)
-            self._flush_later(began + 3 * TURN)
+            self.telling.go_on(TURN)
             self._turns.spent = self._stopwatch() - began
-        self.flush()
+        self.telling.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self.go_on(peer)
             peer.read_on()
-        if self._turns or self._dirty or self._announcements or self._later or self.engine.stirred:
+        if self._turns or self.telling.goes_on:
             self._have_pass()
 
     def _has_read(self, peer: Peer) -> None:
@@ -319,9 +311,9 @@ class Conversations:
             if type(request) is Stats:
                 response = type(response)(figures=self._host.figures())  # type: ignore[call-arg]
             number, response = self._durability.unwritten.wait_for(request, response)
-            self.say(peer, wire.encode_response(request_id, response), number)
+            self.telling.say(peer, wire.encode_response(request_id, response), number)
         peer.work = applied.work
-        self.deliver(applied.deliveries, opening=type(request) is Watch)
+        self.telling.deliver(applied.deliveries, opening=type(request) is Watch)
         took = self._stopwatch() - began
         if self.on_request is not None:
             self.on_request(*_kind_and_outcome(request, response), took)
@@ -333,8 +325,8 @@ class Conversations:
         applied = self.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:
-            self.say(peer, wire.encode_response(work.watcher[1], applied.response))
-        self.deliver(applied.deliveries, opening=True)
+            self.telling.say(peer, wire.encode_response(work.watcher[1], applied.response))
+        self.telling.deliver(applied.deliveries, opening=True)
 
     async def hear_newcomers(self) -> None:
         """Wait until all have had a turn who have come to the ring before now."""
@@ -347,176 +339,15 @@ class Conversations:
 
         They wait for a turn or for the disk. Who does not read what it is told is not among them.
         """
-        waiting = chain(self._turns, self._slowed, (peer for peer in self._holding if not peer.outbox.ready))
+        waiting = chain(self._turns, self._slowed, self.telling.holding())
         return {peer.id for peer in waiting if peer.reading_paused}
 
-    def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
-        """Queue what a change means to others. A watched event is encoded once, however many watch.
-
-        What a watch that is `opening` is told comes in steps, each of which waits until the outbox is nearly empty.
-        """
-        answers = [(one.peer, one) for one in deliveries if type(one) is Answer]
-        self._announce(answers, self._answer)
-        for delivery in deliveries:
-            match delivery:
-                case Delivery(watchers=watchers, events=events):
-                    encoded = wire.encode_events(events)
-                    if opening:
-                        for peer_id, watch_id in watchers:
-                            self._say_events(self._peers[peer_id], watch_id, encoded)
-                    else:
-                        self._announce(watchers, partial(self._tell, encoded=encoded, events=events))
-                case Overtaken(watcher=(peer_id, watch_id), revision=revision):
-                    self.say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
-        if not self._announcements:
-            self._ended.clear()
-        if self.engine.stirred:
-            self._have_pass()
-
-    def _answer_waits(self, until: float) -> None:
-        """Answer more of the waits that one change has ended with thousands of others, for so long."""
-        self._no_hurry = True
-        try:
-            while self.engine.stirred:
-                self.deliver(self.engine.answer_waits())
-                if self._stopwatch() >= until:
-                    return
-        finally:
-            self._no_hurry = False
-
-    def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any, int], None]) -> None:
-        """Tell all of these what was just done: a few at once, and many in the passes to come."""
-        number = self._durability.unwritten.appended  # what is done later need not be durable
-        if len(items) > AT_ONCE:
-
-            def tell_one(item: tuple[int, Any]) -> None:
-                peer = self._peers.get(item[0])
-                if peer is not None:  # it may have gone meanwhile
-                    tell(peer, item[1], number)
-
-            self._announcements.append(Announcement(items, tell_one))
-            self._have_pass()
-            return
-        for peer_id, what in items:
-            peer = self._peers[peer_id]
-            self._catch_up(peer)
-            tell(peer, what, number)
-
-    def _catch_up(self, peer: Peer) -> None:
-        """Tell a peer what is still to come of earlier changes, before it is told anything else."""
-        for announcement in self._announcements:
-            announcement.tell_now(peer.id)
-
-    def _announce_on(self, until: float) -> None:
-        """Tell more of those who are still to be told, for so long; what they are told is written later."""
-        self._no_hurry = True
-        try:
-            while self._announcements:
-                self._announcements[0].go_on()
-                if self._announcements[0].over:
-                    self._announcements.popleft()
-                if self._stopwatch() >= until:
-                    break
-        finally:
-            self._no_hurry = False
-        if not self._announcements:
-            self._ended.clear()
-
-    def _answer(self, peer: Peer, answer: Answer, number: int) -> None:
-        """Queue the answer to a parked wait: one change may answer thousands, so these too keep to the outbox."""
-        frame = wire.encode_response(answer.request_id, answer.response)
-        if peer.outbox.bytes + weight(len(frame)) > self._limits.outbox_bytes_max:
-            message = (
-                f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
-                f"{self._limits.outbox_bytes_max}: read, and ask again"
-            )
-            frame = wire.encode_response(answer.request_id, Failed(kind=FailureKind.LIMIT, message=message))
-        self._queue(peer, frame, number)
-
-    def _tell(self, peer: Peer, watch_id: int, number: int, *, encoded: bytes, events: tuple[Event, ...]) -> None:
-        """Queue events for one watch, or end it if its reader is too far behind; nothing comes after its end."""
-        if (peer.id, watch_id) in self._ended:
-            return
-        most = self._limits.outbox_bytes_max
-        # A revision that is larger than any outbox goes to who is up to date; else its watch would never get past it.
-        size = weight(len(encoded) + EVENTS_HEAD_BYTES)
-        if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
-            self._queue_events(peer, watch_id, encoded, number)
-            return
-        self._ended.add((peer.id, watch_id))
-        if self.engine.end_watch(peer.id, watch_id):
-            if not peer.lags:
-                peer.lags = True
-                log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
-            self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
-
-    def _say_events(self, peer: Peer, watch_id: int, encoded: bytes) -> None:
-        self._catch_up(peer)
-        self._queue_events(peer, watch_id, encoded, self._durability.unwritten.appended)
-
-    def _queue_events(self, peer: Peer, watch_id: int, encoded: bytes, number: int) -> None:
-        """Queue events for one watch; those that are large are shared with all others who are told of them."""
-        if len(encoded) < SHARED_BYTES:
-            self._queue(peer, wire.frame_events(watch_id, encoded), number)
-        else:
-            self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
-            self._queue(peer, encoded, number)
-
-    def say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
-        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
-        if self._announcements:
-            self._catch_up(peer)
-        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
-
-    def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
-        dirty = self._later if self._no_hurry else self._dirty
-        if number > self._durability.unwritten.durable:
-            peer.hold(frame, number)
-            self._holding[peer] = None
-            if peer.outbox.bytes > PIECE_BYTES or self._durability.behind:
-                dirty[peer] = None  # nothing of it may be sent, but it is to be read no further
-        else:
-            peer.queue(frame)
-            dirty[peer] = None
-        memory = self._memory
-        if memory.outboxes.bytes > memory.outboxes_free and memory.outboxes_hold_too_much:
-            self._flush_later(math.inf)
-            self.flush()  # that may be all it takes
-            memory.make_room_in_outboxes()
-
-    # ------------------------------------------------------------------------------------------ what waits
-
-    def flush(self) -> None:
-        """Write what this batch has queued, one write per peer."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for peer in dirty:
-                peer.flush()
-
-    def _flush_later(self, until: float) -> None:
-        """Write what those have queued who are told of one change with thousands of others, for so long."""
-        later = self._later
-        while later:
-            for _ in range(min(len(later), FLUSHES_AT_ONCE)):
-                peer, _ = later.popitem(last=False)
-                peer.flush()
-                peer.read_on()
-            if self._stopwatch() >= until:
-                return
+    # ------------------------------------------------------------------------------------------ what waits for the disk
 
     def became_durable(self, number: int) -> None:
-        """Let go of the frames that waited for this."""
-        waiting = list(self._holding)
-        dirty = self._dirty if len(waiting) <= AT_ONCE else self._later
-        for peer in waiting:
-            if not peer.outbox.release(number):
-                del self._holding[peer]
-            dirty[peer] = None
-        self.flush()
+        """Let go of the frames that waited for this, and read those again who were not read meanwhile."""
+        waiting = self.telling.release(number)
         slowed, self._slowed = self._slowed, {}
-        if dirty is self._later:
-            self._have_pass()
-            waiting = []
         for peer in {**dict.fromkeys(waiting), **slowed}:
             peer.read_on()
 

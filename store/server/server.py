@@ -1,8 +1,8 @@
 """Shell: a store that is being served: who connects and who leaves, the lease timer, and the way down.
 
-What peers ask and are told is in `conversations`; what waits for the disk in `durability`; what all of them may hold in
-`memory`. Leases lapse after the sockets have been read once more, and what was read has had its turn: a keep-alive that
-has arrived always counts (S5).
+What peers ask is carried out in `conversations`, and what they are told is in `telling`; what waits for the disk is in
+`durability`; what all of them may hold in `memory`. Leases lapse after the sockets have been read once more, and what
+was read has had its turn: a keep-alive that has arrived always counts (S5).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Server:
 
     def restored(self, engine: Engine) -> None:
         """Serve this store from now on: it is what is on disk."""
-        self.conversations.engine = engine
+        self.conversations.restored(engine)
         self._hear_of_lapses(engine)
 
     def guessed_wrong(self, peer: Peer) -> None:
@@ -293,7 +293,7 @@ class Server:
         peer.greeted()
         self.strangers.proved(peer, now)
         assert peer.connection is not None
-        self.conversations.say(
+        self.conversations.telling.say(
             peer,
             peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
         )
@@ -336,8 +336,8 @@ class Server:
             return
         deliveries = self._engine.tick(now=self._clock(), unheard=unheard | self.conversations.unheard())
         self.durability.record()
-        self.conversations.deliver(deliveries)
-        self.conversations.flush()
+        self.conversations.telling.deliver(deliveries)
+        self.conversations.telling.flush()
 
     def _hear_of_lapses(self, engine: Engine) -> None:
         if self._session_log is not None:
@@ -393,7 +393,7 @@ class Server:
             await self.durability.stop()
         for peer in list(self._peers.values()):
             if peer.connection is not None and peer.connection.greeted:
-                self.conversations.say(peer, wire.encode_bye("the server is leaving"))
+                self.conversations.telling.say(peer, wire.encode_bye("the server is leaving"))
                 peer.close()
             else:  # a farewell is no welcome; this it understands, and tries again
                 peer.refuse(Sorry("limit", "the server is leaving"))

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
-from store.server.conversations import Conversations
+from store.server.telling import Telling
 from store.server.turns import Turns
 from store.server.unwritten import Unwritten
 from tests.sim.machines import Seams
@@ -56,7 +56,7 @@ def _from_the_next(
     return _page(self, revision + 1, prefix, **options)
 
 
-def say_at_once(self: Conversations, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
+def say_at_once(self: Telling, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Say what was done before the disk has it."""
     peer.queue(frame)
     self._dirty[peer] = None
@@ -91,7 +91,7 @@ STORE_BUGS = {
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),
     "a turn that is forgotten": _planted(Turns, "wait", _stand_in_no_ring),
-    "an acknowledgement before the commit": _planted(Conversations, "_queue", say_at_once),
+    "an acknowledgement before the commit": _planted(Telling, "_queue", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
 }

@@ -1,4 +1,4 @@
-"""The server: what it lets a peer cost, how it hangs up, how it leaves, and where it listens."""
+"""The server: whom it lets in, how it hangs up, how it leaves, and where it listens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import pytest
 
 import store
 from rdzv.testing.network import MemoryNetwork
-from store.engine.engine import Applied, Engine
+from store.engine.engine import Engine
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
-from store.messages import Delete, Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch, Written
-from store.protocol import wire
-from store.protocol.wire import Bye, Events, Lagged, encode_bye
-from store.server.server import LEAVE_WITHIN, PIECE_BYTES, Server
+from store.messages import Found, Get, Put, Watch, Written
+from store.protocol.wire import Bye, encode_bye
+from store.server.server import LEAVE_WITHIN, Server
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
 
 if TYPE_CHECKING:
@@ -36,175 +35,7 @@ async def passes(seconds: float = 0.0) -> float:
     return asyncio.get_running_loop().time()
 
 
-# ------------------------------------------------------------------------------------------------ what a peer may cost
-
-
-@pytest.mark.virtual_time
-async def test_requests_that_were_read_wait_while_their_answers_find_no_room() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server:
-        peer = await introduce(network)
-        peer.ask(Put("large", bytes(MIB)))
-        await peer.until(lambda: len(peer.replies()) == 1)
-        peer.transport.pause_reading()
-        requests_before = server.figures()["requests"]
-        asked = peer.ask(*[Get("large")] * 100)
-        await passes(1.0)
-        assert server.figures()["outbox_bytes"] < 3 * MIB, "a packet of 1 kB asked for 100 MB"
-        assert server.figures()["requests"] - requests_before < 5
-        peer.transport.resume_reading()
-        await peer.until(lambda: len(peer.replies()) == 101)
-        assert [reply.request_id for reply in peer.replies()[1:]] == asked
-        assert server.figures()["outbox_bytes"] == 0
-
-
-@pytest.mark.virtual_time
-async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network), connect_in_memory(network) as other:
-        await other.put("large", bytes(MIB))
-        peer = await introduce(network)
-        peer.transport.pause_reading()
-        peer.ask(*[Get("large")] * 10, Put("after", b"as it was asked"))
-        for number in range(100):
-            await other.put(f"other/{number}", b"noise" * 100)
-        peer.transport.resume_reading()
-        await peer.until(lambda: len(peer.replies()) == 11)
-        assert peer.problem is None
-        entry = await other.get("after")
-        assert entry is not None
-        assert entry.value == b"as it was asked"
-
-
-@pytest.mark.virtual_time
-async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not_a_buffer_each() -> None:
-    """Of 10,000 nodes that came at once, each was counted with the 256 KiB of the shared buffer, and hung up on."""
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server:
-        peers = [await introduce(network) for _ in range(16)]
-        conversations = server.conversations
-        buffer = conversations.buffer
-        for peer, at_server in zip(peers, server._peers.values(), strict=True):
-            conversations._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits
-            frame = wire.encode_request(7, 0, Ping())
-            conversations.buffer[: len(frame)] = frame
-            at_server.buffer_updated(len(frame))
-            assert not peer.replies()
-        assert server.figures()["inbox_bytes"] < 16 * 1024
-        assert conversations.buffer is buffer, "nothing of it was given away"
-        for peer in peers:
-            await peer.until(peer.replies)
-            assert [reply.request_id for reply in peer.replies()] == [7]
-
-
-@pytest.mark.virtual_time
-async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behind() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
-        await other.put("large", bytes(MIB))
-        peer = await introduce(network)
-        peer.transport.pause_reading()
-        peer.ask(*[Get("large")] * 10)
-        await passes(1.0)
-        assert server.figures()["outbox_bytes"] > 0
-        peer.transport.abort()
-        await passes(1.0)
-        assert server.connections == 1
-        assert server.figures()["outbox_bytes"] == 0
-
-
-@pytest.mark.virtual_time
-async def test_one_change_answers_only_as_many_parked_waits_of_a_peer_as_its_outbox_takes() -> None:
-    network = MemoryNetwork()
-    limits = Limits(outbox_bytes_max=4 * MIB)
-    async with serve_in_memory(network, limits=limits) as server, connect_in_memory(network) as other:
-        peer = await introduce(network)
-        peer.ask(*[Wait(keys=("large",))] * 100, Ping())
-        await peer.until(peer.replies)
-        peer.transport.pause_reading()
-        await other.put("large", bytes(MIB))
-        assert server.figures()["outbox_bytes"] <= 4 * MIB + 100 * 300
-        peer.transport.resume_reading()
-        await peer.until(lambda: len(peer.replies()) == 101)
-        refused = [reply.response for reply in peer.replies() if isinstance(reply.response, Failed)]
-        assert 96 <= len(refused) < 100
-        assert {failed.kind for failed in refused} == {FailureKind.LIMIT}
-        assert "ask again" in refused[0].message
-
-
-@pytest.mark.virtual_time
-async def test_a_slow_reader_loses_its_watches_with_one_log_line_and_nothing_comes_after_their_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    network = MemoryNetwork()
-    limits = Limits(outbox_bytes_max=MIB)
-    async with serve_in_memory(network, limits=limits) as server, connect_in_memory(network) as other:
-        peer = await introduce(network)
-        watches = peer.ask(Watch(prefix="a"), Watch(prefix=""))
-        await peer.until(lambda: len(peer.replies()) == 2)
-        peer.transport.pause_reading()
-        for _ in range(40):
-            await other.put("a", bytes(100_000))
-            assert server.figures()["outbox_bytes"] <= MIB + 1000
-        await other.put("a", b"small enough to fit, and yet too late")
-        assert server.figures()["watches"] == 0
-        assert sum("reads too slowly" in record.message for record in caplog.records) == 1
-        peer.transport.resume_reading()
-        await peer.until(lambda: sum(isinstance(item, Lagged) for item in peer.said) == 2)
-        for watch in watches:
-            *events, lagged = [item for item in peer.said if isinstance(item, Events | Lagged) and item[0] == watch]
-            assert isinstance(lagged, Lagged)
-            revisions = [item.events[0].revision for item in events if isinstance(item, Events)]
-            assert revisions == list(range(1, lagged.revision + 1)), "up to its end the watch has no gap"
-
-
-@pytest.mark.virtual_time
-async def test_a_history_longer_than_the_outbox_comes_in_steps_as_it_is_read_and_has_no_gap() -> None:
-    network = MemoryNetwork()
-    limits = Limits(outbox_bytes_max=MIB)
-    async with serve_in_memory(network, limits=limits), connect_in_memory(network) as other:
-        for _ in range(20):
-            await other.put("a", bytes(100_000))
-        await other.put("a", b"small")
-        peer = await introduce(network)
-        peer.transport.pause_reading()
-        peer.ask(Watch(prefix="", start_revision=1), Ping())
-        await passes(0.1)
-        peer.transport.resume_reading()
-        await peer.until(lambda: len(peer.replies()) == 2)
-        told = [item for item in peer.said if isinstance(item, Events | Lagged)]
-        assert [item.events[0].revision for item in told if isinstance(item, Events)] == list(range(1, 22))
-
-
-@pytest.mark.virtual_time
-async def test_a_revision_larger_than_any_outbox_reaches_a_watch_that_is_up_to_date() -> None:
-    network = MemoryNetwork()
-    async with (
-        serve_in_memory(network, limits=Limits(outbox_bytes_max=MIB)),
-        connect_in_memory(network) as client,
-        client.watch("") as watch,
-    ):
-        await client.put("large", bytes(3 * MIB))
-        async for event in watch:
-            assert len(event.value) == 3 * MIB
-            break
-
-
-@pytest.mark.virtual_time
-async def test_what_a_transport_is_handed_at_once_is_one_piece() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network) as server, connect_in_memory(network) as other:
-        peer = await introduce(network)
-        peer.ask(Watch(prefix=""))
-        await peer.until(peer.replies)
-        peer.transport.pause_reading()
-        for _ in range(50):
-            await other.put("a", bytes(100_000))
-        (link,) = network.links("peer")
-        assert link.server.get_write_buffer_size() < 2 * PIECE_BYTES
-        assert server.figures()["outbox_bytes"] > 4 * MIB
-        peer.transport.resume_reading()
-        await peer.until(lambda: sum(isinstance(item, Events) for item in peer.said) == 50)
+# ------------------------------------------------------------------------------------------------ letting in
 
 
 @pytest.mark.virtual_time
@@ -262,31 +93,6 @@ async def test_more_sessions_than_allowed_are_refused() -> None:
         assert "sessions_max" in str(second.problem)
         await passes(5.0)
         await introduce(network)
-
-
-@pytest.mark.virtual_time
-async def test_a_defect_met_by_one_request_costs_that_peer_its_connection_and_others_still_hear_what_happened() -> None:
-    class Defective(Engine):
-        def apply(self, request: Any, **context: Any) -> Applied:
-            if isinstance(request, List):
-                raise KeyError("a defect")
-            return super().apply(request, **context)
-
-    network = MemoryNetwork()
-    reported: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    async with (
-        serve_in_memory(network, engine=Defective(store_id="it")),
-        connect_in_memory(network) as other,
-        other.watch("") as watch,
-    ):
-        peer = await introduce(network)
-        peer.ask(Put("a", b""), List(prefix=""))
-        await peer.lost.wait()
-        async for event in watch:
-            assert event.key == "a"
-            break
-    assert len(reported) == 1
 
 
 # ------------------------------------------------------------------------------------------------ hanging up
@@ -351,25 +157,6 @@ async def test_a_frame_that_comes_slowly_is_no_silence() -> None:
             peer.transport.write(bytes([byte]))
             await passes(3.0)
         assert isinstance(await peer.answer(item.request_id), Written)
-
-
-@pytest.mark.virtual_time
-async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network, limits=Limits(frame_timeout=4.0)), connect_in_memory(network) as other:
-        await other.put("large", bytes(MIB))
-        peer = await introduce(network)
-        peer.transport.pause_reading()
-        frame = peer.connection.encode(peer.connection.ask(Put("after", b""), None))
-        peer.transport.write(
-            b"".join(peer.connection.encode(peer.connection.ask(Get("large"), None)) for _ in range(3)) + frame[:-1]
-        )
-        await passes(60.0)
-        peer.transport.resume_reading()
-        await passes(0.5)
-        peer.transport.write(frame[-1:])
-        await peer.until(lambda: any(isinstance(item.response, Found) for item in peer.replies()))
-        assert peer.problem is None
 
 
 @pytest.mark.virtual_time
@@ -480,17 +267,6 @@ async def test_the_figures_count_what_there_is() -> None:
         assert figures["bytes_in"] > 50
         assert figures["bytes_out"] > 50
         assert server.url == "tcp://127.0.0.1:0"
-
-
-@pytest.mark.virtual_time
-async def test_deleting_nothing_tells_nobody() -> None:
-    network = MemoryNetwork()
-    async with serve_in_memory(network):
-        peer = await introduce(network)
-        peer.ask(Watch(prefix=""), Delete("nothing"), Put("a", b""))
-        await peer.until(lambda: any(isinstance(item, Events) for item in peer.said))
-        (events,) = [item for item in peer.said if isinstance(item, Events)]
-        assert [event.key for event in events.events] == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------ serving
