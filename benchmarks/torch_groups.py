@@ -4,8 +4,13 @@
 
 Every measurement has new processes, forked from one that has imported PyTorch, and a new server. The contenders take
 turns, so that a busy moment hits both of a pair; a figure is the median of the pairs' ratios, and of the times. Times
-go from the moment all ranks are told to begin to the moment the last is done. The server of ours has a process of its
-own, as `rdzv serve` has; TCPStore lives in the process of rank 0, as PyTorch does it.
+go from the moment all ranks are told to begin to the moment the last is done; the processor time is that of all ranks
+and of the server, for each rank. The server of ours has a process of its own, as `rdzv serve` has; TCPStore lives in
+the process of rank 0, as PyTorch does it.
+
+A forked process shares its memory until it writes to it, and Python writes to all that it looks at: without more, each
+rank of ours would pay some thousand copies of pages, 5 ms, which a worker that was started by itself does not know. So
+each rank of both contenders opens a store and uses it once before anything is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +18,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from benchmarks import support
@@ -24,11 +31,11 @@ if TYPE_CHECKING:
 
 PATIENCE = 120.0  # seconds for any one thing
 TIMEOUT = timedelta(seconds=60)
-WHAT = "connect", "init_process_group", "new_group"
+PHASES = "connect", "init_process_group", "new_group"
 
 
 def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> None:
-    """One rank: tells when it has its group, and when it has all the new ones."""
+    """One rank: tells of each phase when it was done, and what it has used of the processor."""
     import torch
     import torch.distributed as dist
 
@@ -38,34 +45,71 @@ def member(pipe: Connection, url: str, rank: int, size: int, groups: int) -> Non
     served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if not url and rank == 0 else None
     pipe.send(served.port if served is not None else 0)
     port = pipe.recv()
-    if url:
-        shared = TorchStore(f"{url}/groups", TIMEOUT)
-    else:
-        shared = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-    pipe.send(time.monotonic())
+
+    def connect(run: str) -> dist.Store:
+        if url:
+            return TorchStore(f"{url}/{run}", TIMEOUT)
+        return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+
+    before = connect("before")
+    before.set(f"before {rank}", "1")
+    before.multi_get([f"before {rank}"])
+    del before
+    pipe.send(None)
     pipe.recv()
+    used = time.process_time()
+    shared = connect("groups")
+    used = _tell(pipe, used)
     dist.init_process_group("gloo", store=shared, rank=rank, world_size=size, timeout=TIMEOUT)
-    pipe.send(time.monotonic())
-    pipe.recv()
+    used = _tell(pipe, used)
     for _ in range(groups):
         dist.new_group()
-    pipe.send(time.monotonic())
+    _tell(pipe, used)
+
+
+def _tell(pipe: Connection, used: float) -> float:
+    """Tell when a phase was done and what it has used, and wait for the next to begin; what was used up to then."""
+    pipe.send((time.monotonic(), time.process_time() - used))
     pipe.recv()
+    return time.process_time()
 
 
-def measure(ours: bool, size: int, groups: int) -> tuple[float, ...]:
-    """Milliseconds until the last rank is connected, has its group, and has all the new ones."""
+@dataclass(frozen=True)
+class Cost:
+    """What a phase has cost.
+
+    Attributes:
+        wall: Milliseconds until the last rank was done.
+        cpu: Milliseconds of processor for each rank, the server's share included.
+    """
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.wall + other.wall, self.cpu + other.cpu)
+
+
+def measure(ours: bool, size: int, groups: int) -> dict[str, Cost]:
+    """What each phase has cost with so many ranks, and the first two together."""
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(support.serving()) if ours else ""
+        server = stack.enter_context(support.served()) if ours else None
+        url = "" if server is None else server.url
         ranks = stack.enter_context(support.workers(*((member, url, rank, size, groups) for rank in range(size))))
         port = sum(rank.hear(PATIENCE) for rank in ranks)  # of the one that serves TCPStore
-        took = []
-        for _ in WHAT:
+        for rank in ranks:
+            rank.ask(port, PATIENCE)
+        costs = {}
+        for phase in PHASES:
+            of_server = 0.0 if server is None else support.cpu_seconds(server.pid)
             began = time.monotonic()
             for rank in ranks:
-                rank.pipe.send(port)
-            took.append((max(rank.hear(PATIENCE) for rank in ranks) - began) * 1000)
-    return tuple(took)
+                rank.pipe.send(None)
+            told = [rank.hear(PATIENCE) for rank in ranks]
+            used = sum(used for _, used in told)
+            used += 0.0 if server is None else support.cpu_seconds(server.pid) - of_server
+            costs[phase] = Cost((max(at for at, _ in told) - began) * 1000, used / size * 1000)
+    return {"both": costs["connect"] + costs["init_process_group"], **costs}
 
 
 def main() -> None:
@@ -84,11 +128,19 @@ def main() -> None:
             {ours: measure(ours, size, options.groups) for ours in ((True, False) if turn % 2 else (False, True))}
             for turn in range(options.pairs)
         ]
-        for column, what in enumerate(WHAT):
-            ours, theirs = (support.median([pair[side][column] for pair in pairs]) for side in (True, False))
-            times = support.median([pair[True][column] / pair[False][column] for pair in pairs])
-            rows.append((size, what, f"{ours:.0f}", f"{theirs:.0f}", ratio(times, 1)))
-    support.table("Milliseconds, medians", ("ranks", "", "TorchStore", "TCPStore", "ours/theirs"), rows)
+        for phase in (*PHASES, "both"):
+            cells = []
+            for of in (attrgetter("wall"), attrgetter("cpu")):
+                ours, theirs = (support.median([of(pair[side][phase]) for pair in pairs]) for side in (True, False))
+                times = support.median([of(pair[True][phase]) / of(pair[False][phase]) for pair in pairs])
+                cells += [f"{ours:.1f}", f"{theirs:.1f}", ratio(times, 1)]
+            rows.append((size, phase if phase != "both" else "the first two", *cells))
+    contenders = ("TorchStore", "TCPStore", "ours/theirs")
+    support.table(
+        "Milliseconds, medians; then those of the processor, for each rank",
+        ("ranks", "", *contenders, *contenders),
+        rows,
+    )
 
 
 if __name__ == "__main__":
