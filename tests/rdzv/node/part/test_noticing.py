@@ -1,0 +1,60 @@
+"""What befalls a node is noticed, whenever the node hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rdzv.config.settings import parse
+from rdzv.core.decision import Me
+from rdzv.core.keys import Keys
+from rdzv.core.state import Head, Round
+from rdzv.core.stopping import Stop, unpack_begun
+from rdzv.node.part.arrival import State
+from rdzv.node.part.noticing import Noticing
+from rdzv.node.part.state import Part
+from rdzv.node.wakeup import Listeners
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answered() -> None:
+    """The coordinator waited for that answer for ever: two members of a round stood still, one of them in a collective.
+
+    The round's commit was followed at once by the question, since a newcomer was waiting; the node was still reading
+    its rank, and nothing woke it once it had that.
+    """
+    keys, round = Keys("/rdzv", "job"), Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
+    part = Part(
+        parse("tcp://head/job?min_nodes=2", {}, {}), keys, node_id="a", listeners=Listeners(), rng=random.Random(1)
+    )
+    part.arrival = cast(
+        "Any", SimpleNamespace(lease=SimpleNamespace(id=5), revision=0, taken_in=int, state=State.TAKEN_IN)
+    )
+    answers: list[Any] = []
+
+    async def transact(*, when: Any, then: Any) -> None:  # noqa: ARG001
+        answers.extend(unpack_begun(put.value) for put in then)
+
+    store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact)
+    follower = SimpleNamespace(
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, progress=None
+    )
+    link = cast("Any", SimpleNamespace(store=store, follower=follower))
+    noticing = asyncio.create_task(Noticing(part, cast("Any", None)).run(link))
+    try:
+        follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
+        part.listeners.changed()
+        await asyncio.sleep(1)
+        assert not answers
+        membership = part.become_member(round, 0, Me(arrival=3), time=asyncio.get_running_loop().time)
+        await asyncio.sleep(1)
+    finally:
+        noticing.cancel()
+        part.port.release()
+    assert answers == [(7, None)]
+    assert not membership.gate.passes(0), "and it begins no step before the members have agreed"
