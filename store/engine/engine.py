@@ -17,7 +17,6 @@ overtaken by its own lease (S5).
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission
@@ -116,7 +115,7 @@ class Engine:
             changes=self._changes,
             admission=self._admission,
         )
-        self._stirred: deque[Stirred] = deque()
+        self._stirred: list[Stirred] = []
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._lapsed = 0
@@ -395,12 +394,13 @@ class Engine:
     def _look_at_waits(self, watchers: dict[Watcher, None]) -> None:
         """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
         if len(watchers) > WAITS_AT_ONCE or self._waits.weigh(watchers) > WAITED_KEYS_AT_ONCE:
+            for watcher in watchers:
+                self._waits[watcher].stirred = True
             stirred = Stirred(watchers, self._keys.entries, self.revision)
             self._stirred.append(stirred)
             self._changes.scans[stirred] = None
         else:
-            # Those that are still to be looked at for an earlier change will then be for this one, too.
-            self._asked.look_at_waits([one for one in watchers if not any(one in stirred for stirred in self._stirred)])
+            self._asked.look_at_waits(watchers)
 
     @property
     def stirred(self) -> int:
@@ -408,11 +408,11 @@ class Engine:
         return len(self._stirred)
 
     def answer_waits(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Answer some of the waits that the first of these changes has ended."""
-        stirred = self._stirred[0]
+        """Answer some of the waits that the last of these changes has ended; earlier ones may have ended far more."""
+        stirred = self._stirred[-1]
         self._asked.look_at_stirred(stirred)
         if stirred.over:
-            self._stirred.popleft()
+            self._stirred.pop()
             del self._changes.scans[stirred]
         return self._take_deliveries()
 

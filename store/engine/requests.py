@@ -85,8 +85,8 @@ __all__ = ["Requests"]
 REPLAY_REVISIONS = 2048  # of history, looked at in one step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
 NOTES_AT_ONCE = 512
-WAITS_A_STEP = 64  # looked at in one step, of those that are too many for one: about half a millisecond
-KEYS_AS_A_WAIT = 32  # that one waits for, and that cost as much to look at as a wait of one key
+LOOKS_A_STEP = 2048  # at keys of waits that are too many for one step: about half a millisecond
+LOOKS_OF_A_WAIT = 32  # what a wait costs beside its keys and conditions
 
 
 # Of what almost every request makes.
@@ -426,18 +426,20 @@ class Requests:
 
     def look_at_stirred(self, stirred: Stirred) -> None:
         """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
-        most = WAITS_A_STEP
-        while most > 0 and not stirred.over:
+        left = LOOKS_A_STEP
+        while left > 0 and not stirred.over:
+            left -= 1
             watcher = stirred.next()
             parked = self._waits.get(watcher)
-            if parked is None:  # it was over meanwhile, or nobody waits any more
+            if parked is None:  # nobody waits any more
                 continue
-            found = stirred.found
+            found, looks = stirred.found, 0
             for revision, entries in stirred.states(parked.names):
+                looks += LOOKS_OF_A_WAIT + len(parked.keys) + len(parked.when)
                 if self._look_at_wait(watcher, parked, entries, revision, found):
                     break
                 found = {}
-            most -= 1 + len(parked.keys) // KEYS_AS_A_WAIT
+            left -= looks
 
     def _look_at_wait(
         self,

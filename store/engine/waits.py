@@ -11,7 +11,10 @@ at once (`Stirred`, promise S11).
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from heapq import merge
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from store.messages import key_bytes
@@ -36,6 +39,7 @@ class Parked:
     keys: tuple[str, ...]
     missing: int  # the place in `keys` of one that does not exist, at which the wait stands
     when: tuple[Condition, ...]
+    stirred: bool = False  # it is to be looked at later, and will then be for all that happens until then
 
     @property
     def names(self) -> set[str]:
@@ -103,7 +107,7 @@ class Waits:
         """The key at which a wait stands exists now; this one does not."""
         parked = self._parked[watcher]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
-        parked.missing = missing
+        parked.missing, parked.stirred = missing, False
         self._stand(self._at, parked.keys[missing], watcher)
 
     def remove(self, watcher: Watcher) -> None:
@@ -138,12 +142,18 @@ class Waits:
         return self._parked.get(watcher)
 
     def stirred(self, events: Iterable[Event]) -> dict[Watcher, None]:
-        """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail."""
+        """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail.
+
+        They are the caller's to be looked at, now or later: each ends then, or moves.
+        """
         stirred: dict[Watcher, None] = {}
-        for event in events:  # copied as wholes: there may be a million of them
+        for event in events:
             if event.kind == "put":
-                stirred.update(self._at.get(event.key, {}))
-            stirred.update(self._under.get(event.key, {}))
+                stirred.update(self._at.pop(event.key, {}))
+            under = self._under.get(event.key)
+            if under is not None:
+                parked = self._parked
+                stirred.update((watcher, None) for watcher in under if not parked[watcher].stirred)
         return stirred
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
@@ -166,22 +176,18 @@ class Stirred:
         found: What was answered as of that revision, by keys: thousands may wait for the same ones.
     """
 
-    def __init__(self, watchers: dict[Watcher, None], entries: Mapping[str, Entry], revision: int) -> None:
-        self._watchers = watchers
-        self._order = iter(list(watchers))
+    def __init__(self, watchers: Iterable[Watcher], entries: Mapping[str, Entry], revision: int) -> None:
+        self._left = deque(watchers)
         self._entries = entries
         self._revision = revision
         self._before: dict[str, Entry | None] = {}
-        self._since: list[tuple[Event, ...]] = []
+        self._since: dict[str, list[Event]] = {}  # the changes of each key, in order
         self.found: dict[tuple[str, ...], Response] = {}
-
-    def __contains__(self, watcher: Watcher) -> bool:
-        return watcher in self._watchers
 
     @property
     def over(self) -> bool:
         """Whether all were looked at."""
-        return not self._watchers
+        return not self._left
 
     def note(self, key: str, before: Entry | None) -> None:
         """A key is about to be changed; `before` is what it holds."""
@@ -189,13 +195,12 @@ class Stirred:
 
     def changed(self, events: tuple[Event, ...]) -> None:
         """There was another revision."""
-        self._since.append(events)
+        for event in events:
+            self._since.setdefault(event.key, []).append(event)
 
     def next(self) -> Watcher:
         """The next wait to be looked at; there is one until it is `over`."""
-        watcher = next(self._order)
-        del self._watchers[watcher]
-        return watcher
+        return self._left.popleft()
 
     def states(self, names: set[str]) -> Iterator[tuple[int, Mapping[str, Entry]]]:
         """What there was of these keys at that revision, and then at each later one that changed any of them.
@@ -208,12 +213,12 @@ class Stirred:
         held = {key: self._before[key] if key in self._before else self._entries.get(key) for key in names}
         state = {key: entry for key, entry in held.items() if entry is not None}
         yield self._revision, state
-        for events in self._since:
-            about = [event for event in events if event.key in names]
-            for event in about:
+        changes = [self._since[key] for key in names if key in self._since]
+        about = merge(*changes, key=lambda event: event.revision)  # those of one key and revision stay in order
+        for revision, events in groupby(about, key=lambda event: event.revision):
+            for event in events:
                 if event.kind == "put":
                     state[event.key] = event.entry
                 else:
                     state.pop(event.key, None)
-            if about:
-                yield events[0].revision, state
+            yield revision, state

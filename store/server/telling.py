@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken
-STIRRED_MOST = 8  # changes that have each ended more waits than are answered at once; no more are made meanwhile
+STIRRED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import when
+from store.engine.engine import WAITS_AT_ONCE
+from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT, Requests
 from store.engine.waits import WAIT_OVERHEAD, Parked, Waits, wait_bytes
 from store.messages import Append, Cancel, Delete, Event, Guarded, Put, Transact, Wait
 from tests.support.by_hand import Desk
@@ -109,7 +111,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
     desk, unhurried = Desk(), Unhurried()
     cancelled = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("store.engine.requests.WAITS_A_STEP", 1)
+        patch.setattr("store.engine.requests.LOOKS_A_STEP", 1)
         for step in steps:
             if step != "answer some":
                 patch.setattr("store.engine.engine.WAITS_AT_ONCE", 100)
@@ -128,3 +130,45 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
     assert unhurried.engine.figures() == desk.engine.figures()
     assert unhurried.engine._waits._at == desk.engine._waits._at
     assert unhurried.engine._changes.scans == {}
+
+
+def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their_key_changes() -> None:
+    """Each put of their key made the same thousands of waits a further heap to be looked at."""
+    desk = Unhurried()
+    desk.ask(Put("go", b""), peer=9)
+    for number in range(WAITS_AT_ONCE + 1):
+        desk.ask(Guarded(when=(when.exists("go"),), request=Wait(keys=("k", "never"))), peer=number % 3)
+    desk.ask(Put("k", b""), peer=9)
+    for _ in range(10):
+        desk.ask(Delete("k"), peer=9)
+        desk.ask(Put("k", b""), peer=9)
+        desk.ask(Put("go", b""), peer=9)
+        assert desk.engine.stirred == 1
+    Desk.answer_waits(desk)
+    assert len(desk.engine._waits) == WAITS_AT_ONCE + 1
+    desk.ask(Put("never", b""), peer=9)
+    Desk.answer_waits(desk)
+    assert len(desk.engine._waits) == 0
+
+
+def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Unhurried()
+    for number in range(WAITS_AT_ONCE + 1):
+        desk.ask(Wait(keys=("k", "never")), peer=number % 3)
+    desk.ask(Put("k", b""), peer=9)
+    for _ in range(100):
+        desk.ask(Append("k", b"+"), peer=9)
+    looks = 0
+    look = Requests._look_at_wait
+
+    def counted(self: Requests, *context: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return look(self, *context)
+
+    monkeypatch.setattr(Requests, "_look_at_wait", counted)
+    while desk.engine.stirred:
+        before = looks
+        desk.take(desk.engine.answer_waits())
+        assert looks - before <= LOOKS_A_STEP / LOOKS_OF_A_WAIT + 100
+    assert looks == 101 * (WAITS_AT_ONCE + 1)
