@@ -160,11 +160,13 @@ class Store(ABC):
     """A key-value store, awaited.
 
     Attributes:
+        tells_causes: Whether the `delete` of a key says how its lease ended (`Event.cause`); etcd does not.
         operations_max: Conditions that one transaction may have, or keys that one request may name.
         writes_max: Operations that one transaction may have.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
     """
 
+    tells_causes: bool = True
     operations_max: int = 126  # what any store takes; a client knows better once its store has told
     writes_max: int = 126
     fail_over: float = 0.0

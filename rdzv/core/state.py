@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rdzv.core.absent import Missing
     from rdzv.core.asking import Question
     from rdzv.core.stopping import Stop
+    from store.messages import Cause
 
 __all__ = [
     "BUCKET_SIZE",
@@ -347,6 +348,14 @@ class Coordinator:
 
     node_id: str
     term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCoordinator:
+    """Who decided before, and how the lease of its role ended, if the store says so and it was not given up."""
+
+    node_id: str
+    cause: Cause = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

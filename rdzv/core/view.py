@@ -28,7 +28,7 @@ from rdzv.errors import RendezvousStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from rdzv.core.state import Ban
+    from rdzv.core.state import Ban, LastCoordinator
     from store.messages import Event
 
 __all__ = ["View"]
@@ -41,6 +41,9 @@ _WHY: dict[str, str] = {
 }
 """How a node's lease ended, in words."""
 
+UNSEEN = "it went while nobody coordinated"
+"""Of a member that was there when the last coordinator reported, and is not when the next one begins."""
+
 
 class View:
     """What a coordinator knows.
@@ -49,9 +52,15 @@ class View:
         nodes_prefix: What the keys of nodes start with.
         needed: How many arrivals are enough.
         expected: Who is missed by name from the beginning.
+        tells_causes: Whether the store says how a key's lease ended. Where it does not (etcd), a record that goes by
+            itself has lapsed: who leaves says so before.
     """
 
-    def __init__(self, *, nodes_prefix: str, needed: int, expected: Iterable[str] = ()) -> None:
+    def __init__(
+        self, nodes_prefix: str, *, needed: int, expected: Iterable[str] = (), tells_causes: bool = True
+    ) -> None:
+        self._otherwise = "" if tells_causes else _WHY["silent"]
+        self._why_unseen: dict[str, str] = {}
         self._prefix = nodes_prefix
         self._accusations_prefix = f"{nodes_prefix}/accused/"
         self.accusations = Accusations()
@@ -82,7 +91,13 @@ class View:
         self._inherited_at = 0.0
 
     def took_over(
-        self, round: Round | None, members: Iterable[Member], progress: Progress | None, *, progress_at: float
+        self,
+        round: Round | None,
+        members: Iterable[Member],
+        progress: Progress | None,
+        *,
+        progress_at: float,
+        before: LastCoordinator | None = None,
     ) -> None:
         """Go on where the last coordinator was; to be called before the first event.
 
@@ -91,7 +106,10 @@ class View:
             members: Everyone in it.
             progress: What the last coordinator said.
             progress_at: When that was heard, on this node's clock.
+            before: Who it was, and how its term ended.
         """
+        if before is not None:
+            self._why_unseen[before.node_id] = _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
         self.members = {member.node_id: member for member in members}
         self._inherited = progress if progress is not None and progress.round == self.number else None
@@ -136,7 +154,8 @@ class View:
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
             return
-        self._now, self._why = now, _WHY[event.cause]
+        self._now = now
+        self._why = _WHY[event.cause] or (self._otherwise if event.kind == "delete" else "")
         self.seen = max(self.seen, event.revision)
         if event.key.startswith(self._accusations_prefix):
             self._accused(event)
@@ -276,7 +295,8 @@ class View:
     def _miss(self, node_id: str, *, left: bool, at: float | None, address: str = "") -> None:
         """A node is not here any more, since then if that is known."""
         is_member = node_id in self.members
-        why = self._why if at is not None else ""
+        unseen = "" if left else self._why_unseen.get(node_id, UNSEEN)
+        why = self._why if at is not None else unseen
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
             if why and node_id not in self._gone_members and len(self.why) < NAMED_MOST:

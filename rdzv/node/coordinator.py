@@ -131,8 +131,8 @@ class Term:
         self._term = role.term
         self._lease = role.lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == role.term,)
-        rules = self._agreed.rules
-        self._view = View(nodes_prefix=self._keys.nodes, needed=rules.needed, expected=rules.expected)
+        rules, told = self._agreed.rules, self._store.tells_causes
+        self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._resized_at = 0  # the revision of the last resize that was heeded
         self._events: deque[Event] = deque()
         self._wakeup = Wakeup()
@@ -192,7 +192,7 @@ class Term:
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(unpack_members(entry.value))
-        self._view.took_over(round, members, progress, progress_at=progress_at)
+        self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
         if progress is not None:
             progress = replace(progress, absent=replace(progress.absent, said_at=0.0))
         self._reported, self._reported_at = progress, progress_at

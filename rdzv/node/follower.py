@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rdzv.core.asking import Question
-from rdzv.core.state import Ban, Closed, Coordinator, Head, Leaving, Progress, Round
+from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.part.stopwatch import Stopwatch
@@ -49,6 +49,7 @@ class Follower:
     Attributes:
         head: What is known of it.
         own_ban: The last ban of this node, also if it was lifted before anybody looked.
+        before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
         synced: Set once the head is known as it stands.
@@ -60,6 +61,7 @@ class Follower:
         self._keys = keys
         self._own_ban_key = keys.banned(node_id)
         self.own_ban: OwnBan | None = None
+        self.before: LastCoordinator | None = None
         self.resets = 0
         self.opened_in: float | None = None  # seconds that the store took to answer
         self._seen = 0  # the last revision that the watch has told of
@@ -140,6 +142,8 @@ class Follower:
         keys, put = self._keys, event.kind == "put"
         if event.key == keys.coordinator:
             coordinator = Coordinator(node_id=event.value.decode(errors="replace"), term=event.create_revision)
+            if not put and head.coordinator is not None:
+                self.before = LastCoordinator(node_id=head.coordinator.node_id, cause=event.cause)
             return replace(head, coordinator=coordinator if put else None)
         if event.key == keys.closed:
             return replace(head, closed=Closed.unpack(event.value) if put else None)

@@ -100,6 +100,7 @@ class Client(interface.Store):
         rng: For jitter, and the member to begin with.
     """
 
+    tells_causes = False
     operations_max = writes_max = OPERATIONS_MAX
     fail_over = 2.0  # etcd's members wait 1 to 2 s for a leader that has gone, unless --election-timeout says otherwise
 

@@ -42,7 +42,9 @@ class HandFed:
         early_last_call: bool = True,
         order: RankOrder = survivors_first,
         expected: tuple[str, ...] = (),
+        tells_causes: bool = True,
     ) -> None:
+        self.tells_causes = tells_causes
         self.rules = Rules(
             needed=needed,
             capacity=capacity,
@@ -88,7 +90,7 @@ class HandFed:
         """A node's key is written."""
         self.revision += 1
         self.stored[name] = (self.revision, value)
-        self.feed(self._put_event(name))
+        self.feed(self.put_event(name))
 
     def feed(self, event: Event) -> None:
         """An event comes to the coordinator."""
@@ -145,7 +147,7 @@ class HandFed:
     def snapshot(self) -> None:
         """All that is stored comes, by name, as a store sends it."""
         for name in sorted(self.stored):
-            self.feed(self._put_event(name))
+            self.feed(self.put_event(name))
         self.feed(Event(kind="synced", revision=self.revision))
 
     def head(self, *, coordinator: bool = True, progress: Progress | None = None) -> Head:
@@ -171,8 +173,9 @@ class HandFed:
         return JoinClock(timeout, now=self.now)
 
     def _new_view(self) -> View:
-        return View(nodes_prefix=NODES, needed=self.rules.needed, expected=self.rules.expected)
+        return View(NODES, needed=self.rules.needed, expected=self.rules.expected, tells_causes=self.tells_causes)
 
-    def _put_event(self, name: str) -> Event:
+    def put_event(self, name: str) -> Event:
+        """What the watch says of a record as it stands."""
         revision, value = self.stored[name]
         return Event(kind="put", revision=revision, key=NODES + name, value=value, create_revision=revision)

@@ -99,7 +99,7 @@ def test_a_successor_goes_on_with_the_durations_and_knows_of_no_time_it_was_not_
     run.stored.pop("d")  # it dies while nobody coordinates
     run.now += 10
     run.succeed(told, said_at=told_at)
-    words = "b (lost 40 s ago), c (left 40 s ago), d (lost) and x (never seen)"
+    words = "b (lost 40 s ago), c (left 40 s ago), d (lost: it went while nobody coordinated) and x (never seen)"
     assert explain(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.state import NAMED_MOST, NodeRecord, Phase, Progress
+from rdzv.core.state import NAMED_MOST, LastCoordinator, NodeRecord, Phase, Progress
 from rdzv.core.view import View
-from store.messages import Event
+from store.messages import Cause, Event
 from tests.support.hand_fed import NODES, HandFed
 
 
@@ -347,6 +347,39 @@ def test_members_who_are_missing_at_a_take_over_are_lost_unless_they_had_said_th
     assert (run.view.departed, run.view.lost) == (["b"], ["c"])
 
 
+@pytest.mark.parametrize(
+    ("cause", "tells_causes", "why"),
+    [
+        ("gone", True, "its process ended"),
+        ("", True, "it went while nobody coordinated"),
+        ("", False, "nothing was heard of it for its ttl"),
+    ],
+)
+def test_a_successor_says_why_its_predecessor_has_gone_and_that_of_others_nobody_saw(
+    cause: Cause, tells_causes: bool, why: str
+) -> None:
+    """The coordinator's own death had no reason, neither in the status nor in the history."""
+    run = round_of("a", "b", "c")
+    assert run.view.round is not None
+    view = View(NODES, needed=3, tells_causes=tells_causes)
+    members = list(run.view.members.values())
+    view.took_over(run.view.round, members, None, progress_at=0.0, before=LastCoordinator(node_id="a", cause=cause))
+    view.fold(run.put_event("c"), now=1.0, last_call_timeout=10.0)
+    view.fold(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
+    assert view.lost == ["a", "b"]
+    assert view.why == {"a": why, "b": "it went while nobody coordinated"}
+
+
+def test_where_the_store_does_not_tell_how_a_lease_ended_a_record_that_goes_by_itself_has_lapsed() -> None:
+    """On etcd, losses had no reason."""
+    run = HandFed(needed=2, capacity=2, tells_causes=False)
+    run.arrive("a", "b")
+    run.commit()
+    run.die("a")
+    run.leave("b")
+    assert run.view.why == {"a": "nothing was heard of it for its ttl"}
+
+
 def test_a_member_caught_leaving_at_a_take_over_has_left() -> None:
     # Its record still stood, and said so; it was announced as lost.
     run = round_of("a", "b")
@@ -389,7 +422,7 @@ def test_losses_that_were_not_named_stay_counted_when_they_have_come_again() -> 
 
 @pytest.mark.parametrize("kind", ["put", "delete"])
 def test_before_the_snapshot_is_whole_nothing_is_enough(kind: str) -> None:
-    view = View(nodes_prefix=NODES, needed=1)
+    view = View(NODES, needed=1)
     value = NodeRecord(node_id="a", incarnation="1").pack()
     view.fold(Event(kind="put", revision=1, key=NODES + "a", value=value), now=5.0, last_call_timeout=1.0)
     assert view.enough_since is None

@@ -21,6 +21,7 @@ import store.etcd
 from rdzv import Closed, MembersLostError, NodesLost, QueueEmptyError, RoundSupersededError
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
+from rdzv.node.handler import Handler
 from tests.guarantees.test_real_processes_handlers import PAUSED, told
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
@@ -44,6 +45,12 @@ def etcd() -> Iterator[Etcd]:
 def url(etcd: Etcd) -> str:
     """A run that no other test has."""
     return f"{etcd.url}/{next(_names)}"
+
+
+async def why_lost(node: rdzv.RendezvousHandler) -> dict[str, str]:
+    """Who is missing, and why, as the status says it."""
+    assert isinstance(node, Handler)
+    return {one.node_id: one.why for one in (await node.status()).absent}
 
 
 async def test_the_url_of_torchelastics_documentation_works_as_it_stands(etcd: Etcd, url: str) -> None:
@@ -122,6 +129,7 @@ async def test_a_process_that_is_killed_is_missed_and_the_others_meet_again(url:
         with pytest.raises(MembersLostError) as missed:
             await stores[0].get("never")
         assert missed.value.node_ids == ("paused",)
+        assert await why_lost(nodes[0]) == {"paused": "nothing was heard of it for its ttl"}
         infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
         assert_one_round(infos)
         assert (infos[0].round, infos[0].world_size) == (1, 2)
