@@ -83,12 +83,12 @@ async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_
 
 
 async def test_r1_r11_r16_too_few_time_out_saying_so_and_enough_have_a_last_call(twin: str, backing: Backing) -> None:
-    async with Meeting(twin, backing, min_nodes=2, max_nodes=4, join_timeout=1.0) as meeting:
+    async with Meeting(twin, backing, min_nodes=2, max_nodes=4, join_timeout=2.0) as meeting:
         a, b = await meeting.node("a"), await meeting.node("b")
         began = time.monotonic()
-        with pytest.raises(rdzv.RendezvousTimeoutError, match=r"join_timeout=1 s at .*: 1 of at least 2 nodes"):
+        with pytest.raises(rdzv.RendezvousTimeoutError, match=r"join_timeout=2 s at .*: 1 of at least 2 nodes"):
             await a.next_rendezvous()
-        assert 1.0 <= time.monotonic() - began < 8
+        assert time.monotonic() - began >= 2.0
         assert (await b.status()).reason == "nobody is here"
         assert_one_round(await meeting.meet(a, b))
         status = await eventually(b.status, lambda status: status.reason == "round 0 stands with 2 nodes")
@@ -137,7 +137,7 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
 
 async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_again(twin: str, backing: Backing) -> None:
     """It is the coordinator, too."""
-    async with Meeting(twin, backing, min_nodes=1, max_nodes=3, ttl=1.5) as meeting:
+    async with Meeting(twin, backing, min_nodes=1, max_nodes=3, ttl=3) as meeting:
         a, b, c = [await meeting.node(name) for name in "abc"]
         joining = [await meeting.join(node) for node in (a, b, c)]
         infos = [await task for task in joining]

@@ -1,6 +1,7 @@
 """S2: "A request resent after a dropped connection is applied once", seen by real clients.
 
-`RDZV_ADDITIONS` says how many are made through connections that keep being cut: 20,000 if nothing else is said; `.ci/run` says 100,000.
+`RDZV_ADDITIONS` says how many are made through connections that keep being cut: 20,000 if nothing else is said;
+`.ci/run` says 100,000.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ async def test_s9_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytes
     started = loop.time()
     async with store.serve():
         pass
-    assert loop.time() - started < 0.5
+    assert loop.time() - started < LEAVE_WITHIN - 1.0
     assert caplog.records == []
 
 
@@ -129,7 +129,7 @@ async def test_s9_ending_it_a_second_time_ends_it_at_once() -> None:
     cancelled_at = loop.time()
     serving.cancel()
     await asyncio.wait([serving])
-    assert loop.time() - cancelled_at < 1.0
+    assert loop.time() - cancelled_at < LEAVE_WITHIN - 1.0
     peer.transport.abort()
     await peer.lost.wait()
 
@@ -149,7 +149,7 @@ class Hanging(Journal):
 
     def _probe(self, database: sqlite3.Connection, size: int) -> bool:
         self.hangs.set()
-        self.may_go_on.wait(20.0)
+        self.may_go_on.wait(100.0)
         return super()._probe(database, size)
 
 
@@ -163,11 +163,11 @@ async def test_s9_a_disk_that_hangs_keeps_no_server_from_leaving(
         async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
             with pytest.raises(LimitExceeded, match="the disk does not take it"):
                 await client.put("k", b"")
-            assert await asyncio.to_thread(Hanging.hangs.wait, 10.0)
+            assert await asyncio.to_thread(Hanging.hangs.wait, 60.0)
             journal = server.durability.journal
             assert journal is not None
             started = time.monotonic()
-        assert time.monotonic() - started < 10.0
+        assert time.monotonic() - started < 60.0
         assert "takes nothing" in caplog.text, "and the directory is not let go of, since it is in the disk's hands"
         assert [thread for thread in threading.enumerate() if thread.name == "store work" and not thread.daemon] == []
     finally:

@@ -193,7 +193,8 @@ class Meeting:
     def __init__(self, twin: str, backing: Backing, **parameters: Any) -> None:
         self._twin = twin
         self.backing = backing
-        self._parameters = {"is_host": False, "ttl": 3.0, "disconnect_ttl": 0.3, "last_call_timeout": 0.2, **parameters}
+        timeouts = {"ttl": 10.0, "disconnect_ttl": 0.3, "last_call_timeout": 0.2}
+        self._parameters = {"is_host": False, **timeouts, **parameters}
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, contextlib.AsyncExitStack] = {}
         self._tasks: list[asyncio.Task[Any]] = []

@@ -176,7 +176,7 @@ async def test_it_waits_for_those_still_connected_but_not_for_ever() -> None:
         await client.put("key", b"value")
         began = time.monotonic()
         await closing
-        assert 0.2 < time.monotonic() - began < 5
+        assert 0.2 < time.monotonic() - began < 60
     host = host_of(f"tcp://127.0.0.1:{port}/job", close_timeout=60)
     assert host is not None
     async with store.connect(f"tcp://127.0.0.1:{port}"):

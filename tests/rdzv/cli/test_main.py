@@ -8,7 +8,6 @@ import dataclasses
 import json
 import re
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,10 +104,8 @@ asyncio.run(main())
                     await client.put(f"big/{number}", bytes(1_000_000))
             child.terminate()
             await child._until(lambda: "leaving" in child.output[-1], 60, "does not leave")
-            began = time.monotonic()
             child.terminate()
-            assert await child.wait() == 1
-            assert time.monotonic() - began < 2, "and not after the five seconds that leaving may take"
+            assert await child.wait() == 1, "and not 0, after the five seconds that leaving may take"
             reader.kill()
 
 

@@ -166,8 +166,8 @@ async def test_a_lock_that_is_not_free_in_time_says_so_and_leaves_no_trace(
     recipes: Recipes, other: store.Client, name: str
 ) -> None:
     async with store.recipes.lock(other, name):
-        with pytest.raises(StoreTimeoutError, match=f"the lock '{name}' was not free within 0.1 s"):
-            async with recipes.hold("lock", name, timeout=0.1):
+        with pytest.raises(StoreTimeoutError, match=f"the lock '{name}' was not free within 0.5 s"):
+            async with recipes.hold("lock", name, timeout=0.5):
                 pytest.fail("two hold it")
         await until_in_line(other, name, 1)
 
@@ -238,7 +238,7 @@ async def test_the_lock_of_a_holder_that_was_killed_is_free_after_its_ttl(
         assert await holder.stdout.readline() == b"held\n"
         with anyio.fail_after(LIMIT):
             with pytest.raises(StoreTimeoutError):
-                async with recipes.hold("lock", name, timeout=0.1):
+                async with recipes.hold("lock", name, timeout=0.5):
                     pytest.fail("it is held")
             holder.send_signal(signal.SIGKILL)
             async with recipes.hold("lock", name):

@@ -117,7 +117,7 @@ async def test_a_server_that_leaves_sends_away_who_still_stands_there(
             async with store.connect(server.url, tls=contexts[1]) as client:
                 await client.ping()
             left_at = loop.time()
-        assert loop.time() - left_at < 2.0
+        assert loop.time() - left_at < 30.0
         for reader in readers:
             assert await all_of(reader) == b""
 
