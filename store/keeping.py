@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3  # two may be lost before the lease is
 LATE = 1.0  # seconds by which a keep-alive may be late before the store counts as having been away

@@ -13,6 +13,7 @@ from store.messages import Condition, Target
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
+_NO_HASH = "unhashable: `==` makes a condition of it and does not compare, so it cannot be a dictionary key"
 _NO_NE = "a condition says what is, not what is not: use ==, exists or missing"
 
 
@@ -20,7 +21,6 @@ class _Revision:
     """A revision of a key, waiting to be compared."""
 
     __slots__ = ("_key", "_target")
-    __hash__ = None  # type: ignore[assignment]  # its `==` does not compare, so it cannot be a dictionary key
 
     def __init__(self, key: str, target: Target) -> None:
         self._key, self._target = key, target
@@ -33,12 +33,14 @@ class _Revision:
     def __ne__(self, other: object) -> NoReturn:
         raise TypeError(_NO_NE)
 
+    def __hash__(self) -> NoReturn:
+        raise TypeError(_NO_HASH)
+
 
 class _Value:
     """The value of a key, waiting to be compared."""
 
     __slots__ = ("_key", "_target")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, key: str, target: Target) -> None:
         self._key, self._target = key, target
@@ -50,6 +52,9 @@ class _Value:
 
     def __ne__(self, other: object) -> NoReturn:
         raise TypeError(_NO_NE)
+
+    def __hash__(self) -> NoReturn:
+        raise TypeError(_NO_HASH)
 
 
 def mod_revision(key: str) -> _Revision:

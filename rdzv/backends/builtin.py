@@ -45,7 +45,7 @@ __all__ = [
     "tcp_handler",
 ]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit in beside an election
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "Hosting", "NotResolvedError", "PortTakenError", "host_if_called_for"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 TRY_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done

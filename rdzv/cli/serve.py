@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "add_arguments", "serve"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
 CLOSED_TTL = 86400.0  # seconds for which a closing or a ban over HTTP outlives the run: the parameter's default

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PARAMETERS", "Settings", "capacity_of", "describe_difference", "needed_of", "parse"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 DERIVED: Final[Any] = None
 """Stands for a default that depends on other settings; `Parameter.derive` works it out."""

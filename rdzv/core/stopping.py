@@ -173,10 +173,10 @@ class StepGate:
 
     def __init__(self) -> None:
         self.begun: int | None = None
-        self.decided = False
+        self.decided: bool = False
         self.stop: int | None = None
-        self.why = ""
-        self.for_newcomers = False
+        self.why: str = ""
+        self.for_newcomers: bool = False
         self._asked = False
         self._on_decision: Callable[[], None] | None = None
 

@@ -49,7 +49,7 @@ class Metrics:
         self._registry.register(self)
         self._figures: Mapping[str, Any] = {}
         self._runs: Sequence[Mapping[str, Any]] = ()
-        self.loop_lag = Histogram(
+        self.loop_lag: Histogram = Histogram(
             "rdzv_loop_lag_seconds",
             "How much later than asked the event loop woke a sleeper.",
             buckets=LAG_BUCKETS,

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "rounds_of"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class BlockingHandler(Protocol):

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Round", "rounds", "rounds_of"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def rounds(

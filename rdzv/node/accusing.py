@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AccusationWatch", "put_accusation", "read_accusations"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 """Of its TTL: who renews its lease has twice as much left, and a connection that closed leaves `disconnect_ttl`."""

@@ -65,7 +65,7 @@ __all__ = [
     "take_settings",
 ]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 UNFIT_MOST = 64  # nodes of a run of which it is kept that they failed their health check, the last ones
@@ -192,8 +192,8 @@ class Agreed:
         self._run_id = settings.run_id
         self._ours = settings.shared()
         self._agreed = self._ours
-        self.value = pack_settings(self._ours)
-        self.rules = Rules(
+        self.value: bytes = pack_settings(self._ours)
+        self.rules: Rules = Rules(
             needed=settings.needed,
             capacity=settings.capacity,
             unit=settings.node_unit,

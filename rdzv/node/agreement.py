@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DECIDE_WITHIN", "Agreement", "Steps"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DECIDE_WITHIN: Final = 5.0
 """Seconds that a closing waits for the members to agree where to stop: whoever would see to that may be gone."""

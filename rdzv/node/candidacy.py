@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidacy"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Candidacy:

@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Term"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...

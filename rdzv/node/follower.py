@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Follower"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +62,15 @@ class Follower:
         self._own_ban_key = keys.banned(node_id)
         self.own_ban: OwnBan | None = None
         self.before: LastCoordinator | None = None
-        self.resets = 0
+        self.resets: int = 0
         self.opened_in: float | None = None  # seconds that the store took to answer
         self._seen = 0  # the last revision that the watch has told of
-        self.head = Head()
+        self.head: Head = Head()
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
         self.error: Exception | None = None
-        self.synced = asyncio.Event()
-        self.listeners = Listeners()
+        self.synced: asyncio.Event = asyncio.Event()
+        self.listeners: Listeners = Listeners()
 
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""

@@ -74,7 +74,7 @@ class Handler(RendezvousHandler):
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
         self.node = node
-        self.shared_client = ClientAtFirstUse(open_store)
+        self.shared_client: ClientAtFirstUse = ClientAtFirstUse(open_store)
         self._open_blocking_store = open_blocking_store
         self._pid = os.getpid()
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Node", "Ticket"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NEXT_STORE_EVERY = (0.25, 0.75)  # seconds, drawn anew each time; who has it waits for everybody to leave
 
@@ -110,11 +110,11 @@ class Node:
     ) -> None:
         rng = rng or random.Random()
         self.settings = settings
-        self.keys = Keys(settings.prefix, settings.run_id)
-        self.node_id = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
+        self.keys: Keys = Keys(settings.prefix, settings.run_id)
+        self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
-        self.listeners = Listeners()
-        self.part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
+        self.listeners: Listeners = Listeners()
+        self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
         self._leaving = Leaving(self.part)
         self._joining = Joining(self.part, self._leaving, loop=loop, rng=rng)
         self._noticing = Noticing(self.part, self._leaving)
@@ -131,7 +131,7 @@ class Node:
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0
         self.hosts_store: Callable[[], bool] = lambda: False
-        self.handed_on = False
+        self.handed_on: bool = False
 
     # ------------------------------------------------------------------------------------------ life
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "SharedLease", "StoreEndingError", "is_away", "portions"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
@@ -64,8 +64,8 @@ class Link:
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
-        self.keeper = TaskKeeper(store)
-        self.follower = Follower(store, keys, node_id=node_id)
+        self.keeper: TaskKeeper = TaskKeeper(store)
+        self.follower: Follower = Follower(store, keys, node_id=node_id)
         self._keys = keys
         self._run_id = keys.run_id
         self._node_id = node_id
@@ -324,7 +324,7 @@ class SharedLease:
         self._ttl = ttl
         self._lease: Lease | None = None
         self._known = asyncio.Event()  # whether that of the last round is still there
-        self.used = False
+        self.used: bool = False
 
     async def take(self) -> int:
         """The id of the lease, for a round that is about to be completed."""

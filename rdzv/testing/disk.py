@@ -67,10 +67,11 @@ class Disk:
         self.on_commit = on_commit
         self.commits = 0
         self.fail_next = 0
-        self.stalled_until = 0.0  # true time
+        self.stalled_until: float = 0.0  # true time
         self._journal: SimulatedJournal | None = None
-        self.mark, self.reserve = NoMark(), NoReserve()
-        self.database = sqlite3.connect(":memory:", isolation_level=None)
+        self.mark: NoMark = NoMark()
+        self.reserve: NoReserve = NoReserve()
+        self.database: sqlite3.Connection = sqlite3.connect(":memory:", isolation_level=None)
         self.database.executescript(rows.SCHEMA)
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
@@ -120,9 +121,10 @@ class SimulatedJournal(Journal):
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
         self.commits = 0
-        self.commit_seconds = 0.0  # nothing takes time here
+        self.commit_seconds: float = 0.0  # nothing takes time here
         self.in_doubt = False  # nothing of a group that fails here is on the disk
-        self.only_deletes = self.answered = False
+        self.only_deletes = False
+        self.answered: bool = False
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files
 
     def _open_to_read(self) -> sqlite3.Connection:

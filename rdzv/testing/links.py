@@ -54,17 +54,17 @@ class Link:
         client_loop: asyncio.AbstractEventLoop,
         server_loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.name = _link_name(dialer, target)
+        self.name: str = _link_name(dialer, target)
         self.forgotten = False  # by what is between the two ends, for good
-        self.names = names_of(dialer, target)
+        self.names: set[str] = names_of(dialer, target)
         self.target = target
         self._upward = Pipe(network)
         self._downward = Pipe(network)
         listener = (target, 0)
-        self.client = MemoryTransport(
+        self.client: MemoryTransport = MemoryTransport(
             client_protocol, self._upward, self._downward, loop=client_loop, sockname=dialer, peername=listener
         )
-        self.server = MemoryTransport(
+        self.server: MemoryTransport = MemoryTransport(
             server_protocol, self._downward, self._upward, loop=server_loop, sockname=listener, peername=dialer
         )
 
@@ -104,7 +104,7 @@ class MemoryTransport(asyncio.Transport):
         peername: tuple[str, int],
     ) -> None:
         super().__init__(extra={"sockname": sockname, "peername": peername})
-        self.loop = loop  # where its protocol is called
+        self.loop: asyncio.AbstractEventLoop = loop  # where its protocol is called
         self._protocol = protocol
         self._outgoing = outgoing
         self._incoming = incoming
@@ -116,7 +116,7 @@ class MemoryTransport(asyncio.Transport):
         self._reading_paused = False
         self._writing_paused = False
         self._high_water, self._low_water = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
-        self.is_lost = False
+        self.is_lost: bool = False
 
     # What a protocol calls.
 
@@ -319,7 +319,7 @@ class Pipe:
 
     def __init__(self, network: Medium) -> None:
         self._network = network
-        self.network_loop = network.loop
+        self.network_loop: asyncio.AbstractEventLoop = network.loop
         self._under_way: deque[tuple[float, memoryview | Signal]] = deque()
         self._bytes_under_way = 0
         self._last_due = 0.0

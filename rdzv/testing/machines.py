@@ -63,9 +63,9 @@ class World:
     """
 
     def __init__(self, seed: int, *, latency: tuple[float, float], shred: bool = False) -> None:
-        self.timeline = Timeline(seed)
-        self.network_host = self.timeline.host("the network")
-        self.network = MemoryNetwork(
+        self.timeline: Timeline = Timeline(seed)
+        self.network_host: Host = self.timeline.host("the network")
+        self.network: MemoryNetwork = MemoryNetwork(
             latency=latency, rng=random.Random(f"network {seed}"), shred=shred, loop=self.network_host
         )
 
@@ -90,7 +90,8 @@ class Process:
 
     def __init__(self, world: World, name: str, source: str, *, rng: random.Random, rate: float = 1.0) -> None:
         self.world = world
-        self.name, self.source = name, source
+        self.name: str = name
+        self.source: str = source
         self.rng = rng
         self.host: Host = world.timeline.host(source, rate=rate)
         self.threads: dict[str, Host] = {}
@@ -211,13 +212,13 @@ class StoreMachine:
         self._rate = rate
         self._rng = rng
         self._listener: Listener | None = None
-        self.dark = False  # the machine has no power
-        self.leaving = False
+        self.dark: bool = False  # the machine has no power
+        self.leaving: bool = False
         self.host: Host | None = None
         self.server: Server | None = None
-        self.starts = 0
+        self.starts: int = 0
         self.disk: Disk | None = None
-        self.store_id = "store 1"
+        self.store_id: str = "store 1"
         if durable:
             self.disk = Disk(self._rng, store_id=self.store_id, on_commit=self.committed)
 

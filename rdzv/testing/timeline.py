@@ -54,8 +54,8 @@ class Timeline:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.now = START
-        self.rng = random.Random(f"timeline {seed}")
+        self.now: float = START
+        self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
         self._timers: list[tuple[float, int, Host, _TimedCall]] = []
@@ -206,8 +206,8 @@ class Host(asyncio.AbstractEventLoop):
         self._grave: list[tuple[float, int, _TimedCall]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
-        self.paused = False
-        self.dead = False
+        self.paused: bool = False
+        self.dead: bool = False
 
     def __repr__(self) -> str:
         return f"<host {self.name}>"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchRendezvousHandler"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryStore"]
 
-log = logging.getLogger("rdzv.torch")
+log: logging.Logger = logging.getLogger("rdzv.torch")
 
 COMES_BACK_WITHIN: Final = 2.0
 """In seconds: how long a process that is gone may take to be replaced by one that listens."""

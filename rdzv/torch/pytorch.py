@@ -19,11 +19,11 @@ try:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import api as torch_api
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
-        f"rdzv.torch needs PyTorch 2.4 or later with torch.distributed ({error}); pip install 'rdzv[torch]', "
+        f"rdzv.torch needs PyTorch 2.4 or later with torch.distributed ({_error}); pip install 'rdzv[torch]', "
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from types import FrameType

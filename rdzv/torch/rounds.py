@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchRound", "rounds"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 """PyTorch's own default for collectives that are not nccl's."""
@@ -95,7 +95,7 @@ class TorchRound:
     def __init__(self, round: Round, *, backend: str, timeout: timedelta) -> None:
         self._round = round
         self._store = TorchStore(round.store, timeout)  # PyTorch's half does not keep it alive
-        self.group = RoundGroup(
+        self.group: RoundGroup = RoundGroup(
             self._store, rank=round.rank, world_size=round.world_size, backend=backend, timeout=timeout
         )
 

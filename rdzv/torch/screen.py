@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WORKERS", "Screen", "configure_logging", "end_with"]
 
-log = escaping(logging.getLogger("rdzv.torch"))
+log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0
 """In seconds: whoever waits for longer is told for what."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_NAME", "begin_anew"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"
 """What PyTorch calls a run by default: `--rdzv-id` of its launcher."""

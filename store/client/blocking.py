@@ -67,13 +67,13 @@ class Client(interface.BlockingStore):
         rng: random.Random | None = None,
     ) -> None:
         self.address = address
-        self.name = str(address)
+        self.name: str = str(address)
         self.token = token
         self.tls = tls
-        self.context = (tls or ssl.create_default_context()) if address.secure else None
-        self.addresses = Addresses(address.host, address.port)
+        self.context: ssl.SSLContext | None = (tls or ssl.create_default_context()) if address.secure else None
+        self.addresses: Addresses = Addresses(address.host, address.port)
         self.timeout = timeout
-        self.rng = rng or random.Random()
+        self.rng: random.Random = rng or random.Random()
         self.store_id: str | None = None
         self._free: list[Channel] = []  # appending and popping are atomic, so threads need no lock
         self._all: list[Channel] = []

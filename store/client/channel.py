@@ -105,7 +105,7 @@ class Channel:
     def __init__(self, client: Host) -> None:
         self._client = client
         self._name = client.name
-        self.connection = ClientConnection(
+        self.connection: ClientConnection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
         )
         self.sock: socket.socket | None = None

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
@@ -114,7 +114,7 @@ class Client(interface.Store):
         self._watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
-        self.last_problem = NEVER_ANSWERED
+        self.last_problem: str = NEVER_ANSWERED
         self._heard_at = 0.0
         self._silence: Silence | None = None  # of the connection on which we converse
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
@@ -428,8 +428,8 @@ class Client(interface.Store):
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
         self.limits = dict(welcome.limits)
-        self.operations_max = int(welcome.limits.get("operations_max", self.operations_max))
-        self.writes_max = int(welcome.limits.get("writes_max", self.writes_max))
+        self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
+        self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self._welcomed.set()
         self._abort_previous()
         if not welcome.resumed:

@@ -50,11 +50,12 @@ class Connecting:
         self._host = addresses.host
         self._tls = tls
         self._race = Race(addresses, addresses.resolve() if order is None else order)
-        self._next_at = self.began = time.monotonic()
+        self.began: float = time.monotonic()
+        self._next_at = self.began
         self._sock: socket.socket | None = None
         self._wanted = select.POLLIN
-        self.stage = Stage.TRYING
-        self.first_word = b""
+        self.stage: Stage = Stage.TRYING
+        self.first_word: bytes = b""
 
     def go_on(self, until: float, *, to: Stage, beside: socket.socket | None = None) -> bool:
         """Go on to a stage; False if `time.monotonic()` came to `until` first, or word came on `beside`.

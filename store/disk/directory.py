@@ -43,7 +43,7 @@ __all__ = [
     "warn_if_open_to_others",
 ]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"
 UNFINISHED = "store.sqlite3.new"  # while it is being made: an empty file of the right name is a damaged one
@@ -212,7 +212,7 @@ class Reserve:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
-        self.held = False
+        self.held: bool = False
 
     def take(self) -> bool:
         """Keep room back; whether there was enough of it."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MIGRATIONS", "carry_over", "check_format", "copy", "forget_older_formats"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """By the format that is there, what turns it into the next one; within a transaction, and without ending it."""

@@ -85,7 +85,7 @@ class Engine:
 
     def __init__(self, *, store_id: str, limits: Limits | None = None, durable: bool = False) -> None:
         self.store_id = store_id
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
         self.only_deletes: str | None = None
         self._keys = Keyspace(self.limits)

@@ -112,9 +112,10 @@ class Group:
     __slots__ = ("bytes", "keys", "name", "since")
 
     def __init__(self, name: str, since: float) -> None:
-        self.name = name
-        self.keys = self.bytes = 0
-        self.since = since
+        self.name: str = name
+        self.keys: int = 0
+        self.bytes: int = 0
+        self.since: float = since
 
 
 class Groups:
@@ -134,7 +135,7 @@ class Groups:
         self._groups: dict[str, Group] = {}
         self._index = SortedKeys()
         self.nearly_full: dict[str, None] = {}
-        self.now = 0.0
+        self.now: float = 0.0
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -195,12 +196,12 @@ class Keyspace:
     __slots__ = ("bytes", "entries", "get", "groups", "index", "revision")
 
     def __init__(self, limits: Limits) -> None:
-        self.revision = 0
+        self.revision: int = 0
         self.entries: dict[str, Entry] = {}
         self.get: Callable[[str], Entry | None] = self.entries.get  # bound once: every request asks
-        self.groups = Groups(limits)
-        self.index = SortedKeys()
-        self.bytes = 0
+        self.groups: Groups = Groups(limits)
+        self.index: SortedKeys = SortedKeys()
+        self.bytes: int = 0
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -36,8 +36,8 @@ class Scan:
         self._ends = False  # whether there is none after it
         self._found: deque[Entry] = deque()  # looked up, and not read yet
         self._before: dict[str, Entry | None] = {}  # what keys not looked up yet held when the scan began
-        self.revision = keys.revision
-        self.held_bytes = 0
+        self.revision: int = keys.revision
+        self.held_bytes: int = 0
 
     @property
     def done(self) -> bool:

@@ -63,7 +63,7 @@ class Tally:
     __slots__ = ("bytes",)
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes: int = 0
 
 
 class Session:
@@ -72,8 +72,8 @@ class Session:
     __slots__ = ("_bytes", "_highest", "_replies", "_tally", "abandoned_at", "id", "number", "peer")
 
     def __init__(self, id: bytes, number: int, tally: Tally | None = None) -> None:
-        self.id = id
-        self.number = number
+        self.id: bytes = id
+        self.number: int = number
         self.peer: int | None = None
         self.abandoned_at: float | None = None  # on the server's clock
         # Oldest first. Ordered, since a plain dictionary seeks its first key past all that were removed before it.

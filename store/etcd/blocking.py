@@ -53,11 +53,11 @@ class Client(interface.BlockingStore):
         options: As for the async client.
     """
 
-    operations_max = etcd.Client.operations_max
-    writes_max = etcd.Client.writes_max
+    operations_max: int = etcd.Client.operations_max
+    writes_max: int = etcd.Client.writes_max
 
     def __init__(self, cluster: Cluster, *, timeout: float = DEFAULT_TIMEOUT, **options: Any) -> None:
-        self.name = str(cluster)
+        self.name: str = str(cluster)
         self.timeout = timeout
         self._cluster, self._options = cluster, options
         self._client = etcd.Client(cluster, timeout=timeout, **options)

@@ -41,10 +41,10 @@ class Choice:
         self._members = range(members)
         self._rng = rng
         self._failing: set[int] = set()  # members that have not answered since they last failed
-        self.place = 0
-        self.misses = 0
-        self.try_at = -math.inf
-        self.problem = "it has never answered"
+        self.place: int = 0
+        self.misses: int = 0
+        self.try_at: float = -math.inf
+        self.problem: str = "it has never answered"
 
     @property
     def alone(self) -> bool:

@@ -100,9 +100,10 @@ class Client(interface.Store):
         rng: For jitter, and the member to begin with.
     """
 
-    tells_causes = False
-    operations_max = writes_max = OPERATIONS_MAX
-    fail_over = 2.0  # etcd's members wait 1 to 2 s for a leader that has gone, unless --election-timeout says otherwise
+    tells_causes: bool = False
+    operations_max: int = OPERATIONS_MAX
+    writes_max: int = OPERATIONS_MAX
+    fail_over: float = 2.0  # etcd's members wait 1 to 2 s for a leader that has gone, unless their flags say otherwise
 
     def __init__(
         self,
@@ -117,12 +118,12 @@ class Client(interface.Store):
         receipts: str = RECEIPTS,
         rng: random.Random | None = None,
     ) -> None:
-        self.name = str(cluster)
+        self.name: str = str(cluster)
         self.timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self.hidden = receipts
-        self.members = Members(
+        self.members: Members = Members(
             cluster,
             probe=range_of(receipts, count_only=True),
             tls=tls,

@@ -26,7 +26,7 @@ class Identity:
     def __init__(self, name: str) -> None:
         self._name = name
         self.cluster_id: str | None = None
-        self.revision = 0
+        self.revision: int = 0
         self.failed: Callable[[StoreError], None] = lambda _: None
 
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:

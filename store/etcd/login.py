@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Login"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 TOKENS_MOST = 3  # logins for one request; more of them would not help
 

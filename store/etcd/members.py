@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Members", "RetryState", "Stream"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member to ask; each further one has twice ...
 ATTEMPT_MOST = 8.0  # ... the time, up to this: etcd itself gives up after 7
@@ -91,13 +91,13 @@ class Members:
         password: str | Callable[[], str | None] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.name = str(cluster)
-        self.identity = Identity(self.name)
+        self.name: str = str(cluster)
+        self.identity: Identity = Identity(self.name)
         self._cluster = cluster
         self._probe_fields = probe
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
         self._credentials = channel_credentials(self._tls) if self._tls is not None else None
-        self.login = Login(self.name, user, password)
+        self.login: Login = Login(self.name, user, password)
         self._choice = Choice(len(cluster.hosts), rng or random.Random())
         self._current: Connection | None = None
         self._left: set[Connection] = set()  # closed, perhaps with requests still under way

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["absence_told", "wait_for_store"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FIRST: Final = (3.0, 10.0, 30.0)
 """After how many seconds it is said; from then on each time after twice as long."""

@@ -45,8 +45,8 @@ class TcpDial:
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         self._context = (tls or ssl.create_default_context()) if address.secure else None
         self._addresses = Addresses(address.host, address.port)
-        self.where = self._addresses.where
-        self.use_small_packets = self._addresses.use_small_packets
+        self.where: Callable[[], str] = self._addresses.where
+        self.use_small_packets: Callable[[bool], None] = self._addresses.use_small_packets
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STAGGER", "Addresses", "Race", "connected_socket"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 

@@ -402,18 +402,21 @@ class Layout(Generic[M]):
     __slots__ = ("_checks", "_defaults", "_in_steps", "_make", "_takes", "code", "fields", "message", "plain")
 
     def __init__(self, code: int, message: type[M], /, **fields: _Field) -> None:
-        self.code, self.message = code, message
+        self.code: int = code
+        self.message: type[M] = message
         self._make = constructor(message)
         assert list(fields) == [each.name for each in dataclasses.fields(message)], "makers go by the order of fields"  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
         defaults = [each.default for each in dataclasses.fields(message)]  # type: ignore[arg-type]  # as above
         last_without = max((at for at, each in enumerate(defaults) if each is dataclasses.MISSING), default=-1)
         self._defaults = tuple(defaults[last_without + 1 :])
         # To compare the types of all fields at once is what the hot path can afford.
-        self.plain = frozenset(itertools.product(*(field.plain for field in fields.values())))
+        self.plain: frozenset[tuple[type, ...]] = frozenset(
+            itertools.product(*(field.plain for field in fields.values()))
+        )
         self._checks = tuple(field.check for field in fields.values())
         self._in_steps = tuple(field.in_steps for field in fields.values())
         self._takes = tuple((attrgetter(name), field.takes, name) for name, field in fields.items())
-        self.fields = _reader(fields)
+        self.fields: Callable[[Any], tuple[Any, ...]] = _reader(fields)
 
     def verify(self, message: M) -> None:
         """Refuse a message that a caller gave fields of the wrong types."""

@@ -221,7 +221,7 @@ class ClientConnection:
         self.in_flight: dict[int, InFlight] = {}
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
-        self.seen_revision = 0  # the highest that this store has shown; it is durable, so the store never goes below it
+        self.seen_revision: int = 0  # the highest that this store has shown; it is durable: it never goes below it
         self._frame_bytes_max = Limits().frame_bytes_max  # until the first welcome tells
         self.limits: dict[str, float] = {}  # the server's, by name, as the last welcome told
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversations", "Host"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
@@ -130,8 +130,8 @@ class Conversations:
             have_pass=self._have_pass,
         )
         self._slowed: dict[Peer, None] = {}  # peers that are not read until the disk has taken more
-        self.buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self.bytes_in = 0
+        self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
+        self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
 
     # ------------------------------------------------------------------------------------------ called by peers

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STOP_WITHIN", "Durability", "Host"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the disk to take the last group
 TRY_AGAIN_AFTER = 1.0  # seconds between attempts to write to a disk that took nothing
@@ -96,10 +96,10 @@ class Durability:
         self._clock = clock
         self._in_thread = in_thread
         self._host = host
-        self.unwritten = Unwritten(durable=0, revision=engine.revision)
+        self.unwritten: Unwritten = Unwritten(durable=0, revision=engine.revision)
         self._probing: asyncio.Task[None] | None = None
-        self.leaving = False
-        self.goes_back = False
+        self.leaving: bool = False
+        self.goes_back: bool = False
 
     @property
     def store_id(self) -> str:

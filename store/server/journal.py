@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Journal", "Unwritable"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 # A write that failed left a group without its end, which nobody reads; after all else, the group may be there whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
@@ -114,9 +114,11 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last group that is durable
         self._untidy = True  # there may be room to be given back
-        self.commits = 0
-        self.commit_seconds = 0.0
-        self.in_doubt = self.only_deletes = self.answered = False
+        self.commits: int = 0
+        self.commit_seconds: float = 0.0
+        self.in_doubt: bool = False
+        self.only_deletes: bool = False
+        self.answered: bool = False
         self._lock_file = take_lock(self._directory)
         let_go_in_children(self, self._lock_file)  # or a forked child would keep the lock when this process is gone
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "Memory"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -60,9 +60,9 @@ class Memory:
         self._limits = limits
         self._peers = peers
         self._host = host
-        self.outboxes = Budget()
-        self.inboxes = Budget()
-        self.outboxes_free = min(limits.outbox_bytes_max, limits.outboxes_bytes_max)  # whatever else is held
+        self.outboxes: Budget = Budget()
+        self.inboxes: Budget = Budget()
+        self.outboxes_free: int = min(limits.outbox_bytes_max, limits.outboxes_bytes_max)  # whatever else is held
 
     @property
     def held_bytes(self) -> int:

@@ -29,7 +29,7 @@ class Budget:
     __slots__ = ("bytes",)
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes: int = 0
 
 
 class Outbox:
@@ -50,7 +50,7 @@ class Outbox:
         self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
         self._cut = 0  # how much of the first frame has been taken
         self._handed = 0
-        self.bytes = 0
+        self.bytes: int = 0
 
     @property
     def ready(self) -> bool:

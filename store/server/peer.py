@@ -76,20 +76,20 @@ class Peer(asyncio.BufferedProtocol):
         self._ending = False  # to be closed once the outbox is empty
         self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
         self.id = id
-        self.outbox = Outbox(outboxes)
-        self.bytes_out = 0  # handed to the system
+        self.outbox: Outbox = Outbox(outboxes)
+        self.bytes_out: int = 0  # handed to the system
         self.connection: ServerConnection | None = None
         self.unread: Iterator[Any] | None = None  # requests that were read and wait for room in the outbox, or a turn
         self.work: Any = None  # of the engine's, for the last of them, if that takes more than one turn
-        self.inbox_bytes = 0  # of a frame that is not whole yet, or of requests that wait
+        self.inbox_bytes: int = 0  # of a frame that is not whole yet, or of requests that wait
         self._inbox_since = 0.0  # on the server's clock
-        self.gone = False
-        self.lags = False
-        self.closing = Closing.CUT  # how it ends, unless its client closes it
-        self.reading_paused = False
-        self.received_at = 0.0
-        self.address = ""
-        self.name = f"peer {id}"
+        self.gone: bool = False
+        self.lags: bool = False
+        self.closing: Closing = Closing.CUT  # how it ends, unless its client closes it
+        self.reading_paused: bool = False
+        self.received_at: float = 0.0
+        self.address: str = ""
+        self.name: str = f"peer {id}"
 
     # asyncio calls these
 

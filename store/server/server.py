@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAVE_WITHIN", "PIECE_BYTES", "Server", "serve"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SILENCE_EVERY = 1.0  # seconds; how late it may be noticed that a lease is not renewed
 WARN_EVERY = 5.0  # seconds; how late it may be noticed that a limit is near
@@ -98,9 +98,11 @@ class Server:
         self._limit_warnings = LimitWarnings()
         self._session_log = SessionLog() if log.isEnabledFor(logging.INFO) else None
         # On virtual time there are no threads, and its clock stands still while requests are carried out.
-        self.durability = Durability(engine, journal, limits=self._limits, clock=clock, in_thread=in_thread, host=self)
+        self.durability: Durability = Durability(
+            engine, journal, limits=self._limits, clock=clock, in_thread=in_thread, host=self
+        )
         self._memory = Memory(self._limits, self._peers, self)
-        self.conversations = Conversations(
+        self.conversations: Conversations = Conversations(
             engine,
             self._peers,
             limits=self._limits,
@@ -116,12 +118,14 @@ class Server:
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._nobody_left = asyncio.Event()
-        self.way_out = WayOut(lambda: not self._peers)
+        self.way_out: WayOut = WayOut(lambda: not self._peers)
         self._connections_max = self._limits.connections_max
-        self.strangers = Strangers(most=self._strangers_most(), per_address_max=self._limits.address_connections_max)
+        self.strangers: Strangers = Strangers(
+            most=self._strangers_most(), per_address_max=self._limits.address_connections_max
+        )
         self.host = ""
         self.port = 0
-        self.store_id = engine.store_id
+        self.store_id: str = engine.store_id
 
     @property
     def _engine(self) -> Engine:

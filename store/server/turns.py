@@ -41,8 +41,8 @@ class Turns(Generic[P]):
     def __init__(self) -> None:
         self._fresh: OrderedDict[P, int] = OrderedDict()  # those who have had no turn yet; as which they came
         self._used: OrderedDict[P, None] = OrderedDict()  # those who have used up one
-        self.came = 0
-        self.spent = 0.0
+        self.came: int = 0
+        self.spent: float = 0.0
 
     def __iter__(self) -> Iterator[P]:
         return chain(self._fresh, self._used)

@@ -34,9 +34,10 @@ class Unwritten:
     """
 
     def __init__(self, *, durable: int, revision: int) -> None:
-        self.durable = self.appended = durable
-        self.revision = revision
-        self.bytes = 0
+        self.durable: int = durable
+        self.appended: int = durable
+        self.revision: int = revision
+        self.bytes: int = 0
         self._steps: deque[tuple[int, int, Facts]] = deque()  # number, bytes, and what it was
         self._changed: dict[str, int] = {}  # the step that last changed a key
         self._granted: dict[int, int] = {}  # and the one that made a lease

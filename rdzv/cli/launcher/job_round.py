@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Changed", "End", "Failed", "JobRound", "NoProgress", "Succeeded", "describe", "is_to_blame"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 BLAME, COUNT = "rdzv.run/ended_by", "rdzv.run/succeeded"  # keys in the round's shared store
 LISTENS_FOR: Final = 1e9  # seconds: for as long as the round lasts

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUCCEEDED", "run"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SUCCEEDED: Final = "the command has succeeded on every node"
 """Why a run is closed that has done what it was for. Nodes that wait tell by it that they are not needed any more."""

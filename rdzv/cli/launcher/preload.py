@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PreloadServer", "Preloading", "PythonCommand", "WarmWorker", "python_command"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 END_WITHIN: Final = 5.0  # seconds in which a server that was told to end has ended, before it is killed
 WITHOUT_VALUE: Final = frozenset(

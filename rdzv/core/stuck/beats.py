@@ -97,7 +97,7 @@ class Beats:
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
         self._number = number
         self._clock = clock
-        self.counts = expected
+        self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, when, how many there were
         self._busy: tuple[float, str] = (-math.inf, "")  # until when, and with what
         self._busy_ended = -math.inf

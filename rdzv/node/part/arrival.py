@@ -123,7 +123,7 @@ class Arrival(Generic[L]):
     """
 
     def __init__(self) -> None:
-        self.state = State.ABSENT
+        self.state: State = State.ABSENT
         self.record: NodeRecord | None = None
         self.lease: L | None = None
         self._sent: NodeRecord | None = None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Joining"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read who has a rank; else the ranks are named
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back

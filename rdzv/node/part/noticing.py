@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Noticing"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 

@@ -8,7 +8,7 @@ import socket
 
 __all__ = ["HeldPort"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FREE_ATTEMPTS = 8  # ports that are free for IPv4 and asked for IPv6, too, before one does without
 

@@ -72,8 +72,8 @@ class RoleGrant:
     """
 
     def __init__(self, link: Link, *, ttl: float, gone_ttl: float) -> None:
-        self.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
-        self.grant = Grant(
+        self.lease: HeldLease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
+        self.grant: Grant = Grant(
             ttl=ttl,
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, link.reconnects_in),
             gone_ttl=max(gone_ttl, link.reconnects_in),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_WAITING", "Part"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"
 
@@ -79,22 +79,22 @@ class Part:
         self.settings = settings
         self.keys = keys
         self.node_id = node_id
-        self.incarnation = f"{rng.getrandbits(64):016x}"
+        self.incarnation: str = f"{rng.getrandbits(64):016x}"
         self._agreed = Agreed(settings) if settings.can_join else None
-        self.port = port or HeldPort(settings.master_port)
+        self.port: HeldPort = port or HeldPort(settings.master_port)
         self.listeners = listeners
         self.arrival: Arrival[HeldLease] = Arrival()
         self.membership: Membership | None = None
-        self.known_round = -1
+        self.known_round: int = -1
         self.unreached = False
         self.given_up = ""
         self.leaves_because = ""
-        self.lapsed_in = -1
+        self.lapsed_in: int = -1
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
         self.refusal: RendezvousError | None = None
         self.progress: int | None = None
-        self.own_beats = OwnBeats(settings)
+        self.own_beats: OwnBeats = OwnBeats(settings)
 
     @property
     def agreed(self) -> Agreed:

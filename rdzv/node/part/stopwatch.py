@@ -30,7 +30,7 @@ class Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self.seconds = 0.0
+        self.seconds: float = 0.0
 
     def __enter__(self) -> Self:
         self._began = self._clock()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StallWatch", "read_beats"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an answer has some 60 bytes of each

@@ -109,7 +109,7 @@ class Connection:
     ) -> None:
         _note_use()
         self.place = place
-        self.heard_at = self._time()
+        self.heard_at: float = self._time()
         self._name, self._met = name, met
         self._channel = (
             grpc.aio.insecure_channel(target, options=OPTIONS)

@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import Any as _Any, ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -58,7 +58,7 @@ class RangeResponse(_message.Message):
     kvs: _containers.RepeatedCompositeFieldContainer[KeyValue]
     more: bool
     count: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., more: bool = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., kvs: _Optional[_Iterable[_Union[KeyValue, _Mapping[str, _Any]]]] = ..., more: bool = ..., count: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("key", "value", "lease")
@@ -74,7 +74,7 @@ class PutResponse(_message.Message):
     __slots__ = ("header",)
     HEADER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class DeleteRangeRequest(_message.Message):
     __slots__ = ("key", "range_end")
@@ -90,7 +90,7 @@ class DeleteRangeResponse(_message.Message):
     DELETED_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     deleted: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., deleted: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., deleted: _Optional[int] = ...) -> None: ...
 
 class RequestOp(_message.Message):
     __slots__ = ("request_range", "request_put", "request_delete_range", "request_txn")
@@ -102,7 +102,7 @@ class RequestOp(_message.Message):
     request_put: PutRequest
     request_delete_range: DeleteRangeRequest
     request_txn: TxnRequest
-    def __init__(self, request_range: _Optional[_Union[RangeRequest, _Mapping]] = ..., request_put: _Optional[_Union[PutRequest, _Mapping]] = ..., request_delete_range: _Optional[_Union[DeleteRangeRequest, _Mapping]] = ..., request_txn: _Optional[_Union[TxnRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_range: _Optional[_Union[RangeRequest, _Mapping[str, _Any]]] = ..., request_put: _Optional[_Union[PutRequest, _Mapping[str, _Any]]] = ..., request_delete_range: _Optional[_Union[DeleteRangeRequest, _Mapping[str, _Any]]] = ..., request_txn: _Optional[_Union[TxnRequest, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ResponseOp(_message.Message):
     __slots__ = ("response_range", "response_put", "response_delete_range", "response_txn")
@@ -114,7 +114,7 @@ class ResponseOp(_message.Message):
     response_put: PutResponse
     response_delete_range: DeleteRangeResponse
     response_txn: TxnResponse
-    def __init__(self, response_range: _Optional[_Union[RangeResponse, _Mapping]] = ..., response_put: _Optional[_Union[PutResponse, _Mapping]] = ..., response_delete_range: _Optional[_Union[DeleteRangeResponse, _Mapping]] = ..., response_txn: _Optional[_Union[TxnResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, response_range: _Optional[_Union[RangeResponse, _Mapping[str, _Any]]] = ..., response_put: _Optional[_Union[PutResponse, _Mapping[str, _Any]]] = ..., response_delete_range: _Optional[_Union[DeleteRangeResponse, _Mapping[str, _Any]]] = ..., response_txn: _Optional[_Union[TxnResponse, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class Compare(_message.Message):
     __slots__ = ("result", "target", "key", "create_revision", "mod_revision", "value")
@@ -162,7 +162,7 @@ class TxnRequest(_message.Message):
     compare: _containers.RepeatedCompositeFieldContainer[Compare]
     success: _containers.RepeatedCompositeFieldContainer[RequestOp]
     failure: _containers.RepeatedCompositeFieldContainer[RequestOp]
-    def __init__(self, compare: _Optional[_Iterable[_Union[Compare, _Mapping]]] = ..., success: _Optional[_Iterable[_Union[RequestOp, _Mapping]]] = ..., failure: _Optional[_Iterable[_Union[RequestOp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, compare: _Optional[_Iterable[_Union[Compare, _Mapping[str, _Any]]]] = ..., success: _Optional[_Iterable[_Union[RequestOp, _Mapping[str, _Any]]]] = ..., failure: _Optional[_Iterable[_Union[RequestOp, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class TxnResponse(_message.Message):
     __slots__ = ("header", "succeeded", "responses")
@@ -172,7 +172,7 @@ class TxnResponse(_message.Message):
     header: ResponseHeader
     succeeded: bool
     responses: _containers.RepeatedCompositeFieldContainer[ResponseOp]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., succeeded: bool = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., succeeded: bool = ..., responses: _Optional[_Iterable[_Union[ResponseOp, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("type", "kv")
@@ -186,7 +186,7 @@ class Event(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     type: Event.EventType
     kv: KeyValue
-    def __init__(self, type: _Optional[_Union[Event.EventType, str]] = ..., kv: _Optional[_Union[KeyValue, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[Event.EventType, str]] = ..., kv: _Optional[_Union[KeyValue, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("create_request", "cancel_request")
@@ -194,7 +194,7 @@ class WatchRequest(_message.Message):
     CANCEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     create_request: WatchCreateRequest
     cancel_request: WatchCancelRequest
-    def __init__(self, create_request: _Optional[_Union[WatchCreateRequest, _Mapping]] = ..., cancel_request: _Optional[_Union[WatchCancelRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, create_request: _Optional[_Union[WatchCreateRequest, _Mapping[str, _Any]]] = ..., cancel_request: _Optional[_Union[WatchCancelRequest, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class WatchCreateRequest(_message.Message):
     __slots__ = ("key", "range_end", "start_revision", "progress_notify", "watch_id")
@@ -232,7 +232,7 @@ class WatchResponse(_message.Message):
     compact_revision: int
     cancel_reason: str
     events: _containers.RepeatedCompositeFieldContainer[Event]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: bool = ..., canceled: bool = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., watch_id: _Optional[int] = ..., created: bool = ..., canceled: bool = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class LeaseGrantRequest(_message.Message):
     __slots__ = ("TTL", "ID")
@@ -250,7 +250,7 @@ class LeaseGrantResponse(_message.Message):
     header: ResponseHeader
     ID: int
     TTL: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseRevokeRequest(_message.Message):
     __slots__ = ("ID",)
@@ -262,7 +262,7 @@ class LeaseRevokeResponse(_message.Message):
     __slots__ = ("header",)
     HEADER_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class LeaseKeepAliveRequest(_message.Message):
     __slots__ = ("ID",)
@@ -278,7 +278,7 @@ class LeaseKeepAliveResponse(_message.Message):
     header: ResponseHeader
     ID: int
     TTL: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ...) -> None: ...
 
 class LeaseTimeToLiveRequest(_message.Message):
     __slots__ = ("ID", "keys")
@@ -300,7 +300,7 @@ class LeaseTimeToLiveResponse(_message.Message):
     TTL: int
     grantedTTL: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ..., grantedTTL: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., ID: _Optional[int] = ..., TTL: _Optional[int] = ..., grantedTTL: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -316,7 +316,7 @@ class StatusResponse(_message.Message):
     version: str
     dbSize: int
     leader: int
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., version: _Optional[str] = ..., dbSize: _Optional[int] = ..., leader: _Optional[int] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., version: _Optional[str] = ..., dbSize: _Optional[int] = ..., leader: _Optional[int] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
     __slots__ = ("name", "password")
@@ -332,4 +332,4 @@ class AuthenticateResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     header: ResponseHeader
     token: str
-    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., token: _Optional[str] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping[str, _Any]]] = ..., token: _Optional[str] = ...) -> None: ...

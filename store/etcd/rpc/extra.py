@@ -14,7 +14,7 @@ try:
     import grpc.aio
 
     from store.etcd.rpc import etcd_pb2
-except ImportError as error:
-    raise ImportError(f"etcd needs grpcio and protobuf ({error}); pip install 'rdzv[etcd]'") from error
+except ImportError as _error:
+    raise ImportError(f"etcd needs grpcio and protobuf ({_error}); pip install 'rdzv[etcd]'") from _error
 
 __all__ = ["etcd_pb2", "grpc"]

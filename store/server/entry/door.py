@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKLOG", "Door", "Host", "WayOut"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections waiting to be accepted: a whole job reconnecting at once
 ACCEPT_AT_ONCE = 64  # before everybody else has a turn
@@ -67,7 +67,7 @@ class Door:
         self, host: Host, socks: Sequence[socket.socket], take: Callable[[socket.socket], None] | None = None
     ) -> None:
         self._host = host
-        self.socks = list(socks)
+        self.socks: list[socket.socket] = list(socks)
         self._take = take or self._take_plain
         self._tasks: set[asyncio.Task[None]] = set()  # connections that the loop has not taken over yet
         self._timer: asyncio.TimerHandle | None = None
@@ -176,7 +176,7 @@ class WayOut:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
         self._left = threading.Event()
-        self.taken = False  # nobody is taken in any more
+        self.taken: bool = False  # nobody is taken in any more
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """The server takes connections in, in this loop."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Doorstep", "Host"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 TLS_HANDSHAKE = b"\x16"  # the content type of a client's first record: RFC 8446, B.1
 # Seconds in which a client with TLS has begun to speak, if it is in good health; one that is not will come again.
