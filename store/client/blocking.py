@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Watch"]
 
+IDLE_MOST = 60.0  # seconds; a connection that no call has needed for so long is closed, but for the last one ...
+GIVEN_BACK_AT_ONCE = 8  # ... and so many by one call, which waits for it
+
 R = TypeVar("R", bound=Response)
 
 
@@ -100,9 +103,12 @@ class Client(interface.BlockingStore):
             return channel.call(request, timeout)[0]
         finally:
             self._waiting.discard(channel)
+            channel.idle_since = time.monotonic()
             self._free.append(channel)
             if self._failed is not None:
                 self._close_free()
+            elif len(self._free) > 1:
+                self._give_back(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a connection of its own."""
@@ -169,6 +175,21 @@ class Client(interface.BlockingStore):
             channel = Channel(self)
             self._all.append(channel)
             return channel
+
+    def _give_back(self, now: float) -> None:
+        """Close some of the channels that nobody has needed for long: at a busier moment there were more callers.
+
+        The last that was put back is the next that is taken, so the first has been idle for longest. Here, since this
+        client has no thread of its own: one that makes no calls keeps what it has.
+        """
+        for _ in range(GIVEN_BACK_AT_ONCE):
+            try:
+                if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
+                    return
+                channel = self._free.pop(0)
+            except IndexError:  # other threads have taken them meanwhile
+                return
+            self.drop_channel(channel)
 
     def _close_free(self) -> None:
         with contextlib.suppress(IndexError):  # another thread closes them, too

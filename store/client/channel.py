@@ -109,6 +109,7 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
         )
         self.sock: socket.socket | None = None
+        self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._attempt = 0

@@ -16,6 +16,7 @@ import pytest
 
 import store
 from store import sync
+from store.client import blocking
 from store.client import channel as rooms
 from store.errors import (
     ConnectionLost,
@@ -98,6 +99,38 @@ def test_threads_do_not_wait_for_each_others_waits(server: Server) -> None:
         for thread in waiting:
             thread.join(10.0)
         assert sorted(found) == ["a", "b"]
+
+
+def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were kept for as long as the client."""
+    with sync.connect(server.url) as client:
+        together = threading.Barrier(12)
+
+        def wait() -> None:
+            together.wait()
+            client.wait(["go"])
+
+        threads = [threading.Thread(target=wait) for _ in range(11)]
+        for thread in threads:
+            thread.start()
+        together.wait()
+        while client.stats()["connections"] < 12:
+            pass
+        client.put("go", b"")
+        for thread in threads:
+            thread.join()
+        for _ in range(3):
+            client.ping()
+        assert len(client._all) == 12, "it may be about to be as busy again"
+        later = time.monotonic() + blocking.IDLE_MOST
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        for left in (4, 1, 1):
+            client.ping()
+            assert len(client._all) == left
+        monkeypatch.undo()
+        assert client.add("count", 1) == 1
+        while client.stats()["connections"] > 1:
+            pass
 
 
 def test_many_threads_count_exactly(server: Server) -> None:
