@@ -475,6 +475,66 @@ def is_all(node: ast.Assign) -> bool:
     return [ast.unparse(target) for target in node.targets] == ["__all__"]
 
 
+def untyped(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The assignments that make a public name whose type others would have to infer, as Pyright's --verifytypes counts.
+
+    What is a parameter has its type already, and constants have that of their value.
+    """
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name.islower() and not name.startswith("_"):
+                yield statement
+        if not isinstance(statement, ast.ClassDef) or statement.name.startswith("_"):
+            continue
+        targets = [each.target for each in ast.walk(statement) if isinstance(each, ast.AnnAssign)]
+        declared = {each.id if isinstance(each, ast.Name) else ast.unparse(each)[len("self.") :] for each in targets}
+        for method in statement.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                yield from (each for each in ast.walk(method) if _makes_untyped(each, declared))
+
+
+def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:
+    """Whether this assigns anything but a plain name to a public attribute that is declared nowhere."""
+    if not isinstance(node, ast.Assign):
+        return False
+    for target in node.targets:
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=True))
+        for each, value in pairs:
+            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
+                public = not each.attr.startswith("_") and each.attr not in declared
+                if public and not isinstance(value, ast.Name):
+                    return True
+    return False
+
+
+def test_the_types_of_public_names_are_written_down() -> None:
+    """`self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` says the same, and takes a minute."""
+    found = [
+        f"{path.relative_to(ROOT)}:{statement.lineno}: {ast.unparse(statement)}"
+        for room, path in FILES.items()
+        if room not in GENERATED_ROOMS and not any(part.startswith("_") for part in room.split(".")[1:])
+        for statement in untyped(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "write the type beside the name:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("log = make()", 1),
+        ("log: Logger = make()\n_log = make()\nLIMIT = 3", 0),
+        ("class A:\n def __init__(self, a):\n  self.a = a; self.b: int = 0; self._c = 1", 0),
+        ("class A:\n def __init__(self, a):\n  self.a, self.b = a, 1\n  self.c = self.d = 0\n  self.e = f()", 3),
+        ("class A:\n b: int\n def __init__(self):\n  self.b = 0\nclass _B:\n def __init__(self):\n  self.c = 0", 0),
+    ],
+)
+def test_names_without_a_type_are_found(source: str, count: int) -> None:
+    assert len(list(untyped(ast.parse(source)))) == count
+
+
 def test_every_module_says_what_it_is_for() -> None:
     trees = {path: tree_of(path) for path in files_in(*PACKAGES, "examples", "benchmarks", "tests")}
     # A package of tests is a folder, not a room: its `__init__.py` may be empty.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitoring", "http_room", "serve_page"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def http_room(name: str, parameter: str) -> Any:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeMetrics", "serve_node"]
 
-log = escaping(logging.getLogger(__name__))
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 IN_ROUND: Final = "in a round"
 JOINING: Final = "joining"

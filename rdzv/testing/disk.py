@@ -65,8 +65,8 @@ class Disk:
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:
         self.rng = rng
         self.on_commit = on_commit
-        self.commits = 0
-        self.fail_next = 0
+        self.commits: int = 0
+        self.fail_next: int = 0
         self.stalled_until: float = 0.0  # true time
         self._journal: SimulatedJournal | None = None
         self.mark: NoMark = NoMark()
@@ -120,10 +120,10 @@ class SimulatedJournal(Journal):
         self._timer: asyncio.TimerHandle | None = None
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
-        self.commits = 0
+        self.commits: int = 0
         self.commit_seconds: float = 0.0  # nothing takes time here
-        self.in_doubt = False  # nothing of a group that fails here is on the disk
-        self.only_deletes = False
+        self.in_doubt: bool = False  # nothing of a group that fails here is on the disk
+        self.only_deletes: bool = False
         self.answered: bool = False
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # which have no files
 

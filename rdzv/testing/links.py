@@ -55,7 +55,7 @@ class Link:
         server_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name: str = _link_name(dialer, target)
-        self.forgotten = False  # by what is between the two ends, for good
+        self.forgotten: bool = False  # by what is between the two ends, for good
         self.names: set[str] = names_of(dialer, target)
         self.target = target
         self._upward = Pipe(network)

@@ -86,7 +86,7 @@ class ClusterNode:
         self.rng: random.Random = random.Random(f"{self.name} {process.rng.random()}")
         self.process = process
         self.error: Exception | None = None
-        self.ended = False
+        self.ended: bool = False
         self.task: asyncio.Task[Any] | None = None
         self.handlers: list[Handler] = []
 

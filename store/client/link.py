@@ -41,7 +41,7 @@ class Link(asyncio.Protocol):
         self._secure = False
         self._socket: Any = None
         self.transport: asyncio.Transport | None = None
-        self.farewell = ""  # why it is to end, as far as that was said
+        self.farewell: str = ""  # why it is to end, as far as that was said
         self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self.first_word: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # or its end
 

@@ -69,7 +69,7 @@ class Admission:
         self._waits = waits
         self._sessions = sessions
         self._history = history
-        self.held_elsewhere = 0
+        self.held_elsewhere: int = 0
 
     @property
     def memory_bytes(self) -> int:

@@ -66,7 +66,7 @@ class RetryState:
     """Whether some attempt at a request may have been carried out without our hearing of it."""
 
     def __init__(self) -> None:
-        self.any = False
+        self.any: bool = False
 
 
 class Members:

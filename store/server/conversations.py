@@ -111,7 +111,7 @@ class Conversations:
         stopwatch: Callable[[], float],
         host: Host,
     ) -> None:
-        self.engine = engine
+        self.engine: Engine = engine
         self._durability = durability
         self._memory = memory
         self._complaints = complaints
@@ -120,7 +120,7 @@ class Conversations:
         self._host = host
         self._turns: Turns[Peer] = Turns()
         self._pass_comes = False
-        self.telling = Telling(
+        self.telling: Telling = Telling(
             engine,
             peers,
             limits=limits,

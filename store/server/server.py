@@ -123,8 +123,8 @@ class Server:
         self.strangers: Strangers = Strangers(
             most=self._strangers_most(), per_address_max=self._limits.address_connections_max
         )
-        self.host = ""
-        self.port = 0
+        self.host: str = ""
+        self.port: int = 0
         self.store_id: str = engine.store_id
 
     @property

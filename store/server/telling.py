@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Telling"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken

@@ -86,9 +86,9 @@ class Part:
         self.arrival: Arrival[HeldLease] = Arrival()
         self.membership: Membership | None = None
         self.known_round: int = -1
-        self.unreached = False
-        self.given_up = ""
-        self.leaves_because = ""
+        self.unreached: bool = False
+        self.given_up: str = ""
+        self.leaves_because: str = ""
         self.lapsed_in: int = -1
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
