@@ -1,0 +1,97 @@
+"""Every public call that is cancelled, natively or by anyio, once or twice: the handler and the run go on as before."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from rdzv.core.state import Closed
+from rdzv.node.handler import Handler
+from tests.support.runs import VirtualRun, assert_one_round, connected, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+pytestmark = pytest.mark.virtual_time
+
+CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
+    "next_rendezvous": lambda handler: handler.next_rendezvous(),
+    "leave": lambda handler: handler.leave(),
+    "drain": lambda handler: handler.drain(within=3600),
+    "drain_node": lambda handler: handler.drain_node("b", within=3600),
+    "resize": lambda handler: handler.resize(max_nodes=3),
+    "keep": lambda handler: handler.keep("key", b"kept"),
+    "restore": lambda handler: handler.restore("key"),
+    "accuse": lambda handler: handler.accuse(1, "does not answer"),
+    "ban": lambda handler: handler.ban("z", "slow"),
+    "unban": lambda handler: handler.unban("z"),
+    "status": lambda handler: handler.status(),
+    "history": lambda handler: handler.history(),
+    "whole_history": lambda handler: handler.whole_history(),
+    "ping": lambda handler: handler.ping(),
+    "store_health": lambda handler: handler.store_health(),
+    "is_closed": lambda handler: handler.is_closed(),
+    "num_nodes_waiting": lambda handler: handler.num_nodes_waiting(),
+    "answer": lambda handler: handler.answer("q", "text"),
+    "change_tally": lambda handler: handler.change_tally(lambda before: before + b"1"),
+    "note_failure": lambda handler: handler.note_failure("exit 1"),
+    "set_closed": lambda handler: handler.set_closed("done"),
+}
+"""What can be awaited of a handler; `aclose` has tests of its own."""
+
+SEEN_TO_THEIR_END = {
+    "drain": "head/draining/a",
+    "drain_node": "head/draining/b",
+    "resize": "head/resized",
+    "keep": "kept/key",
+    "ban": "head/banned/z",
+    "answer": "answers/q/a",
+    "change_tally": "tally",
+    "set_closed": "head/closed",
+}
+"""Calls whose effect comes though nobody waits for it any more, and the key in which it is seen."""
+
+
+def test_every_call_is_here() -> None:
+    public = [name for name in dir(Handler) if not name.startswith("_")]
+    awaited = {name for name in public if asyncio.iscoroutinefunction(getattr(Handler, name))}
+    assert awaited - {"aclose"} == set(CALLS)
+
+
+@pytest.mark.parametrize("how", ["natively", "by anyio"])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobody(call: str, how: str) -> None:
+    async with VirtualRun(latency=0.05, min_nodes=2, max_nodes=2, join_timeout=60) as run:
+        a, b = run.handler("a"), run.handler("b")
+        assert_one_round(await run.meet(a, b))
+        await connected(a)
+        outer, inner = anyio.CancelScope(), anyio.CancelScope()
+
+        async def ask() -> None:
+            with outer, inner:
+                await CALLS[call](a)
+
+        asking = run.start(ask())
+        await asyncio.sleep(0.02)  # the request is on its way, and no answer has come
+        for scope in (inner, outer):
+            if how == "natively":
+                asking.cancel()
+            else:
+                scope.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([asking], timeout=30)
+        assert asking.done(), "its caller gets out, however often it is cancelled"
+        await asyncio.sleep(1)
+        if call in SEEN_TO_THEIR_END:
+            assert run.keys(SEEN_TO_THEIR_END[call]) == [""]
+        if call in ("next_rendezvous", "leave"):
+            assert run.keys("nodes/") == ["b"], "no record of it stays"
+        if call == "set_closed":
+            heard = await listen(run, b)
+            await heard.until(Closed)
+            return
+        again = run.start(a.next_rendezvous())
+        assert_one_round(await asyncio.gather(again, b.next_rendezvous()))
