@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from typing import TYPE_CHECKING
 
 from rdzv.cli.command import Command, duration, whole_number
 from rdzv.cli.launcher import launch, slurm
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, Job, OnChange
 from rdzv.errors import RendezvousSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["COMMANDS"]
 
@@ -20,13 +24,40 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rdzv run [options] URL -- COMMAND ..."
     add = parser.add_argument
     add("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun")
-    add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="of the run, after failures (default: 0)")
+    _add_processes(add)
+    _add_outcomes(add)
+    _add_changes(add)
+    _add_sight(add)
+
+
+def _add_processes(add: Callable[..., object]) -> None:
+    """What is started here, and how."""
     add(
         "--nproc",
         type=whole_number(1),
         metavar="N",
         help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
     )
+    add(
+        "--preload",
+        type=_names,
+        default=(),
+        metavar="MODULES",
+        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
+        "restart does not import them again",
+    )
+    add(
+        "--standby",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="with --preload: processes that are forked ahead (default: 0)",
+    )
+
+
+def _add_outcomes(add: Callable[..., object]) -> None:
+    """What a process's end means for the run."""
+    add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="of the run, after failures (default: 0)")
     add(
         "--give-up-status",
         type=whole_number(1),
@@ -48,6 +79,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="3/1h, say: a node that fails so often within so long, by being lost or by its command, is banned for as "
         "long; as the parameter ban_after, the same on all nodes (default: off)",
     )
+
+
+def _add_changes(add: Callable[..., object]) -> None:
+    """How processes end that are well, since nodes come or this one leaves."""
     add(
         "--drain-on",
         type=_signal,
@@ -76,21 +111,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
     )
-    add(
-        "--preload",
-        type=_names,
-        default=(),
-        metavar="MODULES",
-        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
-        "restart does not import them again",
-    )
-    add(
-        "--standby",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="with --preload: processes that are forked ahead (default: 0)",
-    )
+
+
+def _add_sight(add: Callable[..., object]) -> None:
+    """What is seen of the processes, and who may look."""
     add(
         "--no-prefix",
         dest="prefix",

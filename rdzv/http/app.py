@@ -8,7 +8,7 @@
     /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
-    POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id", "reason"}
+    POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id", "reason", "for", "now"}
 
 Who may ask what is decided in `door`. The page is one file, and its security policy lets it load nothing else.
 """
@@ -26,9 +26,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aiohttp import web
 
+from rdzv.config.config_errors import shown
+from rdzv.config.value_types import duration
+from rdzv.core.state import Ban
 from rdzv.display.pages import timeline_script
 from rdzv.http.door import Door
-from rdzv.http.looking import NoSuchRun, Runs, client_of
+from rdzv.http.looking import BY, NoSuchRun, Runs, client_of
 from rdzv.http.metrics import Metrics
 from store import StoreError
 from store.net.tasks import cancel_and_wait
@@ -196,8 +199,9 @@ class _Site:
     async def ban_node(self, request: web.Request) -> web.Response:
         body = await _object_in(request)
         node_id, reason = _text_in(body, "node_id"), _text_in(body, "reason", "")
-        await self._runs.ban(request.match_info["run_id"], node_id, reason)
-        return web.json_response({"banned": node_id})
+        ban = Ban(reason=reason, by=BY, now=_flag_in(body, "now"), lasts=_seconds_in(body, "for"))
+        await self._runs.ban(request.match_info["run_id"], node_id, ban)
+        return web.json_response({"banned": node_id, "for": ban.lasts})
 
 
 async def _object_in(request: web.Request) -> dict[str, Any]:
@@ -215,6 +219,24 @@ def _text_in(body: dict[str, Any], name: str, default: str | None = None) -> str
     if not isinstance(value, str):
         raise web.HTTPBadRequest(text=f"{name} is missing, or no string")
     return value
+
+
+def _flag_in(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise web.HTTPBadRequest(text=f"{name} must be true or false, and is neither")
+    return value
+
+
+def _seconds_in(body: dict[str, Any], name: str) -> float | None:
+    """A duration, in seconds or as the command takes it; None if there is none."""
+    value, kind = body.get(name), duration()
+    if value is None:
+        return None
+    try:
+        return float(kind.convert(value))
+    except (TypeError, ValueError):
+        raise web.HTTPBadRequest(text=f"{name}={shown(value)} must be {kind.limit}") from None
 
 
 def guarded(door: Door) -> Any:

@@ -124,13 +124,13 @@ class Runs:
         closed = Closed(reason=reason, by=BY).pack()
         await self._client.compare_and_set(keys.closed, closed, expected_revision=0, lease=lease)
 
-    async def ban(self, run_id: str, node_id: str, reason: str) -> None:
-        """Keep a node out of the next rounds of a run."""
+    async def ban(self, run_id: str, node_id: str, ban: Ban) -> None:
+        """Keep a node out of the next rounds of a run, and out of this one if the ban says so."""
         check_node_id(node_id)
         keys = self._keys(run_id)
         if not await self._client.count(keys.root):
             raise NoSuchRun(run_id)
-        await put_ban(self._client, keys, node_id, Ban(reason=reason, by=BY), keep=self._closed_ttl)
+        await put_ban(self._client, keys, node_id, ban, keep=self._closed_ttl)
 
     async def _summary(self, run_id: str) -> dict[str, Any]:
         full, history = await self._report(run_id), await read_history(self._client, self._keys(run_id))

@@ -141,11 +141,21 @@ async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() ->
         connecting = rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a", is_host=False, token=TOKEN)
         async with connecting as handler:
             await handler.next_rendezvous()
-            ban = {"node_id": "b", "reason": "slow disk"}
+            ban: dict[str, Any] = {"node_id": "b", "reason": "slow disk"}
             async with session.post("/api/runs/job/ban", json=ban, headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
-            async with session.post("/api/runs/job/ban", json={"node_id": 7}, headers=headers) as answer:
-                assert answer.status == 400
+            for_a_while = {"node_id": "c", "reason": "hot", "for": "10m"}
+            async with session.post("/api/runs/job/ban", json=for_a_while, headers=headers) as answer:
+                assert await answer.json() == {"banned": "c", "for": 600.0}
+            wrong: list[dict[str, Any]] = [
+                {"node_id": 7},
+                {**ban, "for": "soon"},
+                {**ban, "for": True},
+                {**ban, "now": 1},
+            ]
+            for body in [*wrong, {**ban, "for": 1e9}]:  # the last is beyond what the store lets a lease
+                async with session.post("/api/runs/job/ban", json=body, headers=headers) as answer:
+                    assert answer.status == 400, body
             async with session.post("/api/runs/job/close", json=[], headers=headers) as answer:
                 assert answer.status == 400
             async with session.post("/api/runs/job/close", json={}) as answer:
@@ -161,7 +171,8 @@ async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() ->
                         break
             status = await handler.status()
             assert status.closed == "enough"
-            assert status.bans["b"].reason == "slow disk"
+            assert (status.bans["b"].reason, status.bans["b"].lasts) == ("slow disk", None)
+            assert (status.bans["c"].reason, status.bans["c"].lasts) == ("hot", 600.0)
 
 
 async def test_the_page_may_load_nothing_and_run_only_its_own_script() -> None:
