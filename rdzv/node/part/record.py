@@ -12,7 +12,7 @@ import contextlib
 import math
 import socket
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rdzv._version import __version__
@@ -34,12 +34,37 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.client.keepalive import HeldLease
     from store.interface import Watch
-    from store.messages import Operation
+    from store.messages import Condition, Operation
 
 __all__ = ["Recording"]
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; so long a node may be taken for alive that is not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """One transaction by which a node arrives.
+
+    Attributes:
+        record: What the node says of itself.
+        lease: What the record is on.
+        is_newcomers: No earlier record of this node stands.
+        conditions: Of the transaction.
+        writes: All that it writes.
+        grants: The leases that it grants.
+        run: The run's among them, if this may be the first that is written of the run.
+        role: The role of coordinator, if that is asked for.
+    """
+
+    record: NodeRecord
+    lease: HeldLease
+    is_newcomers: bool
+    conditions: list[Condition]
+    writes: list[Operation]
+    grants: list[Grant]
+    run: Grant | None
+    role: RoleGrant | None
 
 
 class Recording:
@@ -62,94 +87,128 @@ class Recording:
             Who arrived; and the role, if it was free and this node has it now.
         """
         part = self._part
-        key = part.keys.node(part.node_id)
-        banned = part.keys.banned(part.node_id)
         expected = part.arrival.revision
         while True:
             part.refuse_if_closed(link.follower.head, me)
-            lease = part.arrival.lease
-            if lease is None:
-                # Where answers take seconds, a lease of a few would be over before it could be renewed.
-                ttl = max(part.settings.ttl, min(ROUND_TRIPS_PER_TTL * link.round_trip, TTL_MOST))
-                lease = part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
+            lease = self._lease(link)
             record = await self.new_record(link)
             if part.arrival.lease is not lease:
                 # It lapsed while we waited for the store, which may not know that yet, and take a record on it: one
                 # that nobody keeps, and whose end nobody would hear of.
                 expected = part.arrival.revision
                 continue
-            writes: list[Operation] = [Put(key, record.pack(), lease=lease.id)]
-            grants = [] if lease.kept else [self._own_grant(link, lease)]
-            agreed = when.value(part.keys.settings) == part.agreed.value
-            run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl)
-            if run is not None:
-                agreed = when.value_if_any(part.keys.settings) == part.agreed.value
-                # Also if it is there, so that nobody rewrites the settings who has looked before we came.
-                writes += [Put(part.keys.settings, part.agreed.value, lease=run.id), note_of_run(part.keys, run)]
-                grants.append(run)
-            role = None
-            if link.follower.head.coordinator is None and not link.runs_for_coordinator:
-                ttl = role_ttl(link, part.agreed.rules.needed)
-                role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
-                writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
-                grants.append(role.grant)
-            # A member that comes again stays with the others, for as long as the store lingers for them.
-            comes_to_stay = () if expected else (when.missing(part.keys.ending),)
-            part.arrival.send(record)
+            attempt = self._prepare(link, record, lease, expected)
             sent_at = link.store.time()
-            try:
-                with Stopwatch(link.store.time) as stopwatch:
-                    result = await link.store.transact(
-                        when=(agreed, when.mod_revision(key) == expected, when.missing(banned), *comes_to_stay),
-                        then=writes,
-                        otherwise=(Get(part.keys.settings), Get(key), Get(banned)),
-                        grants=grants,
-                    )
-            except LeaseNotFound:
-                part.note_lapse()
-                part.arrival.lapsed()  # it lapsed just now; the keeper's word of it is on its way
-                link.forget_run_lease()
+            result = await self._send(link, attempt)
+            if result is None:
                 expected = 0
-                continue
-            except BaseException as error:
-                if role is not None:  # nobody knows whether we have it
-                    await role.lease.release()
-                if isinstance(error, LimitExceeded):
-                    part.arrival.refused()
-                    raise refusal_of(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
-                raise
-            link.answered_in(stopwatch.seconds)
-            if result.succeeded:
+            elif not result.succeeded:
+                expected = await self._after_refusal(link, clock, me, attempt, result)
+            else:
                 if not lease.kept:
                     self._keep(link, lease, sent_at)
-                if run is not None:
-                    _learn_of_run(link, run, result.results[2])
-                taken = _learn_of_role(link, role, result, sent_at)
+                if attempt.run is not None:
+                    _learn_of_run(link, attempt.run, result.results[2])
+                taken = _learn_of_role(link, attempt.role, result, sent_at)
                 if part.arrival.written(result.revision):
                     part.end_membership("this node has gone on to the next round")
                     return replace(me, arrival=result.revision, known_round=part.known_round), taken
                 expected = result.revision  # its lease was given up meanwhile: nobody keeps what is on it
                 if taken is not None:
                     await taken.lease.release()
-                continue
-            part.arrival.refused()
-            settings_entry, there, ban = result.results
-            if isinstance(ban, Entry):
-                raise part.banned_error(Ban.unpack(ban.value))
-            if comes_to_stay and await link.store.get(part.keys.ending) is not None:
-                part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
-                raise StoreEndingError(
-                    f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
+
+    def _lease(self, link: Link) -> HeldLease:
+        """The lease that this node's records are on; a new one, not yet granted, if it has none."""
+        part = self._part
+        if part.arrival.lease is None:
+            # Where answers take seconds, a lease of a few would be over before it could be renewed.
+            ttl = max(part.settings.ttl, min(ROUND_TRIPS_PER_TTL * link.round_trip, TTL_MOST))
+            part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
+        return part.arrival.lease
+
+    def _prepare(self, link: Link, record: NodeRecord, lease: HeldLease, expected: int) -> _Attempt:
+        """The transaction that writes a record in place of the one of this revision, or of none."""
+        part = self._part
+        key = part.keys.node(part.node_id)
+        writes: list[Operation] = [Put(key, record.pack(), lease=lease.id)]
+        grants = [] if lease.kept else [self._own_grant(link, lease)]
+        agreed = when.value(part.keys.settings) == part.agreed.value
+        run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl)
+        if run is not None:
+            agreed = when.value_if_any(part.keys.settings) == part.agreed.value
+            # Also if it is there, so that nobody rewrites the settings who has looked before we came.
+            writes += [Put(part.keys.settings, part.agreed.value, lease=run.id), note_of_run(part.keys, run)]
+            grants.append(run)
+        role = None
+        if link.follower.head.coordinator is None and not link.runs_for_coordinator:
+            role = RoleGrant(link, ttl=role_ttl(link, part.agreed.rules.needed), gone_ttl=part.settings.gone_ttl)
+            writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
+            grants.append(role.grant)
+        conditions = [agreed, when.mod_revision(key) == expected, when.missing(part.keys.banned(part.node_id))]
+        if not expected:  # a member that comes again stays with the others, for as long as the store lingers for them
+            conditions.append(when.missing(part.keys.ending))
+        return _Attempt(
+            record=record,
+            lease=lease,
+            is_newcomers=not expected,
+            conditions=conditions,
+            writes=writes,
+            grants=grants,
+            run=run,
+            role=role,
+        )
+
+    async def _send(self, link: Link, attempt: _Attempt) -> TransactionResult | None:
+        """Send it, and give the answer; None if the lease has lapsed just now, and the record with it."""
+        part = self._part
+        keys = part.keys
+        part.arrival.send(attempt.record)
+        try:
+            with Stopwatch(link.store.time) as stopwatch:
+                result = await link.store.transact(
+                    when=attempt.conditions,
+                    then=attempt.writes,
+                    otherwise=(Get(keys.settings), Get(keys.node(part.node_id)), Get(keys.banned(part.node_id))),
+                    grants=attempt.grants,
                 )
-            await agree_on_settings(
-                link.store,
-                part.keys,
-                part.agreed,
-                await link.run_lease(),
-                incarnation=part.incarnation,
-                there=settings_entry,  # type: ignore[arg-type]  # results of Gets
+        except LeaseNotFound:
+            part.note_lapse()
+            part.arrival.lapsed()  # the keeper's word of it is on its way
+            link.forget_run_lease()
+            return None
+        except BaseException as error:
+            if attempt.role is not None:  # nobody knows whether we have it
+                await attempt.role.lease.release()
+            if isinstance(error, LimitExceeded):
+                part.arrival.refused()
+                raise refusal_of(error, ttl=attempt.lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+            raise
+        link.answered_in(stopwatch.seconds)
+        return result
+
+    async def _after_refusal(
+        self, link: Link, clock: JoinClock, me: Me, attempt: _Attempt, result: TransactionResult
+    ) -> int:
+        """What the next attempt is to replace, once what refused this one does not stand in its way."""
+        part = self._part
+        part.arrival.refused()
+        settings_entry, there, ban = result.results
+        if isinstance(ban, Entry):
+            raise part.banned_error(Ban.unpack(ban.value))
+        if attempt.is_newcomers and await link.store.get(part.keys.ending) is not None:
+            part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
+            raise StoreEndingError(
+                f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"
             )
-            expected = await self._claim_name(link, clock, there)  # type: ignore[arg-type]
+        await agree_on_settings(
+            link.store,
+            part.keys,
+            part.agreed,
+            await link.run_lease(),
+            incarnation=part.incarnation,
+            there=settings_entry,  # type: ignore[arg-type]  # results of Gets
+        )
+        return await self._claim_name(link, clock, there)  # type: ignore[arg-type]
 
     def _own_grant(self, link: Link, lease: HeldLease) -> Grant:
         """The lease for this node's record."""
