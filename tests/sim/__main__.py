@@ -5,6 +5,7 @@
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
     python -m tests.sim full --seed 17            one history, told
     python -m tests.sim bugs                      plants every bug in turn, and looks for the seed that finds it
+    python -m tests.sim explore                   every order of the messages of three nodes, one of which may fail
 
 A failure prints the command that plays it again, and ends the run with status 1.
 """
@@ -23,6 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
+from tests.sim.explorer.command import explore_command
 from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import tell_full_story
 from tests.sim.store_bugs import STORE_BUGS
@@ -41,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 if a promise was broken, 2 if nothing of this is what was asked for."""
     given = sys.argv[1:] if arguments is None else arguments
     runs: dict[str, Callable[[list[str]], None]] = {"store": _store, "full": _full, "bugs": _bugs}
+    runs["explore"] = explore_command
     if not given or given[0] not in runs:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,0 +1,83 @@
+"""Bugs for the explorer: each of them must be found, in a scenario that is small enough to be gone through."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rdzv.node import coordinator
+from store.messages import Guarded, Transact
+from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, WRITE_AND_CUT
+from tests.sim.full_bugs import CredulousView, ForgetfulView, SilentView, StaleView
+from tests.sim.full_node import commits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from store.messages import Request
+    from tests.sim.explorer.world import Scenario
+
+__all__ = ["BUGS", "Bug"]
+
+
+def _as_it_is(request: Request[Any]) -> Request[Any]:
+    return request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bug:
+    """One bug.
+
+    Attributes:
+        scenario: Where it shows.
+        says: What is said of it.
+        mend: How it changes the requests of nodes.
+        plant: Entered for as long as it is to be there.
+    """
+
+    scenario: Scenario
+    says: str
+    mend: Callable[[Request[Any]], Request[Any]] = _as_it_is
+    plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+
+
+def _commits_without(part: str) -> Callable[[Request[Any]], Request[Any]]:
+    def mend(request: Request[Any]) -> Request[Any]:
+        if isinstance(request, Transact) and commits(request):
+            return replace(request, when=tuple(one for one in request.when if part not in one.key))
+        return request
+
+    return mend
+
+
+def _unfenced(request: Request[Any]) -> Request[Any]:
+    if isinstance(request, Guarded) and "/store/" in getattr(request.request, "key", ""):
+        inner: Request[Any] = request.request
+        return inner
+    return request
+
+
+def _view(bug: type) -> Callable[[], AbstractContextManager[Any]]:
+    return partial(patch.object, coordinator, "View", bug)
+
+
+BUGS = {
+    "a commit without its members' conditions": Bug(
+        scenario=COMMIT_AND_DEATH, says="took in arrival", mend=_commits_without("/nodes/")
+    ),
+    "a commit without the coordinator's condition": Bug(
+        scenario=COMMIT_AND_CUT, says="was committed in term", mend=_commits_without("/head/coordinator")
+    ),
+    "a zombie's write that is not fenced": Bug(scenario=WRITE_AND_CUT, says="wrote", mend=_unfenced),
+    "a stale record that is kept as alive": Bug(scenario=DEATH, says="(R7)", plant=_view(StaleView)),
+    "a loss that nobody is told of": Bug(scenario=DEATH, says="(R7)", plant=_view(SilentView)),
+    "a coordinator that forgets the last round": Bug(scenario=DEATH, says="(R7)", plant=_view(ForgetfulView)),
+    "a live member that is taken for a waiting node": Bug(
+        scenario=AGAIN, says="remained in round", plant=_view(CredulousView)
+    ),
+}
+"""Each bug by name."""

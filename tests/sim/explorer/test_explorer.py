@@ -1,0 +1,49 @@
+"""Every order of the messages of three nodes, as far as it is quick; `python -m tests.sim explore` goes through more.
+
+It runs in processes of its own, since it forks: the tests' process has threads.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.processes import ROOT
+
+LIMIT = 600.0  # seconds; it takes two on a machine that is not busy
+
+
+def explore(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "tests.sim", "explore", *arguments)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+@pytest.mark.timeout(LIMIT)
+def test_every_order_in_which_two_nodes_go_on_without_their_coordinator_keeps_the_promises() -> None:
+    done = explore("take-over")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not all of them" not in done.stdout
+    states = int(done.stdout.split()[1].replace(",", ""))
+    assert states > 50, done.stdout
+    assert "not all of them" in explore("again", "--seconds", "0").stdout, "what is left out is said"
+
+
+@pytest.mark.timeout(LIMIT)
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [("a live member", "remained in round 0"), ("a coordinator that forgets", "no round for 60 s")],
+)
+def test_a_planted_bug_is_found(bug: str, said: str) -> None:
+    done = explore("--bugs", bug)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout
+    assert "python -m tests.sim explore" in done.stdout
+
+
+def test_a_way_is_told_step_by_step() -> None:
+    done = explore("death", "--steps", "c0 t t t1")
+    assert done.returncode == 0, done.stderr
+    assert "crash 0" in done.stdout
+    assert "record of n0 gone" in done.stdout

@@ -1,0 +1,569 @@
+"""A run of three nodes in which nothing happens by itself: every message waits until the explorer lets it go on.
+
+What is real: the handler and its node with all of its rooms (arrival, joining, following, candidacy, coordinator, the
+fence of the shared store), the pure rooms below them (decision, view, state), and the store's engine with its leases.
+What is played: the connection of each node, as two queues, and the clock. A connection keeps the order of what is sent
+on it, in both directions, as TCP does.
+
+A step is one of these, and happens as a whole:
+
+    take n     the store takes the next request of node n, and queues what it has to say of it, to n and to the others
+    read n     node n reads everything that is queued for it, and does what it does next
+    crash n    the process of n is gone; the store sees its connection close
+    cut n      nothing passes between n and the store any more
+    heal n     what was queued meanwhile passes
+    time       the clock goes on to the next timer, of a node or of a lease
+
+Nodes have no luck here: each waits for as long as it might, so that all of them do at the same moment, and so in every
+order, what chance keeps apart otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgpack
+
+from rdzv.config.settings import Settings, parse
+from rdzv.core.keys import Keys
+from rdzv.errors import RoundSupersededError
+from rdzv.node.admission import Agreed
+from rdzv.node.handler import Handler
+from rdzv.node.loops import LoopAtHand
+from rdzv.node.node import Node
+from rdzv.node.part.ports import HeldPort
+from rdzv.testing.timeline import START, Timeline
+from store import interface, messages
+from store.engine.engine import Answer, Delivery, Engine
+from store.engine.processes import Closing
+from store.errors import StoreTimeoutError
+from store.messages import Cancel, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
+from store.protocol.connection import error_of
+from tests.sim.checker import Checker
+from tests.sim.explorer.likeness import LEASES, REQUESTS, REVISIONS, digest, written
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from rdzv.membership import RendezvousInfo
+    from rdzv.testing.timeline import Host
+    from store.messages import Event, Request
+
+__all__ = ["Scenario", "Step", "World", "spell"]
+
+Step = tuple[str, int]
+"""What happens, and to which node; -1 for none."""
+
+NODES = 3
+TTL = 3.0
+DISCONNECT_TTL = 0.5
+LAST_CALL = 1.0
+LOOK_EVERY = 0.1  # seconds, as the server looks
+HORIZON = 60.0  # seconds; whoever has no round by then, with nothing in its way, is stuck
+PER_NODE = 100_000  # numbers that are each node's own
+OBSERVER = 99  # the peer that is told every revision as it is made
+OWN_CLOCK_GRAIN = 0.01  # seconds
+URL = f"tcp://store/job?min_nodes=2&max_nodes=3&last_call_timeout={LAST_CALL}&ttl={TTL}&disconnect_ttl={DISCONNECT_TTL}"
+KEYS = Keys(parse(URL, {}, {}).prefix, "job")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What is to be explored.
+
+    Attributes:
+        name: What it is called.
+        faults: What may befall one node, once, at any point: "crash", "cut".
+        victims: Whom it may befall.
+        at: What befalls a node does so only while a write under way has this in its key; empty: at any point.
+        again: Node 0 goes on to the next round by itself, so that there is a second one also where nothing fails.
+        eager: Nodes read at once what is queued for them; else that, too, is a step.
+        connected: All nodes follow the run when it begins; else they come to it one by one.
+        standing: All nodes are in round 0 when it begins, come to in one of all ways.
+    """
+
+    name: str
+    faults: tuple[str, ...] = ()
+    victims: tuple[int, ...] = tuple(range(NODES))
+    at: str = ""
+    again: bool = False
+    eager: bool = True
+    connected: bool = True
+    standing: bool = False
+
+
+class _NoLuck(random.Random):
+    """Draws the longest of all pauses; ids are different all the same."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(0)
+        self._next = LEASES + PER_NODE * index
+
+    def uniform(self, _: float, b: float) -> float:
+        return b
+
+    def getrandbits(self, _: int) -> int:
+        self._next += 1
+        return self._next
+
+
+class _NoPort(HeldPort):
+    """A port that is not taken from this machine."""
+
+    def hold(self) -> int:
+        return 40_000
+
+
+class _Connection(interface.Store):
+    """A node's client of the store: what it asks, and what it is told, waits in two queues."""
+
+    def __init__(self, world: World, peer: int, host: Host) -> None:
+        self._world, self._host = world, host
+        self.peer = peer
+        self.closed = False
+        self.up: deque[tuple[int, Request[Any]]] = deque()
+        self.down: deque[tuple[int, Any]] = deque()
+        self.taken = 0  # requests that the store has taken
+        self.has_read = 0  # messages
+        self.sent_at: dict[int, float] = {}  # by lease: when its last acknowledged keep-alive was sent
+        self._asked = REQUESTS + PER_NODE * peer
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._watches: dict[int, _Watch] = {}
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What there is of it."""
+        return bool(self.taken), self.up, self.down, self._answers, self._watches
+
+    def send(self, request: Request[Any]) -> tuple[int, asyncio.Future[Any]]:
+        """Queue a request; the answer comes later, if it does."""
+        self._asked += 1
+        answer = self._answers[self._asked] = self._host.create_future()
+        if not self.closed:
+            self.up.append((self._asked, request))
+        return self._asked, answer
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        request = self._world.mend(request)
+        sent_at = self.time()
+        _, answer = self.send(request)
+        with anyio.move_on_after(timeout) as limit:
+            response = await answer
+        if limit.cancelled_caught:
+            raise StoreTimeoutError(f"no answer within {timeout} s")
+        error = error_of(response)
+        if error is not None:
+            raise error
+        if isinstance(request, KeepAlive):
+            self.sent_at[request.lease] = sent_at
+        if isinstance(request, Transact) and response.succeeded:
+            self.sent_at |= {grant.id: sent_at for grant in request.grants if grant.id is not None}
+        return response
+
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> _Watch:
+        return _Watch(self, messages.Watch(prefix=prefix, start_revision=start_revision, snapshot=snapshot))
+
+    def opened(self, id: int, watch: _Watch) -> None:
+        """Its events come by this id."""
+        self._watches[id] = watch
+
+    def ended(self, id: int) -> None:
+        """They come no more."""
+        self._watches.pop(id, None)
+        self.send(Cancel(target=id))
+
+    def read(self) -> None:
+        """Take the next of what is queued."""
+        self.has_read += 1
+        id, item = self.down.popleft()
+        if isinstance(item, tuple):
+            if id in self._watches:
+                self._watches[id].deliver(item)
+        else:
+            answer = self._answers.pop(id, None)
+            if answer is not None and not answer.done():
+                answer.set_result(item)
+
+    def time(self) -> float:
+        return self._host.time()
+
+    async def aclose(self) -> None:
+        pass
+
+
+class _Watch(interface.Watch):
+    def __init__(self, connection: _Connection, request: messages.Watch) -> None:
+        self._connection, self._request = connection, request
+        self._batches: deque[list[Event]] = deque()
+        self._news = asyncio.Event()
+        self._id = 0
+
+    async def __aenter__(self) -> Self:
+        self._id, answer = self._connection.send(self._request)
+        self._connection.opened(self._id, self)
+        await answer
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.ended(self._id)
+
+    def deliver(self, events: tuple[Event, ...]) -> None:
+        self._batches.append(list(events))
+        self._news.set()
+
+    async def batches(self) -> AsyncIterator[list[Event]]:
+        while True:
+            while self._batches:
+                yield self._batches.popleft()
+            self._news.clear()
+            await self._news.wait()
+
+
+class _Member:
+    """One node, and what its job does: it meets the others, writes to the round's store, and meets them again."""
+
+    def __init__(self, world: World, index: int) -> None:
+        self.world, self.index, self.name = world, index, f"n{index}"
+        self.host = world.timeline.host(self.name)
+        self.connection = _Connection(world, index, self.host)
+        settings = parse(URL, {"node_id": self.name, "address": f"at-{self.name}"}, {})
+        rng = _NoLuck(index)
+        node = Node(settings, loop=LoopAtHand(self.host), open_store=self._open, rng=rng, port=_NoPort())
+        self.node = node
+        self.handler = Handler(node, open_store=self._open)
+        self.alive, self.cut = True, False
+        self._written: tuple[object, list[str]] | None = None
+        self.rounds = 0
+        self.ended_by: Exception | None = None
+        self.life = self.host.start(self._live())
+
+    def _open(self) -> _Connection:
+        return self.connection
+
+    async def _live(self) -> None:
+        scenario = self.world.scenario
+        await self.handler.__aenter__()
+        while True:
+            info = await self.handler.next_rendezvous()
+            self.rounds += 1
+            self.world.joined(self, info)
+            await self._write(info)
+            if self.index == 0 and scenario.again and info.round == 0:
+                continue
+            await self._until_something_changes()
+
+    async def _write(self, info: RendezvousInfo) -> None:
+        """Write to the round's store; whoever is not in the round any more is refused (R9)."""
+        membership = info._membership
+        value = msgpack.packb((self.name, membership.arrival, info.round))
+        with contextlib.suppress(RoundSupersededError):
+            await info.store.set(f"of {info.rank}", value)
+
+    async def _until_something_changes(self) -> None:
+        async with self.handler.changes() as changes:
+            async for _ in changes:
+                return
+
+    def written(self, now: float, until: float) -> list[str]:
+        """All that there is of it; the same as before if it has done nothing since."""
+        connection = self.connection
+        version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
+        if self._written is None or self._written[0] != version:
+            timers = self.world.timeline.timers_of(self.host)
+            state = (self.cut, connection.state, self.renewed_at, self.handler, timers)
+            self._written = version, written((state,), now=now, until=until, passed_over=_passed_over)
+        return self._written[1]
+
+    @property
+    def renewed_at(self) -> float | None:
+        """When the last keep-alive of its lease was sent that was acknowledged."""
+        lease = self.node.part.arrival.lease
+        return None if lease is None else self.connection.sent_at.get(lease.id)
+
+    @property
+    def membership(self) -> Any:
+        """Of the round that it believes to be in."""
+        membership = self.node.membership
+        return membership if membership is not None and membership.over is None else None
+
+
+class World:
+    """All of it, at one moment.
+
+    Args:
+        scenario: What is to happen.
+        mend: Changes each request that nodes make: a bug, say.
+
+    Attributes:
+        path: The steps so far.
+        replay: The command that goes the same way.
+        faults_left: How many more.
+    """
+
+    disturbed_until = float("inf")  # no round is overdue: messages take as long as it pleases the explorer
+
+    def __init__(self, scenario: Scenario, *, mend: Callable[[Request[Any]], Request[Any]] = lambda one: one) -> None:
+        self.scenario = scenario
+        self.mend = mend
+        self.path: list[Step] = []
+        self.timeline = Timeline(0)
+        self.engine = Engine(store_id="store")
+        self.engine._keys.revision = REVISIONS
+        self.engine._leases._last_id = LEASES + PER_NODE * NODES
+        self.story: list[str] = []
+        agreed = Agreed(parse(URL, {}, {}))
+        self.replay = ""
+        self.checker = Checker(self, KEYS, agreed.rules, grain=0.01)
+        self.faults_left = 1 if scenario.faults else 0
+        self.engine.connect(OBSERVER, session_id=b"observer", now=self.now)
+        self._apply(OBSERVER, 1, messages.Watch(prefix=""))
+        self.members = [_Member(self, index) for index in range(NODES)]
+        for member in self.members:
+            process = b"process %08d" % member.index
+            self.engine.connect(member.index, session_id=process, process=process, now=self.now)
+        self._go_on()
+        if scenario.connected:
+            for member in self.members:
+                self.take(("take", member.index))
+            for member in self.members:
+                self.take(("read", member.index))
+            for member in self.members:
+                member.connection.taken = 0
+        if scenario.standing:
+            self._stand()
+        self.path.clear()
+
+    def _stand(self) -> None:
+        """Go one way until all are in round 0, and nothing is under way but node 0's going on, if it does."""
+        while ready := [one for one in self.members if one.connection.up and not self._goes_on_again(one)]:
+            self.take(("take", ready[0].index))
+        assert all(one.rounds for one in self.members), "it takes no more than this"
+
+    def _goes_on_again(self, one: _Member) -> bool:
+        return one.rounds > 0 and one.index == 0 and isinstance(one.connection.up[0][1], Transact)
+
+    @property
+    def now(self) -> float:
+        """True time."""
+        return self.timeline.now
+
+    def say(self, what: str) -> None:
+        """One line of the story."""
+        self.story.append(f"{self.now - START:8.3f}  {what}")
+
+    def end(self) -> None:
+        """End all nodes: nothing of them is to be left to the interpreter's end."""
+        for one in self.members:
+            one.connection.closed = True
+        self.timeline.end()
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def steps(self) -> list[Step]:
+        """What may happen next; nothing if everything has come to its end."""
+        steps: list[Step] = []
+        first = next((one for one in self.members if one.alive and not one.connection.taken), None)
+        for one in self.members:
+            if one.alive and not one.cut:
+                # Nodes are called by the order in which the store hears of them: else each way would be gone six times.
+                if one.connection.up and (one.connection.taken or one is first):
+                    steps.append(("take", one.index))
+                if one.connection.down:
+                    steps.append(("read", one.index))
+        troubled = [one for one in self.members if not one.alive or one.cut]
+        settled = self._settled()
+        if not settled and (not steps or any(one.name in self.checker.records for one in troubled)):
+            steps.append(("time", -1))
+        for one in self.members:
+            if self.faults_left and one.index in self.scenario.victims and self._is_time():
+                steps += [(fault, one.index) for fault in self.scenario.faults]
+            if one.cut and (settled or one.name not in self.checker.records):
+                steps.append(("heal", one.index))
+        return steps
+
+    def _is_time(self) -> bool:
+        """Whether something may befall a node now."""
+        under_way = [key for one in self.members for _, request in one.connection.up for key in _puts(request)]
+        return not self.scenario.at or any(self.scenario.at in key for key in under_way)
+
+    def take(self, step: Step) -> None:
+        """Let this happen."""
+        what, index = step
+        self.path.append(step)
+        self.replay = f"python -m tests.sim explore {self.scenario.name} --steps '{spell(self.path)}'"
+        one = self.members[index]
+        match what:
+            case "take":
+                id, request = one.connection.up.popleft()
+                one.connection.taken += 1
+                self._apply(index, id, request)
+            case "read":
+                while one.connection.down:
+                    one.connection.read()
+            case "crash":
+                self.faults_left = 0
+                one.alive = False
+                one.connection.closed = True
+                one.connection.up.clear()
+                one.connection.down.clear()
+                one.host.die()
+                self.engine.disconnect(index, now=self.now, how=Closing.DROPPED)
+            case "cut":
+                self.faults_left = 0
+                one.cut = True
+            case "heal":
+                one.cut = False
+            case "time":
+                self._pass_time()
+        self._go_on()
+        self._look()
+
+    def _go_on(self) -> None:
+        """Let nodes do what they do next, until each of them waits for something."""
+        self.timeline.run(self.now)
+        while self.scenario.eager and (
+            eager := [one for one in self.members if one.alive and not one.cut and one.connection.down]
+        ):
+            for one in eager:
+                one.connection.read()
+                self.timeline.run(self.now)
+
+    def _pass_time(self) -> None:
+        timeline = self.timeline
+        due_in = self.engine.next_tick_in()
+        lease_at = self.now + due_in if due_in is not None else float("inf")
+        until = min(lease_at, timeline.next_timer)
+        while self.now < until - LOOK_EVERY:
+            timeline.now += LOOK_EVERY
+            self.engine.look(now=self.now)
+        timeline.now = max(until, self.now)
+        if self.engine.look(now=self.now):
+            self._deliver(self.engine.tick(now=self.now))
+
+    def _apply(self, peer: int, id: int, request: Request[Any]) -> None:
+        """What the server does with a request: the answer first, and then what all are told of it."""
+        applied = self.engine.apply(request, peer=peer, request_id=id, acknowledged=id - 1, now=self.now)
+        entries: list[Any] = []
+        while True:
+            response = applied.response
+            if isinstance(response, ListingPart):
+                entries += response.entries
+            elif response is not None and peer != OBSERVER:
+                if isinstance(response, Listing) and entries:
+                    response = Listing(entries=(*entries, *response.entries), revision=response.revision)
+                self.members[peer].connection.down.append((id, response))
+            self._deliver(applied.deliveries)
+            if applied.work is None:
+                return
+            applied = self.engine.go_on(applied.work)
+
+    def _deliver(self, deliveries: Any) -> None:
+        for one in deliveries:
+            match one:
+                case Answer(peer=peer, request_id=id, response=response):
+                    self._queue(peer, id, response)
+                case Delivery(watchers=watchers, events=events):
+                    if any(peer == OBSERVER for peer, _ in watchers):
+                        self.checker.take(events)
+                    for peer, id in watchers:
+                        self._queue(peer, id, events)
+
+    def _queue(self, peer: int, id: int, item: Any) -> None:
+        if peer != OBSERVER and self.members[peer].alive:
+            self.members[peer].connection.down.append((id, item))
+
+    # ------------------------------------------------------------------------------------------ what must hold
+
+    def joined(self, one: _Member, info: RendezvousInfo) -> None:
+        """A node believes that it is in a round."""
+        membership = info._membership
+        self.say(f"{one.name} is in round {info.round}, rank {info.rank} of {info.world_size}")
+        self.checker.learned(one.name, membership.round, info.rank, membership.arrival)
+
+    def _look(self) -> None:
+        require = self.checker.require
+        require(self.now < START + HORIZON, f"no round for {HORIZON:g} s, and nothing in its way (R7)")
+        for one in self.members:
+            if one.alive and one.life.done():
+                error = one.life.exception()
+                require(False, f"{one.name} has ended with {error!r}")
+            if one.alive and one.membership is not None and one.renewed_at is not None:
+                silence = one.host.time() - one.renewed_at
+                require(
+                    silence <= TTL + OWN_CLOCK_GRAIN,
+                    f"{one.name} believes to be in round {one.membership.round.number}, and has renewed nothing for "
+                    f"{silence:.2f} s (R9)",
+                )
+
+    def _settled(self) -> bool:
+        """Whether all who are in reach are in the last round, and nothing is under way."""
+        last = self.checker.last
+        here = [one for one in self.members if one.alive and not one.cut]
+        return (
+            last is not None
+            and last.round.size == len(here)
+            and not any(one.connection.up or one.connection.down for one in here)
+            and all(one.membership is not None and one.membership.round.revision == last.round.revision for one in here)
+            and (last.round.number > 0 or not self.scenario.again)
+        )
+
+    # ------------------------------------------------------------------------------------------ one state, or another
+
+    def fingerprint(self) -> bytes:
+        """The same for two states from which the same may come."""
+        until = START + HORIZON
+        texts = [repr(self.faults_left)]
+        for one in self.members:
+            if one.alive:
+                texts += one.written(self.now, until)
+        engine = self.engine
+        served = engine._leases._served
+        leases = [
+            (record.id, record.ends_at - served, record.lapses_at - served, record.keeper)
+            for record in sorted(engine._leases._leases.values(), key=lambda record: record.id)
+        ]
+        alive = {one.index for one in self.members if one.alive}
+        watches = {peer: found for peer, found in engine._watches._prefixes.items() if peer in alive}
+        entries = [
+            # Nobody asks when the members have written to what they share.
+            (key, entry.value, entry.lease) if key.startswith(KEYS.stores) else entry
+            for key, entry in sorted(engine._keys.entries.items())
+        ]
+        last = self.checker.last
+        rest = (entries, leases, watches, last and (last.round, last.ranks, last.arrivals), self.checker.enough_at)
+        texts += written((rest,), now=self.now, until=until, passed_over=_passed_over)
+        return digest(texts)
+
+
+def _puts(request: Request[Any]) -> list[str]:
+    """The keys that a request is to write."""
+    request = request.request if isinstance(request, Guarded) else request
+    puts = request.then if isinstance(request, Transact) else (request,)
+    return [one.key for one in puts if isinstance(one, Put)]
+
+
+def _passed_over(one: Any) -> bool:
+    return isinstance(one, _PASSED_OVER)
+
+
+_PASSED_OVER = (
+    *(World, Checker, Timeline, _Member, _Connection, _NoLuck),
+    *(Settings, Keys, asyncio.AbstractEventLoop, contextvars.Context),
+)
+"""What is walked by itself, or is always the same."""
+
+
+def spell(path: list[Step]) -> str:
+    """Spell out steps in few letters."""
+    return " ".join(f"{what[0]}{index if index >= 0 else ''}" for what, index in path)
