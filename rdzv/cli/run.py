@@ -71,7 +71,7 @@ def _add_outcomes(add: Callable[..., object]) -> None:
         default=0,
         metavar="N",
         help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
-        f"process had written the file {CHECKPOINT_FILE} (default: 0, never)",
+        f"process had written the file {CHECKPOINT_FILE}, or told of a second step (default: 0, never)",
     )
     add(
         "--ban-after",

@@ -54,7 +54,7 @@ class Job:
         drain_on: The signal on which this node leaves in good order; None: none does.
         drain_in: Seconds that it then has.
         ban_after: How many failures of a node, within how long, get it banned for as long; None: as the URL says.
-        no_progress: After how many rounds without a checkpoint the run is given up; 0: never.
+        no_progress: After how many rounds without a checkpoint or a step the run is given up; 0: never.
         log_dir: A folder for a file of each process's output, beside what is passed on; None for no files.
         stacks: Whether the processes can be asked for their Python stacks.
         remote_stacks: Whether operators may see these over the store.

@@ -37,7 +37,7 @@ from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesL
 from rdzv.core.stopping import Resized
 from rdzv.errors import RendezvousError, RoundSupersededError
 from rdzv.loop.ending import names_of
-from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
 from store import StoreError
 from store.printable import printable
 
@@ -108,7 +108,7 @@ class FailedElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoProgress:
-    """So many rounds have failed, one after the other, without a checkpoint."""
+    """So many rounds have failed, one after the other, without a checkpoint or a finished step."""
 
     rounds: int
 
@@ -136,6 +136,7 @@ class JobRound:
         self._checkpoint_file = checkpoint_file
         self._checkpoint_before = self._checkpoint()
         self._beats = beats
+        self._membership = handler.node.membership
         self._processes: list[Process] = []
         self._running = 0
         self._heard: asyncio.Queue[Change | Process | FailedElsewhere] = asyncio.Queue()
@@ -369,8 +370,13 @@ class JobRound:
 
     @property
     def _achieved(self) -> bool:
-        """Whether the job has written a checkpoint in this round."""
-        return self._checkpoint() != self._checkpoint_before
+        """Whether the job has got on in this round: it has written a checkpoint, or told of more than one step."""
+        if self._checkpoint() != self._checkpoint_before:
+            return True
+        if self._membership is None:
+            return False
+        look_at_beats(self._membership, self._beats)  # what its processes have said last, perhaps at their very end
+        return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
         """When the job last said that it was at a checkpoint, by the file system's clock; -1 for never."""

@@ -350,7 +350,9 @@ class _Launcher:
                     )
                     return status if status >= 0 else 128 - status
             case NoProgress(rounds=rounds):
-                verdict = f"{rounds} rounds have failed, one after the other, without a checkpoint (--no-progress)"
+                verdict = (
+                    f"{rounds} rounds have failed, one after the other, without a checkpoint or a step (--no-progress)"
+                )
                 log.error("%s: %s", where, verdict)
                 await handler.set_closed(verdict, given_up=True, status=self._job.give_up_status)
                 return self._job.give_up_status

@@ -2,7 +2,8 @@
 
 A restart is a restart of the run, whichever node's process has failed: counts that each node keeps for itself disagree,
 and `--max-restarts 3` on a hundred nodes would be three hundred. A round in which nothing was achieved is one for all,
-too: it ended by a failure or a loss, and no process of any node has written the checkpoint file in it. Announced
+too: it ended by a failure or a loss, and no process of any node has written the checkpoint file in it,
+or told of more than one step. Announced
 changes (newcomers, a drain, a resize) count as neither.
 
 The record stands as long as the run has nodes, and half a minute more.
@@ -27,7 +28,7 @@ class Tally:
 
     Attributes:
         restarts: How often a process has failed by itself.
-        fruitless: How many rounds have failed, one after the other, without a checkpoint.
+        fruitless: How many rounds have failed, one after the other, without a checkpoint or a finished step.
         round: The last round of which that is known.
     """
 

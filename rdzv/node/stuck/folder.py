@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["BEAT_DIR", "forget_beats", "start_to_follow"]
+__all__ = ["BEAT_DIR", "forget_beats", "look_at_beats", "start_to_follow"]
 
 BEAT_DIR: Final = "RDZV_BEAT_DIR"
 """In the environment of processes: in which folder they say how far they are."""
@@ -39,6 +39,13 @@ def forget_beats(folder: Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def look_at_beats(membership: Membership, folder: Path) -> None:
+    """Take the step that a node's processes have told of last, without waiting for the next look."""
+    step = _last_of(folder)
+    if step is not None:
+        membership.beats.beat(step)
 
 
 async def _follow(node: Node, membership: Membership, folder: Path) -> None:

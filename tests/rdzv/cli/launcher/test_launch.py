@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +27,6 @@ from tests.support.runs import VirtualRun
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 WORKER = str(ROOT / "tests/support/obedient.py")
 SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2
@@ -651,6 +651,23 @@ async def test_rounds_that_fail_without_a_checkpoint_are_not_repeated_for_ever(
         assert await a.wait(timeout=60) == status, a.written()
         verdict = "2 rounds have failed, one after the other, without a checkpoint"
         assert any(verdict in line for line in a.output) is not writes
+
+
+async def test_a_round_in_which_a_step_was_finished_is_not_one_without_progress(server: str) -> None:
+    options = ("--max-restarts", "1", "--no-progress", "1")
+    async with (
+        node(f"{server}/job?min_nodes=1&ttl=3", "a", *options) as a,
+        rdzv.connect(f"{server}/job") as observer,
+    ):
+        first = await started(a)
+        beat = Path(first["RDZV_BEAT_DIR"]) / "0"
+        beat.write_text("7")
+        while not any(one.step == 7 for one in (await observer.status()).steps.values()):  # noqa: ASYNC110  it travels with keep-alives
+            await asyncio.sleep(0.1)
+        beat.write_text("8")
+        tell(first, FAIL)
+        tell(await started(a), FAIL)
+        assert await a.wait(timeout=60) == 3, "it was started again, and no verdict ended it"
 
 
 async def test_a_run_that_is_made_smaller_keeps_as_many_nodes_and_the_others_wait_as_spares(server: str) -> None:
