@@ -12,6 +12,7 @@ import sys
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -238,3 +239,28 @@ async def test_the_async_sample_hears_of_a_node_that_is_killed() -> None:
             assert b"of 2 meet at" in again
             assert not again.endswith(b" None\n"), "it knows who was lost"
             await meeting
+
+
+def test_the_readme_on_an_index_has_no_link_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative links do; so they become text there, or absolute ones where pyproject.toml says where the source is."""
+    interface = ModuleType("interface")
+    interface.MetadataHookInterface = object  # type: ignore[attr-defined]  # hatchling is there only while it builds
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    plain = hook.for_an_index(readme, source=None, tag="v1")
+    assert re.findall(r"\]\((?!https?:)", plain) == []
+    assert "[" not in re.sub(r"```.*?```|`[^`]*`", "", plain, flags=re.DOTALL), "no half of a link is left"
+    assert "the whole sentences (docs/promises.md)" in plain or "docs/promises.md" in plain
+    linked = hook.for_an_index(readme, source="https://example.org/rdzv/", tag="v1")
+    assert "](https://example.org/rdzv/blob/v1/docs/operating.md#an-etcd-cluster)" in linked
+    assert re.findall(r"\]\((?!https?:)", linked) == []
+    build = hook.Readme()
+    build.root = str(ROOT)
+    metadata: dict[str, Any] = {}
+    build.update(metadata)
+    assert metadata["readme"] == {"content-type": "text/markdown", "text": plain}

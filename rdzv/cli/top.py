@@ -186,16 +186,20 @@ async def _follow(
 
 
 async def _read(handler: Handler) -> Frame:
-    status = await handler.status()
-    history, cost = await cost_of(handler, status)
+    status, history, cost = await read(handler)
     return Frame(status=status, cost=cost if history.chapters else None)
 
 
-async def cost_of(handler: Handler, status: RunStatus | None = None) -> tuple[History, Account]:
+async def read(handler: Handler) -> tuple[RunStatus, History, Account]:
+    """Read a run once: how it stands, what is remembered of it, and what it has cost until now."""
+    status, history = await handler.status_and_history()
+    return status, history, account(handler.run_id, history, now=time.time(), waited=status.waited)
+
+
+async def cost_of(handler: Handler) -> tuple[History, Account]:
     """Read the history of a run, and return it with what it has cost until now."""
-    history = await handler.whole_history()
-    status = await handler.status() if status is None else status
-    return history, account(handler.run_id, history, now=time.time(), waited=status.waited)
+    _, history, cost = await read(handler)
+    return history, cost
 
 
 COMMANDS = (

@@ -14,13 +14,14 @@ from rdzv.core.state import Ban, Closed
 from rdzv.display.history import account, describe, losses_by_reason, timeline
 from rdzv.node.admission import check_node_id, put_ban, take_run_lease
 from rdzv.node.follower import Follower
-from rdzv.node.status import read_history, read_status, run_ids
+from rdzv.node.status import read_history, read_run, run_ids
 from store import Client
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from rdzv.core.history import History
     from store.server.server import Server
 
 __all__ = ["NoSuchRun", "Runs", "client_of"]
@@ -99,8 +100,7 @@ class Runs:
         """
         if not await self._client.count(self._keys(run_id).root):
             raise NoSuchRun(run_id)
-        history = await read_history(self._client, self._keys(run_id))
-        told = await self._report(run_id)
+        told, history = await self._report(run_id)
         cost = account(run_id, history, now=time.time(), waited=told["waited"])
         shown = str(cost) if history.chapters else ""
         return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": shown}
@@ -133,7 +133,7 @@ class Runs:
         await put_ban(self._client, keys, node_id, ban, keep=self._closed_ttl)
 
     async def _summary(self, run_id: str) -> dict[str, Any]:
-        full, history = await self._report(run_id), await read_history(self._client, self._keys(run_id))
+        full, history = await self._report(run_id)
         plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
         cost = account(run_id, history, now=time.time(), waited=full["waited"])
         spent = {
@@ -162,7 +162,7 @@ class Runs:
     def _keys(self, run_id: str) -> Keys:
         return Keys(self._prefix, run_id)
 
-    async def _report(self, run_id: str) -> dict[str, Any]:
+    async def _report(self, run_id: str) -> tuple[dict[str, Any], History]:
         keys = self._keys(run_id)
         follower = Follower(self._client, keys)
         task = asyncio.create_task(follower.run(), name=f"look at run {run_id}")
@@ -172,4 +172,5 @@ class Runs:
             await cancel_and_wait(task)
         if follower.error is not None:
             raise follower.error
-        return report(await read_status(self._client, keys, follower.head))
+        status, history = await read_run(self._client, keys, follower.head)
+        return report(status), history

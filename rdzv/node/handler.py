@@ -34,6 +34,7 @@ from rdzv.node.accusing import put_accusation
 from rdzv.node.admission import examine, note_failures
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
+from rdzv.node.status import read_run
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
@@ -410,6 +411,11 @@ class Handler(RendezvousHandler):
     async def status(self) -> RunStatus:
         """How the run stands in the store, with the reason in words."""
         return await self._call(self.node.status())
+
+    async def status_and_history(self) -> tuple[RunStatus, History]:
+        """How the run stands, and what is remembered of it, by one reading."""
+        node = self.node
+        return await self._call(node.ask_the_store(lambda store: read_run(store, node.keys, node.head)))
 
     async def ping(self) -> float:
         """Measure how long the store takes to answer, in seconds."""

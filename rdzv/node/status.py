@@ -35,11 +35,16 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Store
 
-__all__ = ["find_member", "read_history", "read_nodes", "read_roster", "read_status", "run_ids"]
+__all__ = ["find_member", "read_history", "read_nodes", "read_roster", "read_run", "read_status", "run_ids"]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
-    """A run as it stands; O(n) in its nodes.
+    """A run as it stands; O(n) in its nodes; see `read_run`."""
+    return (await read_run(store, keys, head))[0]
+
+
+async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, History]:
+    """A run as it stands, and what is remembered of it, which its status is told from, too; O(n) in its nodes.
 
     Args:
         store: The store.
@@ -80,11 +85,12 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
     accusations = [] if head.round is None else await read_accusations(store, keys, round=head.round.number)
     absent = _absent(head, now=store.time())
     bans = await _bans(store, keys)
+    history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
         known = {*records, *(one.node_id for one in absent.missing)}
-        gone = gone_before(await read_history(store, keys), head.round.number, here=known, now=time.time())
+        gone = gone_before(history, head.round.number, here=known, now=time.time())
         absent = replace(absent, missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
-    return RunStatus(
+    status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
         phase=_phase(head),
@@ -117,6 +123,7 @@ async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
         accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations)),
         steps=await _steps(store, keys, head, {member.node_id for member in members}),
     )
+    return status, history
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:

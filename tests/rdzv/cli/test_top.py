@@ -17,13 +17,19 @@ import rdzv
 import store
 from rdzv.cli import main as command
 from rdzv.cli import top
+from rdzv.node import status
 from rdzv.node.handler import Handler
+from rdzv.node.queries import WakeupHere
 from tests.support.processes import start_python
+from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from rdzv.core.history import History
+    from rdzv.core.keys import Keys
     from rdzv.core.state import RunStatus
+    from rdzv.display.live import Frame
 
 LIMIT = 60.0
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -146,6 +152,7 @@ async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_fo
         raise AssertionError
 
     monkeypatch.setattr(Handler, "status", lost)
+    monkeypatch.setattr(Handler, "status_and_history", lost)
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
         options = command._parse([*words, f"{server.url}/job", "--timeout", "0.3"])
         assert options is not None
@@ -158,9 +165,9 @@ async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_b
 ) -> None:
     """It stood still for as long as a request may take."""
     monkeypatch.setattr(top, "READ_WITHIN", 0.1)
-    tell, readings = Handler.status, 0
+    tell, readings = Handler.status_and_history, 0
 
-    async def lost_in_between(handler: Handler) -> RunStatus:
+    async def lost_in_between(handler: Handler) -> tuple[RunStatus, History]:
         nonlocal readings
         readings += 1
         if 1 < readings < 4:
@@ -170,7 +177,7 @@ async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_b
         return await tell(handler)
 
     async with store.serve() as server, two_nodes(f"{server.url}/job"):
-        monkeypatch.setattr(Handler, "status", lost_in_between)
+        monkeypatch.setattr(Handler, "status_and_history", lost_in_between)
         options = command._parse(["top", f"{server.url}/job"])
         assert options is not None
         async with asyncio.timeout(LIMIT):
@@ -195,3 +202,72 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
             assert (await handler.next_rendezvous()).round == 1
         with pytest.raises(rdzv.RendezvousStateError, match="run job is not closed"):
             await reopen(url)
+
+
+async def test_no_color_is_obeyed() -> None:
+    pytest.importorskip("rich")
+    async with (
+        store.serve() as server,
+        two_nodes(f"{server.url}/job") as (_, goes),
+        on_terminal("top", f"{server.url}/job", NO_COLOR="1") as terminal,
+    ):
+        await terminal.shows("2 members")
+        await goes.aclose()
+        await terminal.shows("missing  goes")
+        terminal.press("q")
+        assert await terminal.process.wait() == 0
+        assert re.findall(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7])m", terminal.text) == [], "bold may stay, colours may not"
+
+
+class Seen:
+    """A screen that waits for the word that the store does not answer."""
+
+    def __init__(self) -> None:
+        self.silent_at: float | None = None
+        self.silent = asyncio.Event()
+
+    def show(self, frame: Frame) -> None:
+        if frame.silent_for is not None and self.silent_at is None:
+            self.silent_at = asyncio.get_running_loop().time()
+            self.silent.set()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("moment", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("how", ["died", "is silent"])
+async def test_that_the_store_has_gone_is_said_within_two_seconds(how: str, moment: float) -> None:
+    """Wherever in its turn of pings and readings the screen is."""
+    async with VirtualRun(min_nodes=1) as run:
+        await run.handler("a").next_rendezvous()
+        observer, screen = run.handler("o"), Seen()
+        following = top._follow(observer, WakeupHere(), await top._read(observer), screen, screen.silent.is_set)
+        task = run.start(following, "follow")
+        await asyncio.sleep(3 + moment)
+        gone_at = asyncio.get_running_loop().time()
+        if how == "died":
+            await run.end_store()
+        else:
+            run.network.partition()
+        await screen.silent.wait()
+        assert screen.silent_at is not None
+        assert screen.silent_at - gone_at <= 2.0
+        task.cancel()
+        run.network.heal()
+        if how == "died":
+            run.found_store()
+
+
+async def test_a_run_is_read_once_for_its_status_and_its_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history was read twice each time: once for who is missing, and once for the cost."""
+    read: list[str] = []
+    tell = status.read_history
+
+    async def counted(at: store.Store, keys: Keys) -> History:
+        read.append(keys.run_id)
+        return await tell(at, keys)
+
+    monkeypatch.setattr(status, "read_history", counted)
+    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
+        told, history, cost = await top.read(stays)
+        assert (told.world_size, len(history.chapters), cost.losses) == (2, 1, 0)
+    assert read == ["job"]
