@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from typing import Any
 
 import pytest
@@ -91,8 +92,13 @@ def test_batch_scripts_are_whole_and_their_commands_are_taken(script: Any) -> No
 def test_the_image_is_built_of_what_the_package_is_built_of_and_starts_what_rdzv_takes() -> None:
     """Building it needs a registry; what can be checked without is."""
     text = (KUBERNETES / "Dockerfile").read_text(encoding="utf-8")
-    for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
-        assert all((ROOT / name).exists() for name in copied.split())
+    copied = " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)).split()
+    assert all((ROOT / name).exists() for name in copied)
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]
+    wheel = build["build"]["targets"]["wheel"]
+    needed = {"pyproject.toml", "README.md", "LICENSE", *wheel["packages"], *wheel["force-include"]}
+    assert "custom" in build["metadata"]["hooks"], "what is asked while it is built"
+    assert set(copied) >= needed | {"hatch_build.py"}
     (started,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
     words = re.findall(r'"([^"]+)"', started)
     assert command._parse(words[1:]) is not None
