@@ -1,134 +1,41 @@
-"""The journal: what is appended is there again, whole and in order, or it is said what is wrong."""
+"""The journal: what is appended is there again, whole and in order."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
-import random
-import signal
 import sqlite3
 import textwrap
-import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from store.disk.directory import FILE, LOCK, RESERVE, UNFINISHED
-from store.disk.rows import FORMAT
-from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
+from store.disk.directory import FILE
+from store.engine.changeset import Facts, KeptReply, Saved
 from store.errors import StoreUsageError
-from store.messages import Added, Entry, Event, Failed, Written
+from store.messages import Added, Entry, Failed, Written
 from store.server.journal import Journal
+from tests.support.facts import (
+    A,
+    B,
+    Outcome,
+    change,
+    delete,
+    forgotten,
+    kept,
+    lease,
+    opened,
+    put,
+    replied,
+    saved_in,
+    session,
+    writing,
+)
 from tests.support.journals import HeldBack
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-A, B = b"a" * 16, b"b" * 16
-
-
-class Outcome:
-    """What the writer reports, to be waited for."""
-
-    def __init__(self) -> None:
-        self.durable: list[int] = []
-        self.failures: list[str] = []
-        self._changed = threading.Condition()
-
-    def start(self, journal: Journal) -> None:
-        journal.start(on_durable=self._on_durable, on_failure=self._on_failure)
-
-    def wait_for(self, number: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.durable and self.durable[-1] >= number, timeout=60)
-
-    def wait_for_failure(self) -> str:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.failures, timeout=60)
-        return self.failures[-1]
-
-    def _on_durable(self, number: int) -> None:
-        with self._changed:
-            self.durable.append(number)
-            self._changed.notify_all()
-
-    def _on_failure(self, reason: str) -> None:
-        with self._changed:
-            self.failures.append(reason)
-            self._changed.notify_all()
-
-
-@contextlib.contextmanager
-def writing(directory: Path, *, new_id: str = "id") -> Iterator[Journal]:
-    """A journal that has been read and is written to."""
-    journal = Journal(directory, new_id=new_id)
-    try:
-        journal.load()
-        Outcome().start(journal)
-        yield journal
-    finally:
-        journal.close()
-
-
-def saved_in(directory: Path) -> Saved:
-    journal = Journal(directory, new_id="another")
-    try:
-        return journal.load()
-    finally:
-        journal.close()
-
-
-def kept(directory: Path, *groups: list[Facts]) -> Saved:
-    """What is read again of groups, each written in one transaction."""
-    journal = Journal(directory, new_id="id")
-    journal.load()
-    for group in groups:
-        journal._commit(group)
-    journal.close()
-    return saved_in(directory)
-
-
-def put(revision: int, key: str, value: bytes = b"", *, created: int | None = None, lease: int | None = None) -> Event:
-    return Event(kind="put", revision=revision, key=key, value=value, create_revision=created or revision, lease=lease)
-
-
-def delete(revision: int, key: str) -> Event:
-    return Event(kind="delete", revision=revision, key=key)
-
-
-def change(*events: Event, **more: Any) -> Facts:
-    return Facts(revisions=[events], **more)
-
-
-def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, anonymous: bool = False) -> SavedLease:
-    return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
-
-
-def opened(session_id: bytes, number: int) -> Facts:
-    facts = Facts()
-    facts.opened(session_id, number)
-    return facts
-
-
-def forgotten(session_id: bytes) -> Facts:
-    facts = Facts()
-    facts.forgotten(session_id)
-    return facts
-
-
-def replied(session_id: bytes, request_id: int, *, acknowledged: int = 0) -> Facts:
-    reply = KeptReply(
-        session_id=session_id, acknowledged=acknowledged, request_id=request_id, response=Written(revision=request_id)
-    )
-    return Facts(replies=[reply])
-
-
-def session(session_id: bytes, number: int, *request_ids: int) -> SavedSession:
-    return SavedSession(id=session_id, number=number, replies=tuple((id, Written(revision=id)) for id in request_ids))
 
 
 # ---------------------------------------------------------------------------------------------------- what comes back
@@ -460,214 +367,6 @@ async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tm
         await child.line("again: True")
         assert await child.wait() == 0
     assert [entry.key for entry in saved_in(tmp_path).entries] == ["after", "before", "small"]
-
-
-# ------------------------------------------------------------------------------------------------------- refusals
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """The files that hold data; the others are SQLite's index of its log, and ours for the lock."""
-    names = (FILE, f"{FILE}-wal")
-    return {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
-
-
-def leave_behind(directory: Path, *, count: int = 50) -> None:
-    """A store whose process was killed: what it wrote is partly in the file, and partly in SQLite's log beside it."""
-    if os.fork() == 0:
-        journal = Journal(directory, new_id="id")
-        journal.load()
-        steps = [
-            [
-                opened(b"%016d" % number, number),
-                change(put(number, f"key{number}", b"%d" % number * 40, lease=number), granted=[lease(number)]),
-                replied(b"%016d" % number, number),
-            ]
-            for number in range(1, count + 1)
-        ]
-        journal._commit(list(itertools.chain(*steps[: count // 2])))
-        journal._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
-        journal._commit(list(itertools.chain(*steps[count // 2 :])))
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.wait()
-
-
-def test_what_a_killed_process_had_written_is_there(tmp_path: Path) -> None:
-    leave_behind(tmp_path)
-    assert (tmp_path / f"{FILE}-wal").stat().st_size > 0
-    saved = saved_in(tmp_path)
-    assert (saved.revision, len(saved.entries), len(saved.history), len(saved.leases)) == (50, 50, 50, 50)
-    assert [len(one.replies) for one in saved.sessions] == [1] * 50
-
-
-def test_a_second_server_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
-    with writing(tmp_path) as journal:
-        with pytest.raises(StoreUsageError, match=f"in use by another server .process {os.getpid()}."):
-            Journal(tmp_path, new_id="other")
-        journal.append(change(put(1, "k")))
-    assert saved_in(tmp_path).revision == 1, "the first was not disturbed, and has let go"
-
-
-async def test_a_second_server_in_another_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    script = (
-        "import sys; from store.server.journal import Journal; j = Journal(sys.argv[1], new_id='id'); print('has it');"
-    )
-    async with start_python(
-        "-c", script + "sys.stdout.flush(); sys.stdin = open('/dev/null'); import time; time.sleep(60)", str(tmp_path)
-    ) as child:
-        await child.line("has it")
-        with pytest.raises(StoreUsageError, match=f"process {child.pid}"):
-            Journal(tmp_path, new_id="other")
-        child.kill()
-        await child.wait()
-        saved_in(tmp_path)
-
-
-def test_a_forked_child_does_not_keep_the_lock_and_disturbs_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, new_id="id")
-    journal.load()
-    journal._commit([change(put(1, "k"))])
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(write)
-            os.read(read, 1)  # until the parent is done
-            journal.close()  # neither its lock nor its file
-        finally:
-            os._exit(0)
-    try:
-        os.close(read)
-        journal.close()
-        with writing(tmp_path) as second:
-            second.append(change(put(2, "k", created=1)))
-    finally:
-        os.close(write)
-        os.waitpid(child, 0)
-    assert saved_in(tmp_path).revision == 2
-
-
-def test_another_versions_file_is_refused_and_not_changed(tmp_path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
-        database.executescript(f"CREATE TABLE other (x); PRAGMA user_version={FORMAT + 1}")
-    before = contents(tmp_path)
-    with pytest.raises(
-        StoreUsageError, match=f"format {FORMAT + 1}, and this release, which is older .* up to {FORMAT}:"
-    ):
-        Journal(tmp_path, new_id="id")
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("what", [b"", b"SQLite format 3\0", b"this is a shopping list\n" * 1000])
-def test_a_file_that_is_none_of_ours_is_refused_and_not_changed(tmp_path: Path, what: bytes) -> None:
-    (tmp_path / FILE).write_bytes(what)
-    with pytest.raises(StoreUsageError, match=r"damaged or cannot be used .*; nothing in it was changed"):
-        Journal(tmp_path, new_id="id")
-    assert (tmp_path / FILE).read_bytes() == what
-
-
-@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_a_file_that_was_cut_short_is_reported_and_not_changed(tmp_path: Path, part: float) -> None:
-    leave_behind(tmp_path)
-    saved_in(tmp_path)  # all of it is in the file now
-    size = (tmp_path / FILE).stat().st_size
-    os.truncate(tmp_path / FILE, int(size * part))
-    before = contents(tmp_path)[FILE]
-    with pytest.raises(StoreUsageError, match="restore it from a backup, or move it away"):
-        saved_in(tmp_path)
-    assert contents(tmp_path)[FILE] == before
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_flipped_bytes_are_reported_and_not_changed_or_make_no_difference(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    leave_behind(tmp_path)
-    whole = saved_in(tmp_path)
-    data = bytearray((tmp_path / FILE).read_bytes())
-    for _ in range(rng.choice([1, 1, 10])):
-        data[rng.randrange(len(data))] ^= rng.randrange(1, 256)
-    (tmp_path / FILE).write_bytes(data)
-    for name in (f"{FILE}-wal", f"{FILE}-shm"):
-        (tmp_path / name).unlink(missing_ok=True)
-    try:
-        saved = saved_in(tmp_path)
-    except StoreUsageError:
-        assert (tmp_path / FILE).read_bytes() == data
-    else:
-        assert saved == whole, "there are bytes that SQLite does not use"
-
-
-@pytest.mark.parametrize(
-    "what",
-    [b"7777777777777777", b"key7", b"%016d" % 7],
-    ids=["a value, and a change of it", "a key", "a session's id"],
-)
-def test_a_flipped_byte_in_what_clients_wrote_is_reported(tmp_path: Path, what: bytes) -> None:
-    leave_behind(tmp_path)
-    saved_in(tmp_path)
-    data = (tmp_path / FILE).read_bytes()
-    assert what in data
-    (tmp_path / FILE).write_bytes(data.replace(what, bytes([what[0] ^ 1]) + what[1:]))
-    with pytest.raises(StoreUsageError, match="damaged"):
-        saved_in(tmp_path)
-
-
-def test_a_damaged_file_beside_a_log_is_not_changed_either(tmp_path: Path) -> None:
-    leave_behind(tmp_path, count=300)
-    data = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(data.replace(b"key7", b"kez7"))  # in pages, too, that the log has no later copy of
-    before = contents(tmp_path)
-    assert f"{FILE}-wal" in before
-    with pytest.raises(StoreUsageError, match="damaged"):
-        saved_in(tmp_path)
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("statement", "complaint"),
-    [
-        ("DELETE FROM history WHERE place / 4096 = 7", "not every change"),
-        ("DELETE FROM history", "not every change"),
-        ("DELETE FROM leases WHERE id = 7", "a lease that is not there"),
-        ("DELETE FROM sessions WHERE number = 7", "damaged"),
-        ("DELETE FROM meta WHERE name = 'store_id'", "store_id"),
-        ("UPDATE meta SET value = 0 WHERE name = 'revision'", "not as it was written"),
-        ("DROP TABLE replies", "replies"),
-        ("UPDATE replies SET response = x'00'", "not as it was written"),
-    ],
-)
-def test_what_does_not_fit_together_is_reported(tmp_path: Path, statement: str, complaint: str) -> None:
-    leave_behind(tmp_path)
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
-        database.execute(statement)
-    with pytest.raises(StoreUsageError, match=complaint):
-        saved_in(tmp_path)
-
-
-def test_a_store_that_was_not_finished_being_made_is_begun_anew(tmp_path: Path) -> None:
-    (tmp_path / UNFINISHED).write_bytes(b"half")
-    (tmp_path / f"{UNFINISHED}-journal").write_bytes(b"half")
-    assert kept(tmp_path) == Saved(store_id="id")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, LOCK, RESERVE])
-
-
-def test_a_directory_that_cannot_be_used_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreUsageError, match="cannot be used: "):
-        Journal(tmp_path / "file", new_id="id")
-    (tmp_path / "locked" / LOCK).mkdir(parents=True)
-    with pytest.raises(StoreUsageError, match="cannot be used: Is a directory"):
-        Journal(tmp_path / "locked", new_id="id")
-
-
-def test_a_file_system_without_locks_is_not_taken_for_another_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr("store.disk.directory.fcntl.flock", no_locks)
-    with pytest.raises(StoreUsageError, match="cannot be locked: No locks available"):
-        Journal(tmp_path, new_id="id")
 
 
 def test_a_reply_of_any_sort_comes_back(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""What a journal is given, in few words, and what it gives back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
+from store.messages import Event, Written
+from store.server.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = [
+    "A",
+    "B",
+    "Outcome",
+    "change",
+    "delete",
+    "forgotten",
+    "kept",
+    "lease",
+    "opened",
+    "put",
+    "replied",
+    "saved_in",
+    "session",
+    "writing",
+]
+
+A, B = b"a" * 16, b"b" * 16
+
+
+class Outcome:
+    """What the writer reports, to be waited for."""
+
+    def __init__(self) -> None:
+        self.durable: list[int] = []
+        self.failures: list[str] = []
+        self._changed = threading.Condition()
+
+    def start(self, journal: Journal) -> None:
+        journal.start(on_durable=self._on_durable, on_failure=self._on_failure)
+
+    def wait_for(self, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.durable and self.durable[-1] >= number, timeout=60)
+
+    def wait_for_failure(self) -> str:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failures, timeout=60)
+        return self.failures[-1]
+
+    def _on_durable(self, number: int) -> None:
+        with self._changed:
+            self.durable.append(number)
+            self._changed.notify_all()
+
+    def _on_failure(self, reason: str) -> None:
+        with self._changed:
+            self.failures.append(reason)
+            self._changed.notify_all()
+
+
+@contextlib.contextmanager
+def writing(directory: Path, *, new_id: str = "id") -> Iterator[Journal]:
+    """A journal that has been read and is written to."""
+    journal = Journal(directory, new_id=new_id)
+    try:
+        journal.load()
+        Outcome().start(journal)
+        yield journal
+    finally:
+        journal.close()
+
+
+def saved_in(directory: Path) -> Saved:
+    journal = Journal(directory, new_id="another")
+    try:
+        return journal.load()
+    finally:
+        journal.close()
+
+
+def kept(directory: Path, *groups: list[Facts]) -> Saved:
+    """What is read again of groups, each written in one transaction."""
+    journal = Journal(directory, new_id="id")
+    journal.load()
+    for group in groups:
+        journal._commit(group)
+    journal.close()
+    return saved_in(directory)
+
+
+def put(revision: int, key: str, value: bytes = b"", *, created: int | None = None, lease: int | None = None) -> Event:
+    return Event(kind="put", revision=revision, key=key, value=value, create_revision=created or revision, lease=lease)
+
+
+def delete(revision: int, key: str) -> Event:
+    return Event(kind="delete", revision=revision, key=key)
+
+
+def change(*events: Event, **more: Any) -> Facts:
+    return Facts(revisions=[events], **more)
+
+
+def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, anonymous: bool = False) -> SavedLease:
+    return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+
+
+def opened(session_id: bytes, number: int) -> Facts:
+    facts = Facts()
+    facts.opened(session_id, number)
+    return facts
+
+
+def forgotten(session_id: bytes) -> Facts:
+    facts = Facts()
+    facts.forgotten(session_id)
+    return facts
+
+
+def replied(session_id: bytes, request_id: int, *, acknowledged: int = 0) -> Facts:
+    reply = KeptReply(
+        session_id=session_id, acknowledged=acknowledged, request_id=request_id, response=Written(revision=request_id)
+    )
+    return Facts(replies=[reply])
+
+
+def session(session_id: bytes, number: int, *request_ids: int) -> SavedSession:
+    return SavedSession(id=session_id, number=number, replies=tuple((id, Written(revision=id)) for id in request_ids))
