@@ -15,7 +15,8 @@ from rdzv.cli.main import main
 from store.disk import copies
 from store.disk.directory import FILE
 from store.errors import StoreReplaced, StoreUsageError
-from tests.store.server.test_journal import leave_behind, saved_in
+from tests.store.server.test_journal_refusals import leave_behind
+from tests.support.facts import saved_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,7 @@ def test_a_copy_put_into_the_place_of_its_store_by_hand_is_refused(tmp_path: Pat
 
 def leave_more_behind(directory: Path) -> None:
     from store.server.journal import Journal
-    from tests.store.server.test_journal import change, put
+    from tests.support.facts import change, put
 
     journal = Journal(directory, new_id="id")
     revision = journal.load().revision

@@ -12,7 +12,7 @@ import pytest
 
 from store.disk.directory import MARK, RESERVE, Mark, Reserve, holder, release_lock, take_lock
 from store.server.journal import Journal
-from tests.store.server.test_journal import change, put
+from tests.support.facts import change, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

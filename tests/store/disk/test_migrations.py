@@ -15,7 +15,7 @@ from store.disk import copies, migrations, rows
 from store.disk.directory import FILE
 from store.errors import StoreUsageError
 from store.server.journal import Journal
-from tests.store.server.test_journal import change, put, saved_in
+from tests.support.facts import change, put, saved_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -338,7 +338,7 @@ async def test_a_file_that_may_not_grow_rolls_a_group_back_until_it_may_again(tm
     script = """
         import resource, sys
         from store.server.journal import Journal
-        from tests.store.server.test_journal import Outcome, change, put
+        from tests.support.facts import Outcome, change, put
         journal = Journal(sys.argv[1], new_id="id")
         journal.load()
         outcome = Outcome()

@@ -1,0 +1,213 @@
+"""What waits for the disk, by a journal that does as the test says: real ones are in `tests/guarantees/test_s3_*`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from store.engine.changeset import Saved
+from store.engine.engine import Engine
+from store.errors import StoreUsageError
+from store.limits import Limits
+from store.messages import Put
+from store.server.durability import TRY_AGAIN_AFTER, Durability
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from store.engine.changeset import Facts
+    from store.server.journal import Journal
+
+pytestmark = pytest.mark.virtual_time
+
+EMPTY = Saved(store_id="it")
+
+
+class ByHand:
+    """A journal that writes, or fails, when it is told to."""
+
+    commits, commit_seconds = 7, 0.5
+
+    def __init__(self) -> None:
+        self.appended = 0
+        self.starts = 0
+        self.in_doubt = self.only_deletes = self.answered = False
+        self.stops = True
+        self.takes = True
+        self.unreadable: StoreUsageError | None = None
+        self.tried = 0
+
+    def append(self, facts: Facts) -> int:  # noqa: ARG002
+        self.appended += 1
+        return self.appended
+
+    def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
+        self.starts += 1
+        self.durable, self.fail = on_durable, on_failure
+
+    def stop(self, *, within: float) -> bool:  # noqa: ARG002
+        return self.stops
+
+    def load(self) -> Saved:
+        if self.unreadable is not None:
+            raise self.unreadable
+        return EMPTY
+
+    def try_again(self) -> bool:
+        self.tried += 1
+        return self.takes
+
+    def has_room(self) -> None:
+        self.only_deletes = False
+
+
+class Told:
+    """A server that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.engine: Engine | None = None
+
+    def became_durable(self, number: int) -> None:
+        self.said.append(number)
+
+    def restored(self, engine: Engine) -> None:
+        self.engine = engine
+        self.said.append("restored")
+
+    def abort(self) -> None:
+        self.said.append("abort")
+
+    def stop_serving(self, error: BaseException) -> None:
+        self.said.append(error)
+
+    def timer_ended(self, timer: asyncio.Task[None]) -> None:
+        self.said.append(timer.cancelled() or timer.exception())
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    """Where the disk is waited for, there is no thread."""
+    return work()
+
+
+class Store:
+    """An engine whose journal is written by hand."""
+
+    def __init__(self, journal: ByHand | None, **limits: Any) -> None:
+        self.told = Told()
+        self.engine = Engine(store_id="it", limits=Limits(**limits), durable=True)
+        self.engine.connect(1, session_id=b"s" * 16, now=0.0)
+        self.engine.take_facts()
+        self._asked = 0
+        self.durability = Durability(
+            self.engine,
+            cast("Journal | None", journal),
+            limits=self.engine.limits,
+            clock=asyncio.get_running_loop().time,
+            in_thread=at_once,
+            host=self.told,
+        )
+        self.durability.start()
+
+    def put(self, value: bytes = b"") -> None:
+        self._asked += 1
+        self.engine.apply(Put("k", value), peer=1, request_id=self._asked, acknowledged=0, now=0.0)
+        self.durability.record()
+
+
+async def passes(seconds: float = 0.0) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def test_without_a_journal_nothing_waits() -> None:
+    one = Store(None)
+    one.put()
+    assert (one.durability.behind, one.durability.commits, one.durability.commit_seconds) == (False, 0, 0.0)
+    assert one.durability.unwritten.appended == one.durability.unwritten.durable == 0
+    assert one.durability.refusal() is None
+    await one.durability.stop()
+    assert one.told.said == []
+
+
+async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_is_too_much() -> None:
+    journal = ByHand()
+    one = Store(journal, journal_bytes_max=1000)
+    one.put()
+    one.durability.record()  # nothing has been done since
+    assert (one.durability.unwritten.appended, one.durability.behind) == (1, False)
+    one.put(bytes(2000))
+    assert one.durability.behind
+    journal.durable(2)
+    assert one.told.said == [], "it is said in the loop, not in the journal's thread"
+    await passes()
+    assert one.told.said == [2]
+    assert (one.durability.unwritten.durable, one.durability.behind, one.durability.commits) == (2, False, 7)
+
+
+async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_tried_until_it_does() -> None:
+    journal = ByHand()
+    journal.takes = False
+    one = Store(journal)
+    one.put()
+    journal.fail("no room")
+    await passes()
+    await passes()
+    assert one.told.said == ["abort", "restored"]
+    assert one.told.engine is not None
+    assert one.told.engine.revision == 0
+    assert one.told.engine.read_only == "the disk does not take it (no room)"
+    assert one.durability.refusal() is None, "reading goes on"
+    await passes(3 * TRY_AGAIN_AFTER)
+    assert (journal.tried >= 2, journal.starts) == (True, 1)
+    journal.takes = journal.only_deletes = True
+    await passes(TRY_AGAIN_AFTER)
+    assert one.durability.store_id == "it"
+    assert one.told.engine.figures()["revision"] == 0
+    assert getattr(one.told.engine, "read_only", "") is None
+    assert one.told.engine.only_deletes == "the disk does not take it (no room)"
+    await passes(2 * TRY_AGAIN_AFTER)
+    assert getattr(one.told.engine, "only_deletes", "") is None
+    assert journal.starts == 2
+
+
+async def test_a_disk_that_is_in_doubt_lets_nobody_in_and_what_it_answered_itself_is_no_reason_to_wait() -> None:
+    journal = ByHand()
+    one = Store(journal)
+    journal.in_doubt = True
+    assert "what is on it is in doubt" in str(one.durability.refusal())
+    journal.in_doubt, journal.answered = False, True
+    journal.fail("too large a row")
+    await passes()
+    await passes()
+    assert (journal.starts, journal.tried) == (2, 0)
+    assert one.told.engine is not None
+    assert one.told.engine.read_only is None
+
+
+async def test_a_disk_that_cannot_be_read_back_ends_the_service() -> None:
+    journal = ByHand()
+    journal.unreadable = StoreUsageError("damaged")
+    one = Store(journal)
+    journal.fail("an error")
+    await passes()
+    assert "the store is read from its disk again" in str(one.durability.refusal())
+    await passes()
+    assert journal.unreadable in one.told.said
+
+
+async def test_leaving_ends_the_trying_and_cuts_everybody_off_if_the_disk_hangs() -> None:
+    journal = ByHand()
+    journal.takes = journal.stops = False
+    one = Store(journal)
+    journal.fail("no room")
+    await passes()
+    await one.durability.stop()
+    assert one.told.said[-1] == "abort"
+    assert True in one.told.said, "the trying was cancelled"
+    one.put()
+    assert one.durability.unwritten.appended == 0, "nothing more is taken on"
+    journal.fail("once more")
+    await passes()
+    assert one.told.said[-1] == "abort"
