@@ -125,8 +125,9 @@ async def usages(client: store.Store, prefix: str) -> list[Usage]:
 def _counted(entries: Iterable[store.Entry], root: str) -> list[Usage]:
     keys: dict[str, int] = {}
     for entry in entries:
-        run_id = entry.key[len(root) :].partition("/")[0]
-        keys[run_id] = keys.get(run_id, 0) + 1
+        run_id, slash, _ = entry.key[len(root) :].partition("/")
+        if run_id and slash:  # what has no name is no run: the receipts of writes on etcd
+            keys[run_id] = keys.get(run_id, 0) + 1
     return [Usage(run_id=run_id, keys=count, bytes=None, age=None) for run_id, count in keys.items()]
 
 

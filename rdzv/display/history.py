@@ -71,6 +71,8 @@ class Account:
         losses = f"{self.losses} {'loss' if self.losses == 1 else 'losses'}" if self.losses else "no losses"
         worst = [(node_id, count) for node_id, count in self.lost.items() if count > 1][:WORST_NAMED]
         named = "".join(f", {count} of {node_id}" for node_id, count in worst)
+        if self.losses == 1:
+            named = "".join(f", of {node_id}" for node_id in self.lost)
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
 

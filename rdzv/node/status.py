@@ -179,7 +179,7 @@ async def run_ids(store: Store, prefix: str) -> list[str]:
         return sorted(name[len(root) : -1] for name in groups)
     # The prefix has other parts than the store keeps its account by.
     keys = [entry.key[len(root) :] for entry in await store.list(root, keys_only=True)]
-    return sorted({key.partition("/")[0] for key in keys if "/" in key})
+    return sorted({key.partition("/")[0] for key in keys if "/" in key} - {""})
 
 
 async def read_history(store: Store, keys: Keys) -> History:

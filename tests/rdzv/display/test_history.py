@@ -69,7 +69,7 @@ def test_what_is_forgotten_is_said_to_be() -> None:
 def test_the_closing_line_says_what_the_time_went_by_with_and_who_was_lost_most() -> None:
     cost = account("job-7", STORY)
     assert (cost.spent, cost.seconds) == (Spent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
-    assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss"
+    assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
     past = Past(
         rounds=90,
         spent=Spent(trained=50_000.0, regrouped=10.0, waited=490.0),
