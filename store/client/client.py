@@ -3,9 +3,8 @@
 One task makes connections, one after the other, each with a jittered pause before it, except for the first one after a
 loss; bytes go between the socket and the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a
 future in its `InFlight` record, so a caller neither sees nor minds a reconnect that happens while it waits. What it can
-see, at the end of its own timeout, is `ConnectionLost`, which says whether the request may have been applied.
-
-Watches are in a room of their own, `watch`.
+see, at the end of its own timeout, is `ConnectionLost`, which says whether the request may have been applied. Watches
+are in a room of their own, `watch`.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class Client(interface.Store):
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
         self.last_problem: str = NEVER_ANSWERED
-        self._heard_at = 0.0
+        self._heard_at = self._conversing_since = 0.0  # on the connection that we have, or had
         self._silence: Silence | None = None  # of the connection on which we converse
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
         self._pid = os.getpid()
@@ -270,7 +269,7 @@ class Client(interface.Store):
         """
         self._link, self._previous = link, previous
         self._silence = silence = Silence(link, self._patience, self._ask_ping, self._find_fresh_link, self._probe)
-        self._heard_at = self.time()
+        self._heard_at = self._conversing_since = self.time()
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
             silence.expect_answer()  # the greeting may be here, the welcome is not
@@ -427,6 +426,7 @@ class Client(interface.Store):
     def _take_welcome(self, welcome: Welcome) -> None:
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
+        self._patience.was_silent(self.time() - self._conversing_since, now=self.time())
         self.limits = dict(welcome.limits)
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))

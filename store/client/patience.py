@@ -41,6 +41,8 @@ SILENCE = 1.0  # seconds without an answer after which a fresh connection is tri
 SILENCE_MOST = 5.0  # and after several fresh connections on which there was none, either
 BUSY_FACTOR = 30.0  # times as long is waited for a server whose system acknowledges what it is sent ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but no longer than for this part of what is left of a lease
+SLOW_FACTOR = 3.0  # times as long as a server was silent lately, though it was asked, it may be silent once more ...
+SLOW_FOR = 15.0  # ... seconds, after which half of that is remembered: by then it may be quick again
 SPREAD = 0.5  # seconds over which those who wait for one server ask it on second connections
 ATTEMPT = 0.5  # seconds for the other side's system to answer, before another attempt begins
 FIRST_ATTEMPT = 5.0  # the same before it is known how far away the store is
@@ -72,6 +74,7 @@ class Patience:
         self._leases: list[Callable[[], float]] = []
         self._round_trip: float | None = None
         self._unanswered_changes = 0  # of connection, since the last answer
+        self._slow, self._slow_at = 0.0, 0.0  # the longest silence lately, and when it ended
 
     def bound_by(self, remaining: Callable[[], float]) -> None:
         """Consider leases, too: `remaining` tells the seconds until the first of them may lapse, or infinity."""
@@ -112,6 +115,21 @@ class Patience:
         if acknowledged:
             return max(min(longest * BUSY_FACTOR, self._remaining() * BUSY_SHARE_OF_LEASE), self._least_attempt())
         return max(min(longest, self._share_of_lease()), self._least_attempt())
+
+    def was_silent(self, seconds: float, *, now: float) -> None:
+        """The server was silent for so long though something was asked, and then it was not."""
+        if seconds >= self._slowness(now):
+            self._slow, self._slow_at = seconds, now
+
+    def _slowness(self, now: float) -> float:
+        return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)
+
+    def busy_silence(self, *, now: float) -> float:
+        """Seconds of silence after which a server that may be busy is asked by another: longer than it took lately.
+
+        Where thousands wait for it their asking would make it slower, and them ask more: none of them would be served.
+        """
+        return max(self.silence(), SLOW_FACTOR * self._slowness(now))
 
     def spread(self) -> float:
         """Seconds to wait before a server is asked by others that may be busy: thousands may be about to ask."""

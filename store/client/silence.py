@@ -4,8 +4,9 @@ After half of the client's patience it asks once more: whoever answers that is o
 the search begins; it ends as soon as the silent connection is heard again. Bytes that the other side's system still
 takes count as an answer: a large value over a slow network is no silence. Where that system has acknowledged all that
 was sent, the server may only be busy, and thousands who come back over fresh connections would keep it busier still: so
-the search begins much later, or once the server has answered a newcomer that asked later than we (`probe`). Time in
-which this process was too busy to look is not the server's silence, either.
+the search begins much later, or once the server has answered a newcomer that asked later than we (`probe`). Nobody asks
+until the server has been silent for much longer than it was lately, since that costs it time, too. Time in which this
+process was too busy to look is not the server's silence, either.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ class Silence:
 
     def heard(self, *, expecting: bool) -> None:
         """The server has said something; `expecting` if it still has something to answer."""
+        if self._asked_at is not None:
+            self._patience.was_silent(self._loop.time() - self._asked_at, now=self._loop.time())
         if self._finding is not None:
             self._finding.cancel()
             self._ended.add(self._finding)
@@ -115,9 +118,11 @@ class Silence:
             self._asked_at = now
         elif late >= LATE:  # what was answered meanwhile has not been read yet
             self._asked_at = min(self._asked_at + late, now)
-        silence, longest = now - self._asked_at, self._patience.silence()
-        if silence >= longest and (self._pinged or not self._link.acknowledged):
-            busy_for = self._patience.silence(acknowledged=True) - silence if self._link.acknowledged else 0.0
+        acknowledged = self._link.acknowledged
+        silence = now - self._asked_at
+        longest = self._patience.busy_silence(now=now) if acknowledged else self._patience.silence()
+        if silence >= longest and (self._pinged or not acknowledged):
+            busy_for = self._patience.silence(acknowledged=True) - silence if acknowledged else 0.0
             self._finding = asyncio.create_task(self._find_successor(busy_for), name="find a fresh connection")
             return
         if not self._pinged and silence >= longest / 2:

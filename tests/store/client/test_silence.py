@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 
-from store.client.patience import BUSY_FACTOR, SILENCE, SPREAD, Patience
+from store.client.patience import BUSY_FACTOR, SILENCE, SLOW_FOR, SPREAD, Patience
 from store.client.silence import Silence
 
 if TYPE_CHECKING:
@@ -70,6 +70,27 @@ async def test_a_fresh_connection_is_looked_for_after_a_second_and_much_later_wh
     assert busy.looked_at is not None, "a proxy may answer for a server that is gone"
     for one in (broken, busy):
         await one.silence.aclose()
+
+
+async def test_a_server_that_was_slow_lately_is_given_more_time_before_others_ask_it() -> None:
+    """Each of thousands who waited asked it beside, which made it slower, and them ask again: none was served."""
+    watched = Watched(acknowledged=True)
+    for _ in range(2):
+        watched.silence.expect_answer()
+        await asyncio.sleep(4 * SILENCE)
+        watched.probes = 0
+        watched.silence.heard(expecting=False)
+    watched.silence.expect_answer()
+    await asyncio.sleep(2 * 4 * SILENCE)
+    assert watched.probes == 0
+    await asyncio.sleep(2 * 4 * SILENCE)
+    assert watched.probes == 1
+    watched.silence.heard(expecting=False)
+    await asyncio.sleep(10 * SLOW_FOR)
+    watched.silence.expect_answer()
+    await asyncio.sleep(2 * SILENCE)
+    assert watched.probes == 2, "that was long ago"
+    await watched.silence.aclose()
 
 
 async def test_a_connection_is_left_whose_server_answers_those_who_ask_later() -> None:
