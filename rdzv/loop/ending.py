@@ -118,10 +118,12 @@ class EndWatcher:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
-                case Closed(reason=reason, given_up=given_up) if given_up or gate.begun is None:
+                case Closed(reason=reason, given_up=given_up) if given_up or (gate.begun is None and gate.stop is None):
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
-            return Ending(kind=EndKind.AGREED, reason=gate.why)  # nobody has begun a step: all leave at once
+            # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
+            # has begun its first may wait in it for somebody who has gone.
+            return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
         return None
 
 

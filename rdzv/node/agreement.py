@@ -75,13 +75,15 @@ class Agreement:
         self._gathering: asyncio.Task[None] | None = None
         self._failed: Exception | None = None
 
-    async def attend(self, standing: Stop | None, *, why: str, for_newcomers: bool) -> None:
+    async def attend(self, standing: Stop | None, *, why: str, for_newcomers: bool, closing: bool) -> None:
         """Ask, or decide, if it is time to.
 
         Args:
             standing: What stands in the store, as far as this node has heard.
             why: Why all should leave, in words; empty if nobody wants in or out.
             for_newcomers: Whether nodes that wait to come in are the only reason.
+            closing: Whether the run is closed. Who has begun no step leaves it at once: then so do all, since those who
+                have begun their first would wait in it for the others.
         """
         round = self._view.round
         if round is None or not round.in_steps or not self._view.synced:
@@ -111,6 +113,8 @@ class Agreement:
             return
         # Also the answer of one who has left since counts: it may have begun that step with the others.
         step, asked = stop_of(self._answers), self._asked
+        if closing and (None in self._answers.values() or self._view.departed_count or self._view.lost_count):
+            step = None
         decision = Stop(round=asked.round, decided=True, step=step, why=asked.why, for_newcomers=asked.for_newcomers)
         await self._write(decision)
         log.info(

@@ -297,7 +297,8 @@ class Term:
         why = why_to_stop(progress, head, live=self._view.live)
         surplus = len(self._view.live) > progress.capacity
         for_newcomers = not (head.closed or head.drains or surplus)
-        await self._agreement.attend(head.stop, why=why, for_newcomers=for_newcomers)
+        closing = head.closed is not None
+        await self._agreement.attend(head.stop, why=why, for_newcomers=for_newcomers, closing=closing)
         return self._agreement.is_settled(head.stop)
 
     async def _report(self, progress: Progress) -> float | None:

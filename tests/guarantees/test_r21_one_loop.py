@@ -328,3 +328,36 @@ async def test_r21_a_body_without_check_is_cancelled_when_a_newcomer_waits_or_le
             await asyncio.sleep(4)
             assert bool(newcomer.played) is interrupted
             assert (ended == ["slept through round 0"]) is not interrupted
+
+
+@pytest.mark.parametrize("slow", ["a", "b"])
+@pytest.mark.parametrize("takes", [0.0, 0.5])
+async def test_r21_a_closing_while_some_have_begun_no_step_ends_the_first_step_of_the_others(
+    slow: str, takes: float
+) -> None:
+    """Also R6. Who had begun waited in its step for ever: the others had left, once all had agreed on the next.
+
+    One member is still busy before its first step, and takes a while to get out of that; the other waits for it.
+    """
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        kinds: list[EndKind | None] = []
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                async with round:
+                    if name == slow:
+                        try:
+                            await asyncio.sleep(60)
+                        finally:
+                            with anyio.CancelScope(shield=True):
+                                await anyio.sleep(takes)
+                    await round.check(0)
+                    await round.store.wait(["never"])
+                kinds.append(round.ending.kind if round.ending is not None else None)
+
+        training = [run.start(train(name)) for name in "ab"]
+        await asyncio.sleep(1)
+        await run.handler("operator").set_closed("enough")
+        async with asyncio.timeout(10):
+            await asyncio.gather(*training)
+        assert EndKind.AGREED not in kinds, "whose waits go on"
