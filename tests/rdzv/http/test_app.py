@@ -95,6 +95,21 @@ async def test_health_metrics_and_runs_are_answered() -> None:
             assert (answer.status, await answer.text()) == (404, "the store has no run 'jbo'\n")
 
 
+async def test_the_metrics_say_how_far_each_member_has_come() -> None:
+    async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
+        async with node(server, "a", ttl=1.5) as handler:
+            await handler.next_rendezvous()
+            handler.node.membership.beats.beat(1203)
+            handler.node.membership.beats.beat(1204)
+            text = ""
+            while 'rdzv_run_step{node="a",run="job"} 1204.0' not in text.splitlines():
+                await asyncio.sleep(0.2)  # it goes with the next keep-alive, and an answer is kept for a moment
+                async with session.get("/metrics") as answer:
+                    text = await answer.text()
+        for name in ("step_age_seconds", "step_rate"):
+            assert f'rdzv_run_{name}{{node="a",run="job"}} ' in text
+
+
 async def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     dashboard = json.loads((ROOT / "examples" / "grafana" / "rdzv.json").read_text(encoding="utf-8"))
     asked = {
