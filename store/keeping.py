@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     NoteOf = Callable[[bool], bytes]
 
-__all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease"]
+__all__ = ["RELEASE_WITHIN", "RENEWALS_PER_TTL", "BlockingKeptLease", "Keeping", "KeptLease", "renewed_if_old"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -142,6 +142,7 @@ class Keeping:
         """
         sent_at = self._store.time()
         lease = await self._store.grant(ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
+        sent_at = await renewed_if_old(lease, sent_at, self._store.time)
         self.adopt(lease, sent_at, on_lapse, note)
         return lease
 
@@ -199,6 +200,22 @@ class Keeping:
     async def release_all(self) -> None:
         """Release every lease, all at once: an unreachable store costs its time limit one time, not one per lease."""
         await asyncio.gather(*map(self.release, list(self._tasks)))
+
+
+async def renewed_if_old(lease: AwaitedLease, sent_at: float, time: Callable[[], float]) -> float:
+    """Renew a lease whose grant was long under way; when was sent what it is now known by.
+
+    So it is after an outage, in which the request waited: by our clock the lease may have lapsed before we heard of it.
+    As nobody relies on it yet, it may be renewed.
+
+    Raises:
+        LeaseNotFound: It has lapsed indeed.
+    """
+    now = time()
+    if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
+        return sent_at
+    await lease.keep_alive()
+    return now
 
 
 LAPSED = "the store has let its lease lapse"
@@ -303,6 +320,9 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         # Without `gone_ttl`: a broken connection is noticed too late here to come back within that.
         self._lease = self._store.grant(self.ttl, disconnect_ttl=self._disconnect_ttl, gone_ttl=None)
         self.id, self.ttl = self._lease.id, self._lease.ttl
+        if self._store.time() >= sent_at + self.ttl / RENEWALS_PER_TTL:  # as in `renewed_if_old`
+            sent_at = self._store.time()
+            self._lease.keep_alive()
         self._ours_until = sent_at + self.ttl
         self._thread = threading.Thread(target=self._keep, name=f"keep lease {self.id}", daemon=True)
         self._thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ import store
 import store.sync
 from rdzv.testing.network import MemoryNetwork
 from store.errors import LeaseNotFound
+from store.keeping import renewed_if_old
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 virtual_time = pytest.mark.virtual_time
@@ -107,3 +109,32 @@ def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -
                 lease.check()
             lease._lost = None
             lease._ours_until = client.time() + 60.0
+
+
+class OldLease:
+    """Granted by what was sent long ago, and perhaps over."""
+
+    id = 7
+    ttl = 9.0
+
+    def __init__(self, *, over: bool = False) -> None:
+        self.over = over
+        self.renewed = 0
+
+    async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:  # noqa: ARG002
+        if self.over:
+            raise LeaseNotFound("it has lapsed")
+        self.renewed += 1
+
+    async def revoke(self, *, timeout: float | None = None) -> None:
+        """As a lease can be."""
+
+
+async def test_a_lease_whose_grant_was_long_under_way_is_renewed_before_anybody_relies_on_it() -> None:
+    """It was lost the moment it was there: after an outage, in which its grant had waited."""
+    for age, renewed in ((0.0, 0), (2.9, 0), (3.0, 1), (60.0, 1)):
+        lease = OldLease()
+        assert await renewed_if_old(lease, 100.0, partial(float, 100.0 + age)) == 100.0 + renewed * age
+        assert lease.renewed == renewed
+    with pytest.raises(LeaseNotFound):
+        await renewed_if_old(OldLease(over=True), 100.0, lambda: 200.0)

@@ -24,7 +24,8 @@ from rdzv.node.part.role import RoleGrant, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
-from store import Create, Entry, Get, Grant, LeaseNotFound, LimitExceeded, Put, StoreError, when
+from store import Create, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
+from store.keeping import renewed_if_old
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -98,18 +99,19 @@ class Recording:
                 expected = part.arrival.revision
                 continue
             attempt = self._prepare(link, record, lease, expected)
-            sent_at = link.store.time()
-            result = await self._send(link, attempt)
-            if result is None:
+            answer = await self._send(link, attempt)
+            if answer is None:
                 expected = 0
-            elif not result.succeeded:
+                continue
+            result, sent_at, role = answer
+            if not result.succeeded:
                 expected = await self._after_refusal(link, clock, me, attempt, result)
             else:
                 if not lease.kept:
                     self._keep(link, lease, sent_at)
                 if attempt.run is not None:
                     _learn_of_run(link, attempt.run, result.results[2])
-                taken = _learn_of_role(link, attempt.role, result, sent_at)
+                taken = _learn_of_role(link, role, result, sent_at)
                 if part.arrival.written(result.revision):
                     part.end_membership("this node has gone on to the next round")
                     return replace(me, arrival=result.revision, known_round=part.known_round), taken
@@ -158,11 +160,16 @@ class Recording:
             role=role,
         )
 
-    async def _send(self, link: Link, attempt: _Attempt) -> TransactionResult | None:
-        """Send it, and give the answer; None if the lease has lapsed just now, and the record with it."""
+    async def _send(self, link: Link, attempt: _Attempt) -> tuple[TransactionResult, float, RoleGrant | None] | None:
+        """Send it; None if the lease has lapsed just now, and the record with it.
+
+        Returns:
+            The answer; when was sent what the leases are known by; and what was asked for as the role, if it still is.
+        """
         part = self._part
-        keys = part.keys
+        keys, role = part.keys, attempt.role
         part.arrival.send(attempt.record)
+        asked_at = sent_at = link.store.time()
         try:
             with Stopwatch(link.store.time) as stopwatch:
                 result = await link.store.transact(
@@ -171,6 +178,9 @@ class Recording:
                     otherwise=(Get(keys.settings), Get(keys.node(part.node_id)), Get(keys.banned(part.node_id))),
                     grants=attempt.grants,
                 )
+            if result.succeeded and not attempt.lease.kept:
+                lease = Lease(link.store, id=attempt.lease.id, ttl=attempt.lease.ttl)
+                sent_at = await renewed_if_old(lease, asked_at, link.store.time)
         except LeaseNotFound:
             part.note_lapse()
             part.arrival.lapsed()  # the keeper's word of it is on its way
@@ -184,7 +194,10 @@ class Recording:
                 raise refusal_of(error, ttl=attempt.lease.ttl, closed_ttl=part.settings.closed_ttl) from error
             raise
         link.answered_in(stopwatch.seconds)
-        return result
+        if role is not None and sent_at != asked_at:  # its lease is as old, and shorter
+            await role.lease.release()
+            role = None
+        return result, sent_at, role
 
     async def _after_refusal(
         self, link: Link, clock: JoinClock, me: Me, attempt: _Attempt, result: TransactionResult

@@ -1,0 +1,55 @@
+"""Promise R11, of those who come back from one outage: one round takes them in, not several.
+
+All are cut off for longer than their leases last, with whoever coordinates, and come back one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import rdzv
+from rdzv.testing import cluster
+
+if TYPE_CHECKING:
+    from rdzv.testing import ClusterNode
+
+
+async def train(node: ClusterNode) -> None:
+    async with rdzv.connect(node.url) as handler:
+        while True:
+            await handler.next_rendezvous()
+            async with handler.changes() as changes:
+                async for change in changes:
+                    if not isinstance(change, rdzv.NodesWaiting) or change.count:
+                        break
+
+
+@pytest.mark.parametrize(
+    ("seed", "outage", "order", "apart"),
+    [
+        (1, 25, (2, 3, 0, 1), 2.0),  # the former coordinator comes last
+        (1, 25, (3, 1, 2, 0), 0.3),
+        (2, 15, (2, 0, 1, 3), 2.0),
+        (3, 25, (0, 2, 3, 1), 0.3),
+        (4, 40, (3, 0, 2, 1), 2.0),
+    ],
+)
+def test_r11_those_who_come_back_from_one_outage_one_after_the_other_make_one_round(
+    seed: int, outage: float, order: tuple[int, ...], apart: float
+) -> None:
+    """The last one left the round at once in which it had been waited for, and all met again: its lease had been asked
+    for in the outage, and counted from then on was over before it was granted."""
+    with cluster(4, seed=seed, min_nodes=2, ttl=10) as town:
+        town.run(train)
+        town.advance(3)
+        assert [one.world_size for one in town.rounds] == [4]
+        for node in order:
+            town.cut(node)
+        town.advance(outage)
+        for node in order:
+            town.heal(node)
+            town.advance(apart)
+        town.advance(60)
+        assert [one.world_size for one in town.rounds] == [4, 4], town.story
