@@ -11,6 +11,7 @@ and gets the parameters from whoever has finished the most steps, whom the round
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -86,6 +87,12 @@ def say(line: str) -> None:
 # ------------------------------------------------------------------------------- starting and killing the workers
 
 
+def end(process: Process) -> None:
+    """Leave nothing behind, however this ends."""
+    if process.returncode is None:
+        process.terminate()
+
+
 async def main() -> None:
     """Start three workers, kill the one of rank 0, start another, and look at what they have learned."""
     lines: asyncio.Queue[str] = asyncio.Queue()
@@ -102,12 +109,13 @@ async def main() -> None:
                 pass
         return line
 
-    async with store.serve() as server, anyio.create_task_group() as group:
+    async with store.serve() as server, anyio.create_task_group() as group, contextlib.AsyncExitStack() as ending:
         url = f"{server.url}/example?min_nodes=2&max_nodes=3"
         workers: dict[str, Process] = {}
 
         async def start(name: str) -> None:
             workers[name] = await asyncio.create_subprocess_exec(sys.executable, __file__, url, name, stdout=PIPE)
+            ending.callback(end, workers[name])
             group.start_soon(read, workers[name])
 
         for name in ("ada", "ben", "cleo"):

@@ -85,7 +85,7 @@ class Watcher:
     def start(self, name: str) -> None:
         """Start one more."""
         ours, theirs = self.context.Pipe()
-        self.processes[name] = self.context.Process(target=train, args=(theirs, self.url, name))
+        self.processes[name] = self.context.Process(target=train, args=(theirs, self.url, name), daemon=True)
         self.processes[name].start()
         theirs.close()
         self.pipes.append(ours)

@@ -47,7 +47,12 @@ async def main() -> None:
     url = f"tcp://127.0.0.1:{port}/jax?min_nodes=2"
     command = (sys.executable, "-m", "rdzv", "run", url, "--", sys.executable, __file__)
     nodes = [await asyncio.create_subprocess_exec(*command) for _ in range(2)]
-    assert [await node.wait() for node in nodes] == [0, 0]
+    try:
+        assert [await node.wait() for node in nodes] == [0, 0]
+    finally:  # also if it is interrupted: nothing is left behind
+        for node in nodes:
+            if node.returncode is None:
+                node.terminate()
     print("verified: two processes were one cluster", flush=True)
 
 

@@ -13,6 +13,7 @@ ranks, and count all by themselves. When all have succeeded, the run is closed a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -65,11 +66,19 @@ def _connect(address: tuple[str, int]) -> socket.socket:
 # ------------------------------------------------------------------------------------------ the nodes, on one machine
 
 
-async def start(url: str, name: str) -> Process:
-    """Start one node."""
-    return await asyncio.create_subprocess_exec(
+async def start(url: str, name: str, ending: contextlib.ExitStack) -> Process:
+    """Start one node, which is not to outlive us."""
+    node = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rdzv", "run", f"{url}&node_id={name}", "--", sys.executable, __file__), stdout=PIPE
     )
+    ending.callback(end, node)
+    return node
+
+
+def end(process: Process) -> None:
+    """Leave nothing behind, however this ends."""
+    if process.returncode is None:
+        process.terminate()
 
 
 async def lines_of(name: str, node: Process, *, until: str) -> str:
@@ -85,11 +94,17 @@ async def lines_of(name: str, node: Process, *, until: str) -> str:
 
 async def main() -> None:
     """Start three nodes, kill one, and check what the others find."""
+    with contextlib.ExitStack() as ending:
+        await tell(ending)
+
+
+async def tell(ending: contextlib.ExitStack) -> None:
+    """Tell the story, with nodes that end with it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"tcp://127.0.0.1:{port}/primes?min_nodes=2&max_nodes=3&rank_order=name"
-    ada = await start(url, "ada")  # hosts the store
-    others = {name: await start(f"{url}&is_host=no", name) for name in ("ben", "cleo")}
+    ada = await start(url, "ada", ending)  # hosts the store
+    others = {name: await start(f"{url}&is_host=no", name, ending) for name in ("ben", "cleo")}
     await asyncio.gather(
         lines_of("ada", ada, until="of 3 counts"),
         *(lines_of(name, node, until="of 3 counts") for name, node in others.items()),

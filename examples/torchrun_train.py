@@ -13,6 +13,7 @@ rendezvous: torchrun starts it anew for every round, with its rank and the addre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -93,8 +94,8 @@ class Agent:
         self.worker = 0  # its process id
 
     @classmethod
-    async def start(cls, name: str, url: str, checkpoint: Path) -> Agent:
-        """Start one."""
+    async def start(cls, name: str, url: str, checkpoint: Path, ending: contextlib.AsyncExitStack) -> Agent:
+        """Start one, which is not to outlive us."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=rdzv", f"--rdzv-endpoint={url}"),
             *("--rdzv-id=job-7", "--nnodes=1:2", "--max-restarts=3", __file__, str(checkpoint)),
@@ -102,7 +103,9 @@ class Agent:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         print(f"started agent {name}")
-        return cls(name, process)
+        agent = cls(name, process)
+        ending.callback(agent.end)
+        return agent
 
     async def hear(self, containing: str) -> str:
         """The next line that contains this, which must come soon."""
@@ -115,6 +118,11 @@ class Agent:
                 if containing in line:
                     return line
         raise AssertionError(f"agent {self.name} has ended without {containing!r}")
+
+    def end(self) -> None:
+        """Leave nothing behind, however this ends."""
+        if self.process.returncode is None:
+            self.process.terminate()
 
     def kill(self) -> None:
         """End it and its worker at once, as a power failure would."""
@@ -132,15 +140,15 @@ async def main() -> None:
     """Train with two agents, kill one, replace it, and see that no step was lost or made twice."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint.pt"
-        async with store.serve() as server:
-            one, other = [await Agent.start(name, server.url, checkpoint) for name in ("one", "other")]
+        async with store.serve() as server, contextlib.AsyncExitStack() as ending:
+            one, other = [await Agent.start(name, server.url, checkpoint, ending) for name in ("one", "other")]
             zero_in_one, _ = await one.hear(" of 2"), await other.hear(" of 2")
             victim, survivor = (one, other) if zero_in_one.startswith("rank 0") else (other, one)
             saved = number_in(await victim.hear("checkpoint at step 40"))
             victim.kill()
             resumed = number_in(await survivor.hear("rank 0 of 1"))
             assert resumed in (saved, saved + STEPS_PER_CHECKPOINT), "it goes on from the last checkpoint"
-            third = await Agent.start("third", server.url, checkpoint)
+            third = await Agent.start("third", server.url, checkpoint, ending)
             saved = number_in(await survivor.hear("checkpoint"))
             assert saved == resumed + STEPS_PER_CHECKPOINT
             together = number_in(await third.hear("rank 1 of 2"))
