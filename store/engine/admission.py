@@ -28,7 +28,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
@@ -133,9 +133,19 @@ class Admission:
                     assert_never(operation)
             written[operation.key] = size
             room.append((operation.key, size))
+        self.check_told(written)
         self.check_revision(sum(written.values()))
         self.check_room(room)
         self.check_answer(answer)
+
+    def check_told(self, keys: Collection[str]) -> None:
+        """Refuse to change more keys at once than those who must hear of it can be found for in time."""
+        most = self._watches.affordable(keys)
+        if most < len(keys):
+            raise LimitExceeded(
+                f"the request changes {len(keys)} keys, and prefixes of so many lengths are watched that {most} of "
+                f"them are all that may change at once: split it, or use shorter keys"
+            )
 
     def check_grants(self, grants: Sequence[Grant]) -> None:
         """Refuse leases that are to be made for a transaction."""

@@ -17,6 +17,7 @@ overtaken by its own lease (S5).
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission
@@ -322,7 +323,9 @@ class Engine:
             self._lapsed += not lease.ending
             if self.on_lapse is not None and not lease.ending and not lease.anonymous:
                 self.on_lapse(lease)
-            room -= self._changes.end_lease(lease, most=room, cause=lease.cause)
+            most = self._watches.affordable([*islice(lease.keys, room)])
+            ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
+            room = room - ended if self._watches.quick_to_ask else 0
             if lease.keys:
                 self._leases.due_again(lease)
             self._announce()

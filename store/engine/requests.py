@@ -7,6 +7,7 @@ the first part of it and leaves the rest as `work`; None as an answer means that
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission, shown, sum_of
@@ -254,6 +255,9 @@ class Requests:
         else:
             most = max(min(most, request.at_most), 0)
         keys = self._keys.index.stretch(request.prefix, after=None, most=most)
+        if request.at_most is None:
+            self._admission.check_told(keys)
+        keys = keys[: self._watches.affordable(keys)]
         for key in keys:
             self._changes.erase(key)
         return Counted(count=len(keys), revision=self._changes.revision)
@@ -343,7 +347,7 @@ class Requests:
 
     def _revoke(self, request: Revoke) -> Done:
         lease = self._admission.lease(request.lease)
-        self._changes.end_lease(lease, most=self._limits.writes_max)
+        self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._limits.writes_max)]))
         return Done()
 
     def _time_to_live(self, request: TimeToLive) -> LeaseState:

@@ -3,18 +3,19 @@
 Watchers are kept by prefix, and prefixes by length, so that a change asks one dictionary per distinct length rather
 than one comparison per watch: ten thousand nodes watching one prefix are one entry here, and one encoded frame at the
 server. The lengths are those of the change's own group (a run, as `keyspace` says), and of prefixes that are shorter
-than the group's name: whoever watches prefixes of thousands of lengths slows down its own run only.
+than the group's name: whoever watches prefixes of thousands of lengths slows down its own run only. Where they are so
+many that it would take long for all keys of one request, that changes fewer (`affordable`, promise S11).
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from typing import TYPE_CHECKING
 
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from store.messages import Event
 
@@ -24,6 +25,9 @@ Watcher = tuple[int, int]  # the peer, and the id of its watch
 
 SWEPT_AT = 1024  # forgotten revisions that are not worth a sweep
 WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and of its peer: three dictionaries
+COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, of one request: about 20 ms
+LONG_KEY = 1024  # so many characters more make a comparison take twice as long
+LENGTHS_FEW = 10  # of one group, and as many of none: even 2,048 keys of 2 kB take no longer
 EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, as sys.getsizeof has it, rounded up
 
 
@@ -46,6 +50,7 @@ class Watches:
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group, then how many distinct prefixes have this length
         self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that nobody looks for those longer than a key
+        self._of_many_lengths: set[str] = set()  # the groups for which they are more than a few
         self._count = 0
         self._bytes = 0
 
@@ -70,6 +75,8 @@ class Watches:
             if len(prefix) not in lengths:
                 insort(self._sorted_lengths.setdefault(group, []), len(prefix))
             lengths[len(prefix)] = lengths.get(len(prefix), 0) + 1
+            if len(lengths) > LENGTHS_FEW:
+                self._of_many_lengths.add(group)
         self._watchers[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
@@ -98,6 +105,8 @@ class Watches:
         if not lengths[length]:
             del lengths[length]
             self._sorted_lengths[group].remove(length)
+            if len(lengths) <= LENGTHS_FEW:
+                self._of_many_lengths.discard(group)
             if not lengths:
                 del self._lengths[group], self._sorted_lengths[group]
 
@@ -105,6 +114,29 @@ class Watches:
         """Close all watches of a peer."""
         for watch_id in list(self._prefixes.get(peer, ())):
             self.remove(peer, watch_id)
+
+    @property
+    def quick_to_ask(self) -> bool:
+        """Whether prefixes of so few lengths are watched that any request may change what it likes."""
+        return not self._of_many_lengths
+
+    def affordable(self, keys: Collection[str]) -> int:
+        """How many of these keys may change at once before it takes too long to find who must hear of that; at least 1.
+
+        All of them, unless prefixes of very many lengths are watched and the keys are long.
+        """
+        if self.quick_to_ask:
+            return len(keys)
+        cost = 0.0
+        for count, key in enumerate(keys):
+            group = self._group_of(key)
+            compared = bisect_right(self._sorted_lengths.get("", ()), len(key if group is None else group))
+            if group is not None:
+                compared += bisect_right(self._sorted_lengths.get(group, ()), len(key))
+            cost += compared * (1 + len(key) / LONG_KEY)
+            if cost > COMPARISONS_MOST and count:
+                return count
+        return len(keys)
 
     def interested(self, events: Sequence[Event]) -> Iterator[tuple[tuple[Watcher, ...], tuple[Event, ...]]]:
         """Who must hear of the events of one revision, and of which of them; together, so that each is told once."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.engine.engine import Engine
-from store.engine.watches import EVENT_OVERHEAD, History, Watches, event_bytes
+from store.engine.watches import EVENT_OVERHEAD, LENGTHS_FEW, History, Watches, event_bytes
 from store.messages import Event
 
 KEYS = st.text(alphabet="ab/", max_size=4)
@@ -207,3 +207,29 @@ def test_a_prefix_is_heard_of_whatever_group_it_is_in() -> None:
     for key in keys:
         heard = {prefixes[watcher[1]] for watchers, _ in watches.interested([put(key)]) for watcher in watchers}
         assert heard == {prefix for prefix in prefixes if key.startswith(prefix)}
+
+
+def test_what_a_request_may_change_is_bounded_by_the_lengths_of_the_prefixes_that_its_keys_are_compared_with() -> None:
+    watches = Watches()
+    keys = ["k" * 100 + str(number) for number in range(2048)]
+    for length in range(1, LENGTHS_FEW + 1):
+        watches.add(1, length, "y" * length)
+    assert watches._of_many_lengths == set()
+    assert watches.affordable(keys) == len(keys)
+    for length in range(LENGTHS_FEW + 1, 1000):
+        watches.add(1, length, "y" * length)
+    assert watches._of_many_lengths == {""}
+    assert 1000 < watches.affordable(keys) < 2048
+    assert watches.affordable([key * 20 for key in keys]) < 60
+    assert watches.affordable(["short"] * 2048) == 2048
+    assert watches.affordable(["k" * 10**6] * 2) == 1, "at least one, or nobody could ever change it"
+    watches.peer_closed(1)
+    assert watches._of_many_lengths == set()
+
+
+def test_keys_of_a_group_are_compared_with_its_own_prefixes_and_with_those_of_none() -> None:
+    watches = Watches(lambda key: key[:2] if key.startswith("g") else None)
+    for length in range(3, 1000):
+        watches.add(1, length, "g1" + "y" * length)
+    assert watches.affordable(["g1" + "k" * 1000] * 2048) < 200
+    assert watches.affordable(["g2" + "k" * 1000] * 2048) == 2048
