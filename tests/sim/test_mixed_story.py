@@ -1,0 +1,175 @@
+"""Stories of what the large simulator does not play: bans, other settings, calls that are cancelled twice, outages of
+minutes, and a store that caps the conditions of a transaction, all at random, and mixed.
+
+    RDZV_TEST_MIXED=0:1000 python -m pytest tests/sim/test_mixed_story.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.node.coordinator import Term
+from store import Limits
+from tests.support.runs import VirtualRun, assert_one_round
+
+if TYPE_CHECKING:
+    from rdzv.node.handler import Handler, RendezvousInfo
+
+pytestmark = pytest.mark.virtual_time
+
+FIRST, END = (int(number) for number in os.environ.get("RDZV_TEST_MIXED", "0:8").split(":"))
+NAMES = "abcd"
+FEWEST = 2
+CAPPED = Limits(operations_max=6)  # with so few conditions a commit of all needs the marker
+OUTAGES = (1.0, 40.0, 290.0, 590.0)  # seconds; several may come one after the other
+QUIET = 900.0  # seconds until all have met, once nothing more happens
+
+
+class Story:
+    """One run of four nodes, and what befalls it."""
+
+    def __init__(self, seed: int, run: VirtualRun) -> None:
+        self.rng = random.Random(seed)
+        self.run = run
+        self.told: list[str] = []
+        self.infos: dict[tuple[int, int], list[RendezvousInfo]] = defaultdict(list)  # by round and term
+        self.last: dict[str, RendezvousInfo] = {}
+        self.handlers: dict[str, Handler] = {}
+        self.lives: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, name: str) -> None:
+        """A node comes."""
+        self.handlers[name] = self.run.handler(name)
+        self.live_on(name)
+
+    def live_on(self, name: str) -> None:
+        """It takes part from now on."""
+        self.lives[name] = self.run.start(self._life(name), f"life of {name}")
+
+    async def _life(self, name: str) -> None:
+        handler = self.handlers[name]
+        async with handler.changes() as changes:
+            while True:
+                try:
+                    info = await handler.next_rendezvous()
+                except RendezvousRefusedError:
+                    await asyncio.sleep(1)  # it is banned, and comes again
+                    continue
+                self.last[name] = info
+                self.infos[info.round, info._membership.round.term].append(info)
+                while not handler.num_nodes_changed():
+                    await changes.poll(1.0)
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    async def ban(self) -> None:
+        """A node is banned, for a while or until it is let in again, at once or from the next round on."""
+        by, name = self.rng.sample(NAMES, 2)
+        lasts = self.rng.choice((None, 2.0, 20.0))
+        await self.handlers[by].ban(name, "slow", now=self.rng.random() < 0.5, lasts=lasts)
+        if lasts is None:
+            await asyncio.sleep(self.rng.uniform(0, 10))
+            await self.handlers[by].unban(name)
+
+    async def come_with_other_settings(self) -> None:
+        """Somebody comes who was told of other numbers: it is refused, and decides nothing."""
+        other = self.run.handler("stranger", min_nodes=1, max_nodes=1)
+        with pytest.raises(RendezvousSettingsError):
+            await other.next_rendezvous()
+        await other.aclose()
+
+    async def cancel(self) -> None:
+        """A node's call, or its waiting, is cancelled twice, and it goes on."""
+        name = self.rng.choice(NAMES)
+        life = self.lives[name]
+        for _ in range(2):
+            life.cancel()
+            await asyncio.sleep(self.rng.choice((0.0, 0.0005, 0.05)))
+        await asyncio.wait([life])
+        with anyio.move_on_after(self.rng.choice((0.0, 0.0005, 0.002, 0.5))):
+            await self.handlers[name].next_rendezvous()
+        self.live_on(name)
+
+    async def lose_the_store(self) -> None:
+        """The store is away for seconds or minutes."""
+        self.run.kill_store()
+        await asyncio.sleep(self.rng.choice(OUTAGES))
+        self.run.restart_store()
+
+    async def die(self) -> None:
+        """A node is killed, and another process of its name comes."""
+        name = self.rng.choice(NAMES)
+        self.lives[name].cancel()
+        self.run.crash(name)
+        await asyncio.gather(*self.run._burials)
+        await asyncio.sleep(self.rng.uniform(0, 5))
+        self.run.network.accept(name)
+        self.begin(name)
+
+    async def tell(self) -> None:
+        """Something happens again and again; then it is quiet, and all of them meet."""
+        for name in NAMES:
+            self.begin(name)
+        for _ in range(self.rng.randint(2, 6)):
+            await asyncio.sleep(self.rng.choice((0.001, 0.1, 2.0)) * self.rng.uniform(0.5, 1.5))
+            happening = self.rng.choice(
+                (self.ban, self.come_with_other_settings, self.cancel, self.cancel, self.lose_the_store, self.die)
+            )
+            self.told.append(happening.__name__)
+            await happening()
+        with anyio.fail_after(QUIET):
+            while not self.all_are_in_one_round():  # noqa: ASYNC110 - what is known in many places
+                await asyncio.sleep(1)
+        for infos in self.infos.values():
+            assert len({(one.round, one.world_size, one.bootstrap_address) for one in infos}) == 1
+            assert len({one.rank for one in infos}) == len({one.node_id for one in infos}) <= infos[0].world_size
+            assert FEWEST <= infos[0].world_size <= len(NAMES), "as the run's settings say, and not the stranger's"
+            assert "stranger" not in {one.node_id for one in infos}
+        assert len({number for number, _ in self.infos}) == len(self.infos), "a round was completed in two terms"
+
+    def all_are_in_one_round(self) -> bool:
+        """Whether the last that each has heard is the same round, in which all of them are, and stand."""
+        last = [self.last[name] for name in NAMES if name in self.last]
+        if len(last) < len(NAMES) or {one.world_size for one in last} != {len(NAMES)}:
+            return False
+        if len({one.round for one in last}) > 1 or any(one.superseded() for one in last):
+            return False
+        assert_one_round(last)
+        return True
+
+
+@pytest.mark.parametrize("seed", range(FIRST, END))
+async def test_r3_all_meet_whatever_has_befallen_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, marked, catch_up = CAPPED if seed % 2 else None, [], Term._catch_up
+
+    async def counted(term: Term) -> None:
+        marked.append(term)
+        await catch_up(term)
+
+    monkeypatch.setattr(Term, "_catch_up", counted)
+    async with VirtualRun(
+        seed=seed,
+        durable=True,
+        limits=limits,
+        min_nodes=FEWEST,
+        max_nodes=len(NAMES),
+        last_call_timeout=1,
+        join_timeout=3600,
+        ttl=3,
+        disconnect_ttl=0.6,
+    ) as run:
+        story = Story(seed, run)
+        try:
+            await story.tell()
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {', '.join(story.told)}")
+            raise
+    assert bool(marked) == (limits is not None), "where the store caps conditions, commits go by the marker"
