@@ -155,4 +155,5 @@ def test_every_parameter_is_ready_for_the_documentation() -> None:
 def test_examples_are_values_that_would_do() -> None:
     for parameter in PARAMETERS.values():
         if Source.URL in parameter.sources:
-            parameter.read(parameter.example)
+            value = parameter.read(parameter.example)
+            assert parameter.read(value) == value, "what has been read once is read again as the same"

@@ -63,6 +63,7 @@ async def test_the_held_port_is_free_once_the_round_has_come() -> None:
     async with VirtualRun(min_nodes=1) as run:
         (info,) = await run.meet(run.handler("a"))
         server = await asyncio.start_server(lambda *_: None, "0.0.0.0", info.bootstrap_address[1])
+        assert server.sockets[0].getsockname()[1] == info.bootstrap_address[1]
         server.close()
 
 

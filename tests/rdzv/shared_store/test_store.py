@@ -316,10 +316,11 @@ async def test_a_queue_survives_a_meddling_with_its_key(shared: Any, meddle: str
 
 async def test_a_barrier_opens_when_all_have_come(shared: Any, observer: store.Client) -> None:
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(2):
-            tasks.create_task(shared.barrier("start", 3))
+        waiting = [tasks.create_task(shared.barrier("start", 3)) for _ in range(2)]
         await until_waits(observer, 2)
+        assert not any(one.done() for one in waiting)
         await shared.barrier("start", 3)
+    assert all(one.done() for one in waiting)
     await shared.barrier("alone", 1)
 
 
