@@ -238,5 +238,6 @@ class Round(MemberOfRound):
             first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
+        self._watcher.has_failed()
         until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
         return others_have_gone(self._watcher.ending)

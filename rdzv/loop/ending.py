@@ -78,6 +78,7 @@ class EndWatcher:
         self._on_end = on_end
         self._lets_newcomers_wait = lets_newcomers_wait
         self.ending: Ending | None = None
+        self._has_failed = False
 
     @property
     def gate(self) -> StepGate:
@@ -100,6 +101,15 @@ class EndWatcher:
             if ending is not None:
                 self.end(ending)
 
+    def has_failed(self) -> None:
+        """The body has failed: from now on, who has left is why, after an agreement on where to stop, too.
+
+        Before, who leaves after an agreement has stopped where all do. But it may have gone before that, in the middle
+        of a step, and then the others fail in theirs.
+        """
+        self._has_failed = True
+        self.changed()
+
     def end(self, ending: Ending) -> None:
         """It has ended; the first reason counts."""
         if self.ending is None:
@@ -114,7 +124,7 @@ class EndWatcher:
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
-                case NodesLeft(node_ids=ids) as left if not gate.decided:
+                case NodesLeft(node_ids=ids) as left if not gate.decided or self._has_failed:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)

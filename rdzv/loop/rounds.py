@@ -260,6 +260,7 @@ class Round(MemberOfRound):
         news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
         self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)
         with self._scope:
+            self._watcher.has_failed()
             if self._watcher.ending is None:
                 await anyio.sleep_forever()
         return others_have_gone(self._watcher.ending)

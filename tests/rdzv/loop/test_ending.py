@@ -1,0 +1,31 @@
+"""How a member's round ends for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rdzv.core.state import Head, Phase, Progress, Round
+from rdzv.core.stuck.beats import Beats
+from rdzv.loop.ending import Ending, EndKind, EndWatcher
+from rdzv.membership import Membership
+from rdzv.node.wakeup import Listeners
+
+ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
+
+
+def test_who_leaves_after_an_agreement_ends_the_round_only_for_those_who_fail_then() -> None:
+    """A member left in mid-step, just as all had agreed where to stop: another took the error for its own."""
+    membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
+    node = SimpleNamespace(head=Head(round=ROUND), listeners=Listeners())
+    ended: list[Ending] = []
+    watcher = EndWatcher(cast("Any", node), membership, ended.append, lets_newcomers_wait=False)
+    watcher.start()
+    membership.gate.passes(4)
+    membership.gate.decide(6, why="1 node waiting to come in")
+    left = Progress(phase=Phase.COMPLETE, round=7, departed=1, departed_ids=("b",))
+    node.head = Head(round=ROUND, progress=left)
+    node.listeners.changed()
+    assert not ended, "it may have stopped where all do"
+    watcher.has_failed()
+    assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
