@@ -115,6 +115,8 @@ class LoopThread:
             if started.done():
                 raise
             started.set_exception(error)  # whoever waits must not wait for ever
+        finally:
+            _running.pop(threading.current_thread(), None)  # what ends it holds it, and its loop: 300 kB
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
