@@ -188,6 +188,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._screen = Screen(self._run_id)
         self._memory_store: MemoryStore | None = None  # if that is what keeps the run
         self._tcp_store: Any = None  # of this round: rank 0's is served as long as this object lives
+        self._store: TorchStore | None = None  # of this round, where that is the agent's
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
@@ -254,8 +255,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._follow_workers()
         host, port = info.bootstrap_address
         store = self._tcp_store
+        if self._store is not None:
+            self._store.end(f"a round before round {info.round} of run {info.run_id}")
+        self._store = None
         if store is None:
-            store = TorchStore.of_round(info.store, self._choices.read_timeout, self._settings)
+            store = self._store = TorchStore.of_round(info.store, self._choices.read_timeout, self._settings)
         else:
             port = int(info.store.get(WORKERS_PORT))
         return torch_api.RendezvousInfo(store, info.rank, info.world_size, torch_api.RendezvousStoreInfo(host, port))

@@ -129,6 +129,8 @@ class _Joined:
     def _met(self, timeout: timedelta) -> tuple[sync.RendezvousInfo, dist.Store]:
         try:
             info = self._handler.next_rendezvous()
+            if self._round is not None and isinstance(self._round[1], TorchStore):
+                self._round[1].end(f"a round before round {info.round} of run {info.run_id}")
             if self._settings.torch_store == "tcp":
                 return info, open_tcp_store(info, timeout)
             return info, TorchStore.of_round(info.store, timeout, self._settings)

@@ -106,7 +106,7 @@ class TorchRound:
         try:
             self.group.make()
         except (RuntimeError, RendezvousError) as error:  # RuntimeError is what PyTorch raises, its store's errors too
-            self.group.close()
+            self._close()
             if not self._round.__exit__(type(error), error, error.__traceback__):
                 raise
             return False
@@ -128,12 +128,17 @@ class TorchRound:
     ) -> bool:
         finished = kind is None and self._round.ending is None
         if not finished:  # who has finished waits for the others, who may have collectives yet
-            self.group.close()
+            self._close()
         try:
             return self._round.__exit__(kind, error, trace)
         finally:
             if finished:
-                self.group.close()
+                self._close()
+
+    def _close(self) -> None:
+        """Leave nothing of the group behind, and nothing of its store but the word that it is over."""
+        self.group.close()
+        self._store.end(f"round {self.number} of run {self._round.run_id}")
 
     def __repr__(self) -> str:
         return repr(self._round)

@@ -12,7 +12,7 @@ import pickle
 import threading
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
 from rdzv import errors as ours
@@ -137,6 +137,7 @@ class _Probed(threading.local):
     keys: list[str] | None = None
 
 
+_probed: Final = _Probed()
 _kept: set[TorchStore] = set()  # see `TorchStore`
 
 
@@ -153,8 +154,9 @@ class TorchStore(dist.Store):
 
     C++ holds the C++ half of this object only, and calls of a Python half that is gone fail with an internal assertion:
     `PrefixStore("p", TorchStore(url))` would be enough. There is no telling when C++ has let go, so every instance is
-    kept until the process ends. That is a few hundred bytes: clones share one client, with a socket for each thread
-    that is in a call at the same moment. `close` lets go of the sockets; calls then say that it is closed.
+    kept until the process ends. Clones share one client, with a socket for each thread that is in a call at the same
+    moment. `close` lets go of the sockets; calls then say that it is closed. Of a round's store, what is left once the
+    next round has come is a few hundred bytes.
 
     Queues and `list_keys` cannot be overridden for C++. `PrefixStore` has them from Python all the same: the first
     `TorchStore` of a process teaches it to ask the store below. In `num_keys` and `list_keys` only keys of this URL or
@@ -192,7 +194,6 @@ class TorchStore(dist.Store):
             self._shared = url.clone()
             self._shared.set_timeout(timeout)
         self._pid = os.getpid()
-        self._probed = _Probed()
         self._last_timeout = timeout
         self.set_timeout(timeout)  # kept by the base class, so that PrefixStore and C++ set and read the same
         _kept.add(self)
@@ -251,8 +252,8 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Whether all keys exist now."""
-        if self._probed.keys is not None:  # only `_below` asks, in this thread
-            self._probed.keys.extend(keys)
+        if _probed.keys is not None:  # only `_below` asks, in this thread
+            _probed.keys.extend(keys)
             return True
         return self._here().check(keys)
 
@@ -333,10 +334,24 @@ class TorchStore(dist.Store):
                 f"barrier timeout after {error.timeout * 1000:.0f}ms, key: {key}; {error}"
             ) from error
 
+    def end(self, of_what: str) -> None:
+        """Keep nothing but the word that the round is over: who was in a thousand rounds has made as many of these."""
+        self._shared = cast("BlockingSharedStore", _Over(f"{of_what} is over, and so is the store of its members"))
+
     def close(self) -> None:
         """Hang up; clones too. A store made of a round's leaves that to the round."""
         if self._owns_client and self._pid == os.getpid():
             self._shared.close()
+
+
+class _Over:
+    """What stands for the shared store of a round that is over: whatever is asked of it is answered by that."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ours.RoundSupersededError(self._message)
 
 
 def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
@@ -377,12 +392,12 @@ def _below(store: Any) -> tuple[TorchStore, str] | None:
     bottom = underlying_store(store)
     if not isinstance(bottom, TorchStore):
         return None
-    bottom._probed.keys = []
+    _probed.keys = []
     try:
         store.check([_PREFIX_PROBE])
-        (seen,) = bottom._probed.keys
+        (seen,) = _probed.keys
     finally:
-        bottom._probed.keys = None
+        _probed.keys = None
     return bottom, seen.removesuffix(_PREFIX_PROBE)
 
 
