@@ -33,7 +33,7 @@ HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 CONTEXT = multiprocessing.get_context("forkserver")
 OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # loaded at first use otherwise
-CONTEXT.set_forkserver_preload([*OURS, *(["torch.distributed.elastic.rendezvous"] if HAS_TORCH else [])])
+CONTEXT.set_forkserver_preload([*OURS, *(["rdzv.torch"] if HAS_TORCH else [])])
 
 
 @dataclass

@@ -1,0 +1,393 @@
+"""Process groups in the loop of `rdzv.torch.rounds` while members come and go: real processes, real collectives.
+
+    python -m benchmarks.torch_churn                                       all three at full length
+    python -m benchmarks.torch_churn --only drains --changes 5
+
+drains  Members come, and the oldest is drained, so that rank 0 goes as often as any: no collective may be aborted.
+rounds  One member leaves in the middle of a step and comes again, over and over: each time the others' group is
+        aborted. What a member that stays holds of threads, descriptors and memory must not grow.
+kills   A member is killed at each call that the making of its group makes to the store, and at moments between them:
+        now a newcomer, now the oldest. The others must make a step without it. Told is how long that took from the
+        kill; in the end the run's members are those that live, and no process is left behind.
+
+The command fails if anything of this does not hold. What is short is in the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import rdzv
+from benchmarks import support
+from rdzv.node.handler import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerProcess
+
+PATIENCE: Final = 120.0  # seconds for any one thing
+STEP: Final = 0.002  # seconds
+STANDING: Final = 3  # members at any time
+TOGETHER: Final = 3  # steps that a member makes before it is somebody's turn
+SETTLED_AFTER: Final = 40  # rounds: caches and heaps are full by then
+MEMORY_NOISE: Final = 4 * 1024  # KiB
+OF_PYTORCH: Final = 16  # KiB that each group leaves behind over any store: 5 in a group of two that nobody aborts
+CALLS: Final = ("set", "get", "add", "wait", "check", "multi_get", "multi_set")
+MARK: Final = "RDZV_CHURN"  # an environment variable of all processes of this one
+Moment = tuple[str, float]  # ("call", 3): at the fourth call; ("after", 0.004): so many seconds after the first
+
+
+# --------------------------------------------------------------------------------------------- one member
+
+
+class Killer:
+    """Kills this process, in the making of its next group, once it has been told at which moment."""
+
+    def __init__(self, pipe: Connection, name: str, moment: Moment | None) -> None:
+        self._pipe, self._name, self._moment = pipe, name, moment
+        self.told = False
+        self._calls = itertools.count()
+
+    def listen(self) -> None:
+        """Wait to be told: in a thread."""
+        with contextlib.suppress(EOFError, OSError):
+            self._moment = self._pipe.recv()  # None for one that is to stay from now on
+            self.told = True
+
+    def watch(self, store_class: type) -> None:
+        """Count the calls of the stores from now on."""
+        for name in CALLS:
+            setattr(store_class, name, self._counted(getattr(store_class, name)))
+
+    def group_begins(self) -> None:
+        """The calls of another group are counted anew."""
+        self._calls = itertools.count()
+
+    def _counted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            number, moment = next(self._calls), self._moment
+            if moment is not None:
+                kind, when = moment
+                if kind == "call" and number >= when:
+                    self._die()
+                elif kind == "after" and number == 0:
+                    threading.Timer(when, self._die).start()
+            return method(*arguments, **keywords)
+
+        return call
+
+    def _die(self) -> None:
+        self._pipe.send(("killed", self._name, time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Away(BaseException):
+    """Gets a member out of a round in the middle of a step, without a word."""
+
+
+def member(pipe: Connection, url: str, name: str, moment: Moment | None, flaps: bool) -> None:
+    """Take part until the run is closed, or until it is drained; with `flaps`, leave and come again all the time."""
+    import torch
+
+    import rdzv.torch
+    from rdzv.torch.group import RoundGroup
+    from rdzv.torch.store import TorchStore
+
+    os.environ[MARK] = str(os.getppid())
+    torch.set_num_threads(1)
+    killer = Killer(pipe, name, moment)
+    killer.watch(TorchStore)
+    threading.Thread(target=killer.listen, daemon=True).start()
+
+    def before(method: Callable[[Any], None], also: Callable[[], None]) -> Callable[[Any], None]:
+        def call(group: Any) -> None:
+            also()
+            method(group)
+
+        return call
+
+    setattr(RoundGroup, "abort", before(RoundGroup.abort, lambda: pipe.send(("aborted", name))))  # noqa: B010
+    setattr(RoundGroup, "make", before(RoundGroup.make, killer.group_begins))  # noqa: B010
+    while True:
+        rounds: Any = rdzv.torch.rounds(url, node_id=name)
+        # Who comes again may find the run closed; a loop that begins with that says so.
+        with contextlib.suppress(rdzv.RendezvousClosedError), contextlib.closing(rounds):
+            try:
+                step = 0
+                for round in rounds:
+                    with round:
+                        step = _steps(pipe, name, round, step, leave=flaps and not killer.told)
+            except Away:
+                continue
+        break
+    pipe.send(("end", name))
+
+
+def _steps(pipe: Connection, name: str, round: Any, step: int, *, leave: bool) -> int:
+    """Make steps until the round ends."""
+    import torch
+    import torch.distributed as dist
+
+    step = round.sync_state(extra=step)
+    for made in itertools.count():
+        round.check(step)
+        total = torch.ones(256)
+        dist.all_reduce(total)
+        assert float(total[0]) == round.world_size
+        step += 1
+        if made == TOGETHER:
+            pipe.send(("steps", name, Steps(round.number, round.world_size, time.monotonic(), leave), _held()))
+            if leave:
+                raise Away
+        time.sleep(STEP)
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The first steps of a member in its last round."""
+
+    round: int = -1
+    size: int = 0
+    at: float = 0.0
+    leaves: bool = False  # in the middle of the next
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process has of what must not grow."""
+
+    threads: int
+    descriptors: int
+    memory: int  # KiB
+
+
+def _held() -> Held:
+    status = Path("/proc/self/status").read_text()
+    memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    return Held(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), memory)
+
+
+# --------------------------------------------------------------------------------------------- all of them
+
+
+@dataclass
+class Crowd:
+    """All members, and what they have said."""
+
+    url: str
+    processes: dict[str, ForkServerProcess] = field(default_factory=dict)
+    pipes: dict[str, Connection] = field(default_factory=dict)
+    steps: dict[str, Steps] = field(default_factory=dict)
+    held: dict[str, list[tuple[int, Held]]] = field(default_factory=dict)  # with the size of the round
+    killed: dict[str, float] = field(default_factory=dict)  # and when
+    aborted: int = 0
+    numbers: Any = field(default_factory=itertools.count)
+
+    def start(self, moment: Moment | None = None, *, flaps: bool = False) -> str:
+        """Start one more member; its name."""
+        name = f"member-{next(self.numbers)}"
+        ours, theirs = support.CONTEXT.Pipe()
+        process = support.CONTEXT.Process(target=member, args=(theirs, self.url, name, moment, flaps))
+        process.start()
+        theirs.close()
+        self.processes[name], self.pipes[name], self.steps[name] = process, ours, Steps()
+        return name
+
+    def read_until(self, what: str, condition: Callable[[], bool]) -> None:
+        """Take in what is said until that holds."""
+        while not condition():
+            ready = wait(list(self.pipes.values()), timeout=PATIENCE)
+            if not ready:
+                raise TimeoutError(f"nobody says anything for {PATIENCE:g} s, waiting for {what}: {self.steps}")
+            for name, pipe in list(self.pipes.items()):
+                if pipe in ready:
+                    try:
+                        self._take(pipe.recv())
+                    except (EOFError, ConnectionResetError):
+                        del self.pipes[name]
+
+    def _take(self, said: Any) -> None:
+        match said:
+            case ("steps", name, steps, held):
+                self.steps[name] = steps
+                self.held.setdefault(name, []).append((steps.size, held))
+            case ("killed", name, at):
+                self.killed[name] = at
+            case ("aborted", _):
+                self.aborted += 1
+
+    @property
+    def alive(self) -> list[str]:
+        """Those who take part, the oldest first."""
+        return [name for name in self.pipes if name not in self.killed]
+
+    def together(self, size: int, *, after: float = 0.0) -> Callable[[], bool]:
+        """Whether so many take part, and all of them in the same round, since a moment."""
+
+        def are() -> bool:
+            of = [self.steps[name] for name in self.alive]
+            same = len({steps.round for steps in of}) == 1
+            return len(of) == size and same and all(it.size == size and it.at > after for it in of)
+
+        return are
+
+    def gone(self, name: str) -> Callable[[], bool]:
+        """Whether a member has ended."""
+        return lambda: name not in self.pipes
+
+    def end(self) -> None:
+        """Close the run, and see that all end well and leave nothing behind."""
+        asyncio.run(_close(self.url))
+        self.read_until("the end", lambda: not self.pipes)
+        for name, process in self.processes.items():
+            process.join(PATIENCE)
+            expected = -signal.SIGKILL if name in self.killed else 0
+            assert process.exitcode == expected, (name, process.exitcode)
+        assert not _left_behind(), _left_behind()
+
+    def kill(self) -> None:
+        """Leave nobody, however it went."""
+        for process in self.processes.values():
+            process.kill()
+            process.join()
+
+
+def _left_behind() -> list[str]:
+    """Processes of members that live on, or that nobody has waited for."""
+    ours = f"{MARK}={os.getpid()}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and ours in (entry / "environ").read_bytes():
+                found.append(entry.name)
+    return found
+
+
+async def _close(url: str) -> None:
+    async with rdzv.connect(url) as handler:
+        await handler.set_closed("enough")
+
+
+async def _drain(url: str, name: str) -> None:
+    async with rdzv.connect(url) as handler:
+        assert isinstance(handler, Handler)
+        await handler.drain_node(name, within=PATIENCE, reason="its turn")
+
+
+async def _members(url: str) -> set[str]:
+    async with rdzv.connect(url) as handler:
+        return {who.node_id for who in (await handler.status()).members}
+
+
+# --------------------------------------------------------------------------------------------- what is played
+
+
+def drains(crowd: Crowd, changes: int) -> str:
+    """So many arrivals, and so many drains."""
+    for _ in range(STANDING):
+        crowd.start()
+    crowd.read_until("the first round", crowd.together(STANDING))
+    crowd.aborted = 0  # who came late to the first round may have made one of fewer
+    for _ in range(changes):
+        crowd.start()
+        crowd.read_until("an arrival", crowd.together(STANDING + 1))
+        oldest = crowd.alive[0]
+        asyncio.run(_drain(crowd.url, oldest))
+        crowd.read_until("a drain", crowd.gone(oldest))
+        crowd.read_until("the others", crowd.together(STANDING))
+    assert crowd.aborted == 0, f"{crowd.aborted} groups were aborted"
+    return f"{changes} arrivals and {changes} drains, no collective aborted"
+
+
+def rounds(crowd: Crowd, number: int) -> str:
+    """So many rounds, each of which a member leaves in the middle of a step, or comes back in."""
+    stays, _ = crowd.start(), crowd.start()
+    crowd.read_until("the first round", crowd.together(2))
+    flaps = crowd.start(flaps=True)
+    crowd.read_until("the rounds", lambda: crowd.steps[stays].round >= number)
+    crowd.pipes[flaps].send(None)
+    crowd.read_until("the end", lambda: not crowd.steps[flaps].leaves and crowd.together(STANDING)())
+    held = [it for size, it in crowd.held[stays] if size == STANDING]
+    first, last = held[min(SETTLED_AFTER, len(held) // 2)], held[-1]
+    assert last.threads <= first.threads, (first, last)
+    assert last.descriptors <= first.descriptors, (first, last)
+    assert last.memory <= first.memory + MEMORY_NOISE + OF_PYTORCH * number, (first, last)
+    return f"{number} rounds, {crowd.aborted} groups aborted at one member or another; held: {first}, then {last}"
+
+
+def moments(number: int) -> list[Moment]:
+    """Calls and times, in turn, spread over the making of a group, which takes some 15 ms and 6 to 10 calls."""
+    return [("call", turn // 2 % 10) if turn % 2 else ("after", 0.001 * (turn // 2 * 7 % 24)) for turn in range(number)]
+
+
+def kills(crowd: Crowd, number: int) -> str:
+    """So many kills while groups are made."""
+    for _ in range(STANDING):
+        crowd.start()
+    crowd.read_until("the first round", crowd.together(STANDING))
+    took = []
+    for turn, moment in enumerate(moments(number)):
+        if turn % 4 < 2:
+            victim = crowd.start(moment)
+        else:  # the oldest dies while it makes a group with a newcomer
+            victim = crowd.alive[0]
+            crowd.pipes[victim].send(moment)
+            crowd.start()
+        crowd.read_until(f"a kill, {moment}", lambda victim=victim: victim in crowd.killed)  # type: ignore[misc]
+        killed = crowd.killed[victim]
+        crowd.read_until(f"the others, {moment}", crowd.together(STANDING, after=killed))
+        took.append(max(crowd.steps[name].at for name in crowd.alive) - killed)
+    members = asyncio.run(_members(crowd.url))
+    assert members == set(crowd.alive), (members, crowd.alive)
+    return (
+        f"{number} kills while a group was made: the others have made {TOGETHER} steps without the dead after "
+        f"{support.median(took):.2f} s (median), {max(took):.2f} s (worst)"
+    )
+
+
+PLAYED: Final[dict[str, tuple[Callable[[Crowd, int], str], str]]] = {
+    "drains": (drains, "changes"),
+    "rounds": (rounds, "rounds"),
+    "kills": (kills, "kills"),
+}
+
+
+def main() -> None:
+    """Play, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PLAYED, default=list(PLAYED), help="what to play")
+    parser.add_argument("--changes", type=int, default=50, help="arrivals, and drains (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=200, help="(default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=80, help="(default: %(default)s)")
+    options = parser.parse_args()
+    if not support.HAS_TORCH:
+        sys.exit("PyTorch is not installed")
+    print(support.describe_machine(), flush=True)
+    for name in options.only:
+        play, count = PLAYED[name]
+        with support.serving() as endpoint:
+            crowd = Crowd(f"{endpoint}/{name}?min_nodes=2&max_nodes={STANDING + 1}&last_call_timeout=1&is_host=false")
+            try:
+                told = play(crowd, getattr(options, count))
+                crowd.end()
+            finally:
+                crowd.kill()
+        print(f"{name}: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

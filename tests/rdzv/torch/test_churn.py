@@ -1,0 +1,19 @@
+"""Members come, are drained, leave in the middle of a step and are killed while groups are made: a short form of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import require, start_python
+
+require("torch")
+
+
+@pytest.mark.timeout(300)  # it forks a process for each member: slow where others work, too
+async def test_groups_outlive_drains_arrivals_and_kills() -> None:
+    """`python -m benchmarks.torch_churn` plays 50 arrivals, 50 drains, 200 rounds and 80 kills."""
+    counts = ("--changes=2", "--rounds=4", "--kills=4")
+    async with start_python("-m", "benchmarks.torch_churn", *counts) as churn:
+        assert await churn.wait(timeout=240) == 0, churn.written()
+        assert "drains: 2 arrivals and 2 drains, no collective aborted" in churn.output
+        assert [line.partition(":")[0] for line in churn.output[-2:]] == ["rounds", "kills"]
