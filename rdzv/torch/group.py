@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.errors import RendezvousSettingsError
-from rdzv.torch.pytorch import abort_process_group, destroy_process_groups, dist, set_group_timeout
+from rdzv.torch.pytorch import abort_process_group, count_groups_anew, destroy_process_groups, dist, set_group_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +79,7 @@ class RoundGroup:
         # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
         connect = timedelta(seconds=CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size)
         short = self._uses_gloo and set_group_timeout is not None
+        count_groups_anew()
         self._wait_for_all()
         with self._noting_sockets():
             dist.init_process_group(

@@ -270,7 +270,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         handler = self._connected()
         agent = agent_above()
         if self._was_member and agent is not None and agent.problem:
-            self._screen.explain(handler.node_id, agent.problem)
+            self._screen.explain(handler.node_id, agent.problem, in_reach=_in_reach(handler))
         while True:
             with self._screen.meeting(handler), self._while_store_may_come_back(handler):
                 info = self._next_round(handler)
@@ -404,7 +404,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if stopped is not None:
             handler = self._connected()
             self._screen.stopped_by(stopped)
-            self._screen.explain(handler.node_id)
+            self._screen.explain(handler.node_id, in_reach=_in_reach(handler))
             handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
@@ -420,9 +420,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""
         if self._handler is not None and self._pid == os.getpid():
-            self._screen.explain(self._handler.node_id)
+            self._screen.explain(self._handler.node_id, in_reach=_in_reach(self._handler))
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
+
+
+def _in_reach(handler: sync.Handler) -> bool:
+    return handler.node is not None and handler.node.in_reach
 
 
 def _hosts(handler: sync.Handler) -> bool:

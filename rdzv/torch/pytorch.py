@@ -42,6 +42,7 @@ __all__ = [
     "SignalException",
     "abort_process_group",
     "agent_above",
+    "count_groups_anew",
     "destroy_process_groups",
     "dist",
     "events",
@@ -132,6 +133,11 @@ PRIVATE: Final = (
     ),
     Private(
         module=_C10D,
+        name="_world.group_count",
+        used_for="counting groups anew where the making of one has failed; see count_groups_anew",
+    ),
+    Private(
+        module=_C10D,
         name="_abort_process_group",
         since=(2, 6),
         used_for="ending nccl's collectives; without it they end by their timeout",
@@ -170,6 +176,17 @@ def destroy_process_groups() -> None:
     if LETS_GO_AFTER:
         time.sleep(LETS_GO_AFTER)  # nothing tells when the threads have let go
     dist.destroy_process_group()
+
+
+def count_groups_anew() -> None:
+    """Let the next default group of this process be called as everybody's first.
+
+    PyTorch names a default group by how many groups this process has begun to make since it last destroyed one, and the
+    name is in all of its keys. Where a making fails there is nothing to destroy, and the next group of this process
+    would wait for keys that those whose making has not failed never write, and they for its.
+    """
+    if not dist.is_initialized():
+        dist.distributed_c10d._world.group_count = 0
 
 
 def runs_under_torchrun() -> bool:

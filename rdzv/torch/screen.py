@@ -25,7 +25,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import Closed, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RendezvousError
 from rdzv.torch.events import EventHandler
 from rdzv.torch.pytorch import SignalException
@@ -151,10 +151,16 @@ class Screen:
         """Note what has told this agent to end, for `explain`."""
         self._stopped_by = f"it was told to end by {signal.Signals(error.sigval).name}"
 
-    def explain(self, node_id: str, reason: str = "") -> None:
-        """Tell the other members why this one is about to leave the round: what a signal did, if nothing is given."""
+    def explain(self, node_id: str, reason: str = "", *, in_reach: bool = True) -> None:
+        """Tell the other members why this one is about to leave the round: what a signal did, if nothing is given.
+
+        Args:
+            node_id: This one.
+            reason: In words.
+            in_reach: Whether the store is: nothing is worth waiting for it here, perhaps until the lease has run out.
+        """
         reason = reason or self._stopped_by
-        if self._store is not None and reason:
+        if self._store is not None and reason and in_reach:
             with contextlib.suppress(RendezvousError, StoreError):
                 self._store.set(WHY + node_id, reason)
 
@@ -258,13 +264,11 @@ class Screen:
                     self._held = f"run {self._run_id}: {waiting}{why}; {left}", why
             case NodesWaiting():
                 self._take_held()  # they have come in, and the round's line has told of them, or they have gone
-            case Dropped():
-                log.warning("run %s: this node was dropped: %s; %s", self._run_id, change.reason, left)
             case Closed():
                 by = f" by {change.by}" if change.by else ""
                 log.info("run %s is closed%s%s", self._run_id, by, f": {change.reason}" if change.reason else "")
             case _:
-                pass
+                pass  # that this node was dropped, it says itself
 
     def _named(self, change: NodesLost | NodesLeft) -> str:
         """Who, as a subject with its verb; of those that can be named, those of whom it was not told before."""

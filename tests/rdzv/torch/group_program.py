@@ -50,6 +50,17 @@ def aborted_while_blocked(group: RoundGroup) -> float:
     raise AssertionError("one rank never came")
 
 
+def making_fails(store: rdzv.torch.TorchStore) -> None:
+    """Fail to make a group, as who waits for a member that was killed meanwhile: the others have not begun to."""
+    brief = store.clone()
+    brief.set_timeout(timedelta(seconds=0.05))
+    try:
+        dist.init_process_group("gloo", store=dist.PrefixStore("alone", brief), rank=0, world_size=2)
+    except RuntimeError:
+        return
+    raise AssertionError("nobody else was there")
+
+
 def held() -> tuple[int, int]:
     """How many descriptors and threads this process has."""
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
@@ -67,6 +78,8 @@ def play(url: str, rank: int) -> None:
     began = time.monotonic()
     ended = aborted_while_blocked(group)
     group.close()
+    if rank == 0:
+        making_fails(store)
     group = group_of(store, "second", rank, SIZE - 1)
     group.make()
     assert total_of_all() == SIZE - 1

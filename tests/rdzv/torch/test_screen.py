@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -179,6 +180,17 @@ def test_a_memory_store_whose_process_is_gone_is_not_waited_for(monkeypatch: pyt
             ending.join()
         with pytest.raises(RendezvousConnectionError, match=r"its process is gone.*--data-dir"):
             raise gone[0]
+
+
+def test_why_one_leaves_is_told_only_where_the_store_is_in_reach() -> None:
+    """An agent whose store's host was killed waited until its lease had run out, before it said anything."""
+    told: list[tuple[str, str]] = []
+    screen = Screen("job")
+    screen._store = cast("Any", SimpleNamespace(set=lambda *said: told.append(said)))
+    screen.explain("a", "worker 0 was killed by signal 9", in_reach=False)
+    assert not told
+    screen.explain("a", "worker 0 was killed by signal 9")
+    assert told == [("rdzv/torch/why/a", "worker 0 was killed by signal 9")]
 
 
 def until_waiting(handler: rdzv.sync.Handler) -> None:
