@@ -155,6 +155,9 @@ QueueEmptyError: Final = getattr(dist, "QueueEmptyError", dist.DistStoreError)
 abort_process_group: Final[Any] = getattr(dist.distributed_c10d, "_abort_process_group", None)
 """Aborts all groups of a backend that can be aborted (nccl)."""
 
+world_of_groups: Final[Any] = getattr(dist.distributed_c10d, "_world", None)
+"""All that PyTorch knows of this process's groups."""
+
 set_group_timeout: Final[Any] = getattr(dist.distributed_c10d, "_set_pg_timeout", None)
 """Changes the timeout of a group's collectives, once it has been made."""
 
@@ -185,8 +188,8 @@ def count_groups_anew() -> None:
     name is in all of its keys. Where a making fails there is nothing to destroy, and the next group of this process
     would wait for keys that those whose making has not failed never write, and they for its.
     """
-    if not dist.is_initialized():
-        dist.distributed_c10d._world.group_count = 0
+    if world_of_groups is not None and not dist.is_initialized():
+        world_of_groups.group_count = 0
 
 
 def runs_under_torchrun() -> bool:
