@@ -48,10 +48,8 @@ class Report:
         assert bound is not None, "a promise has a bound"
         kept = math.isnan(value) or (value <= bound if most is not None else value >= bound)
         self.checks.append((what, value, bound, kept))
-        print(
-            f"{'kept  ' if kept else 'BROKEN'} {what}: {value:.2f} ({'at most' if most else 'at least'} {bound:g})",
-            flush=True,
-        )
+        limit = "at most" if most is not None else "at least"
+        print(f"{'kept  ' if kept else 'BROKEN'} {what}: {value:.2f} ({limit} {bound:g})", flush=True)
 
 
 def rendezvous(report: Report, nodes: list[int], runs: int, processes: int) -> dict[str, Figure]:

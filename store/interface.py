@@ -25,6 +25,7 @@ An etcd cluster is reached by the same calls, and they mean the same. What diffe
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -163,12 +164,14 @@ class Store(ABC):
         tells_causes: Whether the `delete` of a key says how its lease ended (`Event.cause`); etcd does not.
         operations_max: Conditions that one transaction may have, or keys that one request may name.
         writes_max: Operations that one transaction may have.
+        lease_ttl_max: The longest lease that it grants, in seconds, as far as is known.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
     """
 
     tells_causes: bool = True
     operations_max: int = 126  # what any store takes; a client knows better once its store has told
     writes_max: int = 126
+    lease_ttl_max: float = math.inf
     fail_over: float = 0.0
     _keeping: Keeping | None = None  # made for the first lease that keeps itself
 

@@ -99,8 +99,8 @@ class Keeping:
         self._store = store
         self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
-        self._news = asyncio.Event()  # of the connection
         self._wanted = 0  # how often renewals were asked for
+        self._sleeping: set[asyncio.Future[None]] = set()  # the leases that wait until they are to be renewed
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
             on_connection(self._connection_changed)
@@ -125,8 +125,8 @@ class Keeping:
     def renew_now(self) -> None:
         """Renew all leases at once: there is something new to say with it."""
         self._wanted += 1
-        self._news.set()
-        self._news = asyncio.Event()
+        for sleeping in list(self._sleeping):
+            _wake(sleeping)
 
     async def hold(
         self,
@@ -161,32 +161,42 @@ class Keeping:
         ours_until = self._ours_until[lease.id]
         pause = (ours_until - self._store.time()) / RENEWALS_PER_TTL
         while not reason:
-            with anyio.CancelScope(deadline=ours_until):
-                with anyio.move_on_after(pause):
-                    await self._news.wait()  # a new connection must say at once that it keeps the lease
-                sent_at, wanted = self._store.time(), self._wanted
-                if sent_at < ours_until:
-                    try:
-                        timeout = max(ours_until - sent_at, 0.001)
-                        since = sent_at - (ours_until - lease.ttl)  # the last one that was answered
-                        said = note(since > lease.ttl / RENEWALS_PER_TTL + LATE) if note is not None else b""
-                        await lease.keep_alive(note=said, timeout=timeout)
-                        self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
-                        # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
-                        # the next cut must find the lease as fresh as the first one did.
-                        pause = max(sent_at + lease.ttl / RENEWALS_PER_TTL - self._store.time(), 0.0)
-                        if self._wanted != wanted:  # while this one was under way, without what is to be said since
-                            pause = 0.0
-                    except LeaseNotFound:
-                        reason = LAPSED
-                    except StoreError as error:
-                        log.debug("lease %d was not renewed: %s", lease.id, error)
-                        pause = retry_pause(lease.ttl)  # and again, still listening for a new connection
-                        reason = "" if self._failure is None else str(self._failure)
+            # A new connection must say at once that it keeps the lease.
+            await self._sleep(min(pause, ours_until - self._store.time()))
+            sent_at, wanted = self._store.time(), self._wanted
+            if sent_at < ours_until:
+                try:
+                    since = sent_at - (ours_until - lease.ttl)  # the last one that was answered
+                    said = note(since > lease.ttl / RENEWALS_PER_TTL + LATE) if note is not None else b""
+                    await lease.keep_alive(note=said, timeout=max(ours_until - sent_at, 0.001))
+                    self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
+                    # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
+                    # the next cut must find the lease as fresh as the first one did.
+                    pause = max(sent_at + lease.ttl / RENEWALS_PER_TTL - self._store.time(), 0.0)
+                    if self._wanted != wanted:  # while this one was under way, without what is to be said since
+                        pause = 0.0
+                except LeaseNotFound:
+                    reason = LAPSED
+                except StoreError as error:
+                    log.debug("lease %d was not renewed: %s", lease.id, error)
+                    pause = retry_pause(lease.ttl)  # and again, still listening for a new connection
+                    reason = "" if self._failure is None else str(self._failure)
             if not reason and self._store.time() >= ours_until:
                 reason = not_renewed(lease.ttl)
         self._tasks.pop(lease.id, None)
         on_lapse(reason)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep for so long, or until `renew_now`. A scope of anyio's would cost as much as all else of a renewal."""
+        loop = asyncio.get_running_loop()
+        sleeping: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(max(seconds, 0.0), _wake, sleeping)
+        self._sleeping.add(sleeping)
+        try:
+            await sleeping
+        finally:
+            timer.cancel()
+            self._sleeping.discard(sleeping)
 
     async def release(self, lease_id: int) -> None:
         """Stop keeping a lease and revoke it, within a short time."""
@@ -216,6 +226,11 @@ async def renewed_if_old(lease: AwaitedLease, sent_at: float, time: Callable[[],
         return sent_at
     await lease.keep_alive()
     return now
+
+
+def _wake(sleeping: asyncio.Future[None]) -> None:
+    if not sleeping.done():
+        sleeping.set_result(None)
 
 
 LAPSED = "the store has let its lease lapse"

@@ -168,7 +168,11 @@ def tcp_handler(settings: Settings) -> Handler:
         elif node.handed_on:
             await hosting.begin_again()
         await hosting.begin()
-        async with client(settings.join_timeout) as opened:
+        async with contextlib.AsyncExitStack() as stack:
+            async with node.loop.turn(
+                newcomer=True
+            ):  # not before: the others may wait for the store that this node hosts
+                opened = await stack.enter_async_context(client(settings.join_timeout))
             hosting.settle()
             yield opened
 

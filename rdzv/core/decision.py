@@ -18,6 +18,7 @@ The words are made here too (`explain`), from a `Progress`, where they are read:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
@@ -136,6 +137,7 @@ class Complete:
 Decision = Wait | Complete
 
 LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
+MANY = 64  # nodes; fewer are told at once how many they are
 TRY_AGAIN_AFTER = 1.0  # seconds; what failed is tried again at the next event, or after this
 PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them ...
 GIVEN_UP_MOST = 300  # ... and these, which name nodes
@@ -156,7 +158,7 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         return Wait(until=None, progress=progress)
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
-    placed = len(rules.placed(list(view.waiting.values())))
+    placed = len(rules.placed(list(view.waiting.values()))) if rules.unit_within else len(view.waiting)
     full = rules.admitted(placed) == rules.capacity
     # Nobody else is known to be coming if those who are here meet again. A job that is started anew after all its nodes
     # had died is another matter: its nodes know of no round, and come one by one.
@@ -234,8 +236,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
 
 def _given_up(view: View) -> str:
     """Return which round those who wait have given up, and why: as its rank 0 says, who knows who has not come."""
-    told = [record for record in view.waiting.values() if record.gave_up]
-    return min(told, key=lambda record: not record.unreached).gave_up[:GIVEN_UP_MOST] if told else ""
+    told = [view.waiting[node_id] for node_id in view.gave_up if node_id in view.waiting]
+    return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
 def _staying(view: View, coming: int) -> dict[str, str]:
@@ -320,16 +322,23 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     """Return when `current` must be written, given what was written last; None: there is nothing new in it.
 
     At once when its kind changes; else after 1 ms per node, from 50 ms to 5 s: a thousand arrivals are not announced
-    to each of them a thousand times, and what a node is sent does not grow with their number. A last call that runs is
-    refreshed every second, or tenth of it, for a successor.
+    to each of them a thousand times, and what a node is sent does not grow with their number. How many have come of
+    those that are needed, upon which nobody acts, is told a third as often. A last call that runs is refreshed every
+    second, or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now
     if _without_times(last) != _without_times(current):
-        return max(last_at + min(max(0.05, 0.001 * nodes), 5.0), now)
+        seldom = 3 if nodes >= MANY and _acted_upon(last) == _acted_upon(current) else 1
+        return max(last_at + seldom * min(max(0.05, 0.001 * nodes), 5.0), now)
     if current.last_call_left is not None and current.phase is Phase.LAST_CALL:
         return max(last_at + max(1.0, current.last_call_left / 10), now)
     return None
+
+
+# What members of the last round, and spares, act upon; and what each change of is another kind.
+_acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
+_all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill")
 
 
 def _without_times(progress: Progress) -> Progress:
@@ -337,19 +346,9 @@ def _without_times(progress: Progress) -> Progress:
 
 
 def _kind(progress: Progress) -> tuple[object, ...]:
-    return (
-        progress.phase,
-        progress.round,
-        progress.waiting > 0,
-        progress.spares_after is None and not progress.spare_ids,
-        progress.last_call_left is None,
-        progress.lost > 0,
-        progress.departed > 0,
-        progress.problem,
-        progress.given_up,
-        progress.why_lost,
-        progress.standstill,
-    )
+    some = (progress.waiting > 0, progress.lost > 0, progress.departed > 0)
+    no_spares = progress.spares_after is None and not progress.spare_ids
+    return *_all_of_it(progress), *some, no_spares, progress.last_call_left is None
 
 
 def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:

@@ -71,6 +71,7 @@ class View:
         self.members: dict[str, Member] = {}  # of the last round, whether still in it or not
         self.live: set[str] = set()  # those who are
         self.waiting: dict[str, NodeRecord] = {}  # by order of arrival
+        self.gave_up: dict[str, None] = {}  # those that wait, and have said which round they have given up
         self.lost: list[str] = []
         self.lost_count: int = 0
         self.departed: list[str] = []
@@ -150,6 +151,7 @@ class View:
             self._records.clear()  # what of it is not in the snapshot that follows has gone meanwhile
             self.live.clear()
             self.waiting.clear()
+            self.gave_up.clear()
             return
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
@@ -205,6 +207,7 @@ class View:
         self._inherited = None
         self.enough_since = None
         waiting, self.waiting = self.waiting, {}
+        self.gave_up.clear()
         for record in waiting.values():
             self._place(record)
         self._count(now)
@@ -273,6 +276,7 @@ class View:
         self.arrived_at = self._now
         self.live.discard(record.node_id)
         self.waiting.pop(record.node_id, None)
+        self.gave_up.pop(record.node_id, None)
         self._place(record)
 
     def _place(self, record: NodeRecord) -> None:
@@ -283,11 +287,14 @@ class View:
             self.live.add(record.node_id)
         else:
             self.waiting[record.node_id] = record
+            if record.gave_up:
+                self.gave_up[record.node_id] = None
 
     def _gone(self, node_id: str, *, left: bool = False) -> None:
         """A node has gone. A member that had come again for the next round is missed like any other."""
         record = self._records.pop(node_id, None)
         self.waiting.pop(node_id, None)
+        self.gave_up.pop(node_id, None)
         self.live.discard(node_id)
         if record is not None or node_id in self.members:
             self._miss(node_id, left=left, at=self._now, address=record.address if record is not None else "")

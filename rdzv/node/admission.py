@@ -98,7 +98,7 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """
     entry = await store.get(keys.lease)
     if entry is None:
-        grant = grant_of_run(keys, closed_ttl)
+        grant = grant_of_run(keys, closed_ttl, most=store.lease_ttl_max)
         try:
             made = await store.transact(then=(note_of_run(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
@@ -111,9 +111,15 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     return Lease(store, id=entry.lease, ttl=float(entry.value))
 
 
-def grant_of_run(keys: Keys, closed_ttl: float) -> Grant:
-    """The run's lease, for the transaction that is the first to write anything of the run."""
-    return Grant(ttl=max(closed_ttl, RUN_TTL_LEAST), id=keys.lease_id)
+def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
+    """The run's lease, for the transaction that is the first to write anything of the run.
+
+    Args:
+        keys: The run's keys.
+        closed_ttl: What the settings ask for.
+        most: The longest lease that the store grants.
+    """
+    return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
 def note_of_run(keys: Keys, grant: Grant) -> Create:

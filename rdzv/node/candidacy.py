@@ -40,6 +40,23 @@ __all__ = ["Candidacy"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
+class RoleWakeup(Wakeup):
+    """Wakes a candidate when the role becomes free, or is taken: it cares for nothing else of what a run tells."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._follower = link.follower
+        self._seen: tuple[bool, ...] = ()
+
+    def changed(self) -> None:
+        """Something has happened; perhaps to the role."""
+        head = self._follower.head
+        sees = (head.coordinator is None, head.closed is None, self._follower.error is None)
+        if sees != self._seen:
+            self._seen = sees
+            super().changed()
+
+
 class Candidacy:
     """One node's readiness to coordinate its run.
 
@@ -53,6 +70,7 @@ class Candidacy:
         gone_ttl: The same, of how long it outlives its process.
         stall_rules: When a member is stuck.
         rng: For the pause before taking the role.
+        neighbours: How many nodes live in this process.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
@@ -68,6 +86,7 @@ class Candidacy:
         gone_ttl: float,
         stall_rules: StallRules,
         rng: random.Random,
+        neighbours: int = 1,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
         self._link = link
@@ -81,8 +100,9 @@ class Candidacy:
         self._gone_ttl = gone_ttl
         self._stall_rules = stall_rules
         self._rng = rng
+        self._neighbours = neighbours
         self._apart = apart
-        self._wakeup = Wakeup()
+        self._wakeup = RoleWakeup(link)
         self._failed_with: str | None = None
         self._lost_terms = 0  # in a row, since their lease was over
 
@@ -132,7 +152,12 @@ class Candidacy:
 
     async def _take_role(self) -> None:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
-        ttl = role_ttl(self._link, max(self._nodes_known, self._agreed.rules.needed), lost_terms=self._lost_terms)
+        ttl = role_ttl(
+            self._link,
+            max(self._nodes_known, self._agreed.rules.needed),
+            lost_terms=self._lost_terms,
+            neighbours=self._neighbours,
+        )
         role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._gone_ttl)
         keys, sent_at = self._keys, self._store.time()
         try:

@@ -321,7 +321,7 @@ class SharedLease:
 
     def __init__(self, store: Store, *, ttl: float) -> None:
         self._store = store
-        self._ttl = ttl
+        self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
         self._known = asyncio.Event()  # whether that of the last round is still there
         self.used: bool = False

@@ -41,11 +41,13 @@ class Wakeup:
         Returns:
             True if something has changed, False if the time is over.
         """
-        with anyio.CancelScope(deadline=float("inf") if deadline is None else deadline):
+        if deadline is None:  # as a rule: a scope would cost as much as all the rest of being woken
             await self._changed.wait()
+        else:
+            with anyio.CancelScope(deadline=deadline):
+                await self._changed.wait()
         changed = self._changed.is_set()
-        if changed:
-            self._changed = asyncio.Event()
+        self._changed.clear()
         return changed
 
 

@@ -430,14 +430,13 @@ class Client(interface.Store):
         self.limits = dict(welcome.limits)
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
+        self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
         self._welcomed.set()
         self._abort_previous()
         if not welcome.resumed:
             for item in self._connection.lost_for_good():
-                message = (
-                    f"the connection to {self.name} broke, and the server has since forgotten this client's session"
-                )
-                settle(item, ConnectionLost(message, maybe_applied=True))
+                why = "broke, and the server has since forgotten this client's session"
+                settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))
         for item in self._connection.to_send_again():
             self._send(item)
         for watch in self._watching:

@@ -55,6 +55,7 @@ class Silence:
         self._asked_at: float | None = None  # since when there is something to answer, and nothing has been heard
         self._pinged = False  # since then
         self._unsent_bytes = 0  # at the last look
+        self._postponed = False  # the last look: its own loop had been held up, and may not have read what has come
         self._look: asyncio.TimerHandle | None = None  # when the next one is taken
         self._look_at = 0.0
         self._finding: asyncio.Task[None] | None = None
@@ -118,6 +119,11 @@ class Silence:
             self._asked_at = now
         elif late >= LATE:  # what was answered meanwhile has not been read yet
             self._asked_at = min(self._asked_at + late, now)
+            if not self._postponed:  # else a loop that is always busy would never look
+                self._postponed = True
+                self._look_in(0.0)
+                return
+        self._postponed = False
         acknowledged = self._link.acknowledged
         silence = now - self._asked_at
         longest = self._patience.busy_silence(now=now) if acknowledged else self._patience.silence()

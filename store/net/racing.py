@@ -251,7 +251,10 @@ async def connected_socket(addresses: Addresses) -> socket.socket:
             sock = race.begin_next()
             if sock is not None:
                 loop.add_writer(sock, can_be_written_to, sock)
-            with anyio.move_on_after(STAGGER if race.more else None):
+            if race.more:
+                with anyio.move_on_after(STAGGER):
+                    await some.wait()
+            else:
                 await some.wait()
             some.clear()
             while writable:

@@ -119,6 +119,7 @@ class Joining:
     async def _join_as(self, link: Link, clock: JoinClock, me: Me) -> Membership:
         """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
         part = self._part
+        part.lapses, part.neighbours = 0, self._loop.nodes
         while True:
             try:
                 if not part.arrival.stands(me.arrival):
@@ -127,6 +128,7 @@ class Joining:
                 if membership is not None:
                     return membership
                 # The lease was lost while we waited, or the record with it: arrive once more.
+                part.lapses += part.arrival.lease is None
             except StoreError as error:
                 if not is_away(error, link):
                     raise
@@ -144,7 +146,8 @@ class Joining:
         clock.set(suspended=False, now=anyio.current_time())
         part.reason = "waiting for the store to take its arrival"
         with anyio.move_on_after(clock.left(anyio.current_time())):
-            me, role = await self._recording.write(link, clock, me)
+            async with self._loop.turn():
+                me, role = await self._recording.write(link, clock, me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
             link.run_for_coordinator(lambda: self._candidacy(link).run(role))
             link.keep_run()
@@ -181,9 +184,10 @@ class Joining:
                 now = link.store.time()
                 match follow(me, link.follower.head, now=now):
                     case RoundToCheck(round=round):
-                        member = await find_member(
-                            link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival
-                        )
+                        async with self._loop.turn():
+                            member = await find_member(
+                                link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival
+                            )
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if member is not None:
@@ -259,6 +263,7 @@ class Joining:
                 notes_every=settings.ttl / RENEWALS_PER_TTL,
             ),
             rng=self._rng,
+            neighbours=part.neighbours,
             apart=self._loop.apart if callable(settings.rank_order) else None,
         )
 

@@ -20,7 +20,7 @@ from rdzv.core.addresses import address_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
-from rdzv.node.part.role import RoleGrant, role_ttl
+from rdzv.node.part.role import RoleGrant, busy_ttl, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from store.interface import Watch
     from store.messages import Condition, Operation
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "node_ttl"]
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
+LAPSES_MOST = 4  # beyond so many in one wait a lease becomes no longer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; so long a node may be taken for alive that is not
 
 
@@ -123,8 +124,13 @@ class Recording:
         """The lease that this node's records are on; a new one, not yet granted, if it has none."""
         part = self._part
         if part.arrival.lease is None:
-            # Where answers take seconds, a lease of a few would be over before it could be renewed.
-            ttl = max(part.settings.ttl, min(ROUND_TRIPS_PER_TTL * link.round_trip, TTL_MOST))
+            ttl = node_ttl(
+                part.settings.ttl,
+                round_trip=link.round_trip,
+                lapses=part.lapses,
+                most=link.store.lease_ttl_max,
+                neighbours=part.neighbours,
+            )
             part.arrival.lease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
         return part.arrival.lease
 
@@ -135,7 +141,7 @@ class Recording:
         writes: list[Operation] = [Put(key, record.pack(), lease=lease.id)]
         grants = [] if lease.kept else [self._own_grant(link, lease)]
         agreed = when.value(part.keys.settings) == part.agreed.value
-        run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl)
+        run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
         if run is not None:
             agreed = when.value_if_any(part.keys.settings) == part.agreed.value
             # Also if it is there, so that nobody rewrites the settings who has looked before we came.
@@ -143,7 +149,8 @@ class Recording:
             grants.append(run)
         role = None
         if link.follower.head.coordinator is None and not link.runs_for_coordinator:
-            role = RoleGrant(link, ttl=role_ttl(link, part.agreed.rules.needed), gone_ttl=part.settings.gone_ttl)
+            ttl = role_ttl(link, part.agreed.rules.needed, neighbours=part.neighbours)
+            role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
             writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)
         conditions = [agreed, when.mod_revision(key) == expected, when.missing(part.keys.banned(part.node_id))]
@@ -256,7 +263,7 @@ class Recording:
         settings, store = part.settings, link.store
         address, sends_from, store_at = settings.address, "", ""
         if address is None:
-            if settings.endpoint.info.family == "tcp":
+            if settings.endpoint.info.family == "tcp" and not link.in_reach:
                 # Never a host name instead: most hosts of the world cannot resolve it.
                 await link.in_reach_again(within=math.inf)
             if link.failure is not None:
@@ -316,6 +323,26 @@ class Recording:
             finally:
                 await cancel_and_wait(noticing)
         return await link.store.get(there.key)
+
+
+def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float, neighbours: int) -> float:
+    """Return for how long a node's lease is granted, in seconds.
+
+    Where answers take seconds, a lease of a few would be over before it could be renewed. Nor can a process renew it
+    that is too busy with thousands of other nodes: one lease that is lost may be an outage, and the next was asked for
+    just after; more of them in one wait are that.
+
+    Args:
+        asked: What the settings ask for. It is never less, whatever the store then says of it.
+        round_trip: Seconds that the store takes to answer.
+        lapses: How many leases this node has lost while it waited.
+        most: The longest that the store grants.
+        neighbours: How many nodes live in this process.
+    """
+    needed = max(
+        ROUND_TRIPS_PER_TTL * round_trip, busy_ttl(neighbours), asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST)
+    )
+    return max(asked, min(needed, TTL_MOST, most))
 
 
 def _learn_of_run(link: Link, granted: Grant, noted: object) -> None:

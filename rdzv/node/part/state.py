@@ -44,6 +44,10 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 NOT_WAITING = "not waiting for anything"
 
 
+def _is_news(reason: str, before: str) -> bool:
+    return without_durations(reason) != without_durations(before)
+
+
 class Part:
     """What one node is in one run.
 
@@ -58,6 +62,8 @@ class Part:
         membership: The last round it was in; it says itself whether the node still is.
         known_round: The last round that it knows of; -1 for none.
         leaves_because: Why this node leaves, in words, if it has said so; the others are told.
+        lapses: How many leases it has lost while it waited for this round.
+        neighbours: How many nodes live in this process.
         lapsed_in: The round that this node was dropped from; -1 for none.
         unreached: It was rank 0 of the last round, which was given up since not all members reached it.
         given_up: Which round was given up, and why, in words; empty if none was since the last that held.
@@ -119,7 +125,8 @@ class Part:
             reason: In words.
             reason_now: Says it as of now, since its durations run on.
         """
-        if without_durations(reason) != without_durations(self._reason):
+        # In this order: it is asked at each push, and the last question costs most.
+        if reason != self._reason and log.isEnabledFor(logging.INFO) and _is_news(reason, self._reason):
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
@@ -156,6 +163,7 @@ class Part:
     def become_member(self, round: Round, rank: int, me: Me, *, time: Callable[[], float]) -> Membership:
         """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
         self.arrival.taken_in()
+        self.lapses, self.neighbours = 0, 1
         self.lapsed_in = -1
         self.membership = membership = Membership(
             round=round,

@@ -423,11 +423,25 @@ def test_a_change_of_kind_is_reported_at_once(change: dict[str, Any]) -> None:
     assert report_due(SAID, 99.999, replace(SAID, **change), nodes=10_000, now=100.0) == 100.0
 
 
-@pytest.mark.parametrize(("nodes", "pause"), [(1, 0.05), (500, 0.5), (1_000, 1.0), (10_000, 5.0)])
-def test_a_change_of_numbers_is_reported_the_less_often_the_more_nodes_hear_it(nodes: int, pause: float) -> None:
-    more = replace(SAID, joined=2)
-    assert report_due(SAID, 100.0, more, nodes=nodes, now=100.0) == pytest.approx(100.0 + pause)
-    assert report_due(SAID, 90.0, more, nodes=nodes, now=100.0) == 100.0
+@pytest.mark.parametrize(
+    ("nodes", "change", "pause"),
+    [
+        (1, {"joined": 2}, 0.05),
+        (60, {"joined": 2}, 0.06),
+        (500, {"joined": 2}, 1.5),  # nobody acts upon it: told a third as often
+        (10_000, {"joined": 2}, 15.0),
+        (500, {"waiting": 3}, 0.5),
+        (1_000, {"lost": 3}, 1.0),
+        (10_000, {"departed": 3}, 5.0),
+    ],
+)
+def test_a_change_of_numbers_is_reported_the_less_often_the_more_nodes_hear_it(
+    nodes: int, change: dict[str, Any], pause: float
+) -> None:
+    said = replace(SAID, waiting=2, lost=2, departed=2)
+    more = replace(said, **change)
+    assert report_due(said, 100.0, more, nodes=nodes, now=100.0) == pytest.approx(100.0 + pause)
+    assert report_due(said, 80.0, more, nodes=nodes, now=100.0) == 100.0
 
 
 @pytest.mark.parametrize(("left", "pause"), [(30.0, 3.0), (4.0, 1.0)])

@@ -129,3 +129,16 @@ async def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -
     assert looked_at[0] is None
     assert looked_at[1] is not None
     await watched.silence.aclose()
+
+
+async def test_a_server_is_not_asked_again_before_what_it_said_meanwhile_was_read() -> None:
+    """In a loop that was too busy with thousands of clients each request cost a ping as well, which kept it busier."""
+    watched = Watched(acknowledged=False)
+    watched.silence.expect_answer()
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(SILENCE / 4)
+    loop._jumping_selector.now += 30.0  # type: ignore[attr-defined]
+    loop.call_later(0.0, lambda: loop.call_soon(lambda: watched.silence.heard(expecting=False)))  # as the socket has it
+    await asyncio.sleep(SILENCE * 4)
+    assert (watched.pings, watched.looked_at) == (0, None)
+    await watched.silence.aclose()

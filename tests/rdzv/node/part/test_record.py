@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import pytest
 
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from rdzv.node.part.record import Recording
+from rdzv.node.part.record import TTL_MOST, Recording, node_ttl
 from rdzv.node.part.state import Part
 from rdzv.node.store_session import Link
 from rdzv.node.wakeup import Listeners
+from store import Limits
+from tests.support.runs import VirtualRun
 
 pytestmark = pytest.mark.virtual_time
 
@@ -74,3 +77,34 @@ async def test_a_node_behind_a_forwarder_says_where_it_sends_from() -> None:
 async def test_an_address_that_is_given_needs_no_store_to_be_seen_by() -> None:
     record = await (await address_said(AwayStore(), "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (record.address, record.store_at) == ("10.0.0.8", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "round_trip", "lapses", "most", "neighbours", "ttl"),
+    [
+        (10.0, 0.01, 0, math.inf, 1, 10.0),
+        (10.0, 2.0, 0, math.inf, 1, 20.0),  # answers take seconds
+        (10.0, 9.0, 0, math.inf, 1, TTL_MOST),
+        (10.0, 9.0, 0, 12.0, 1, 12.0),  # the store grants no longer one
+        (60.0, 9.0, 0, math.inf, 1, 60.0),
+        (60.0, 0.0, 0, 12.0, 1, 60.0),  # what was asked for is asked of the store, which says what is wrong
+        (10.0, 0.0, 1, math.inf, 1, 10.0),  # one that was lost may have been an outage
+        (10.0, 0.0, 2, math.inf, 1, 20.0),
+        (10.0, 0.0, 9, math.inf, 1, TTL_MOST),
+        (10.0, 0.0, 0, math.inf, 300, 10.0),  # so many in one process renew 90 leases a second
+        (10.0, 0.0, 0, math.inf, 600, 18.0),
+        (10.0, 0.0, 0, math.inf, 2500, TTL_MOST),
+    ],
+)
+def test_a_lease_is_as_long_as_it_must_be_to_be_renewed_in_time(
+    asked: float, round_trip: float, lapses: int, most: float, neighbours: int, ttl: float
+) -> None:
+    assert node_ttl(asked, round_trip=round_trip, lapses=lapses, most=most, neighbours=neighbours) == ttl
+
+
+async def test_no_lease_grows_beyond_what_the_store_grants() -> None:
+    """A store that answered slowly, and had a limit above `ttl`, told nodes to lower it: they had asked for more."""
+    settings: dict[str, Any] = {"min_nodes": 2, "ttl": 11, "closed_ttl": 12}
+    async with VirtualRun(limits=Limits(lease_ttl_max=12.0), latency=1.0, **settings) as run:
+        infos = await run.meet(run.handler("a"), run.handler("b"))
+        assert [info.world_size for info in infos] == [2, 2]
