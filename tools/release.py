@@ -73,19 +73,19 @@ def build(out: Path) -> list[Path]:
 def bill_of_materials(files: list[Path]) -> dict[str, Any]:
     """Say in CycloneDX what was built, and what it needs: https://cyclonedx.org/docs/1.5/json/."""
     requirements = importlib.metadata.requires("rdzv") or []
-    components = []
+    components: list[dict[str, str]] = []
     for requirement in requirements:
         name, _, marker = requirement.partition(";")
         bare = re.split(r"[<>=!~ ]", name, maxsplit=1)[0]
-        components.append(
-            {
-                "type": "library",
-                "name": bare,
-                "version": name.strip()[len(bare) :],
-                "scope": "optional" if "extra" in marker else "required",
-                "purl": f"pkg:pypi/{bare}",
-            }
-        )
+        component = {
+            "type": "library",
+            "name": bare,
+            "version": name.strip()[len(bare) :],
+            "scope": "optional" if "extra" in marker else "required",
+            "purl": f"pkg:pypi/{bare}",
+        }
+        if component not in components:  # several extras may need one and the same; the format wants each once
+            components.append(component)
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",

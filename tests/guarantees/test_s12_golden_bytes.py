@@ -34,4 +34,6 @@ def test_s12_the_bill_of_materials_names_what_is_needed(tmp_path: Path) -> None:
     bill = release.bill_of_materials([wheel])
     required = {each["name"] for each in bill["components"] if each["scope"] == "required"}
     assert required == {"anyio", "msgpack"}
+    names = [each["name"] for each in bill["components"]]
+    assert len(names) == len(set(names)), "each once, whichever extras need it"
     assert bill["metadata"]["properties"][0]["name"] == "sha256:rdzv.whl"
