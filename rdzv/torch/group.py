@@ -107,15 +107,20 @@ class RoundGroup:
         """End every collective that is under way, and every later one; from any thread, as often as one likes."""
         self._aborted.set()
         if self._uses_gloo:
-            while True:
-                self._shut_down_sockets()
-                if self._making.acquire(timeout=LOOK_AGAIN_AFTER):  # nothing is being made: these were all
-                    self._shut_down_sockets()
-                    self._making.release()
-                    break
+            self._shut_down_sockets()
+            if self._making.locked():
+                # Not here: this may be the node's thread, which keeps leases, and gloo tries again for ten seconds.
+                threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         if "nccl" in self._backend and abort_process_group is not None:
             with contextlib.suppress(ValueError, AssertionError):  # it has been destroyed, or never made
                 abort_process_group()
+
+    def _shut_down_until_made(self) -> None:
+        """End what connects while a group is being made: in a thread of its own, which ends with the making."""
+        while not self._making.acquire(timeout=LOOK_AGAIN_AFTER):
+            self._shut_down_sockets()
+        self._shut_down_sockets()
+        self._making.release()
 
     def close(self) -> None:
         """Destroy all process groups; their threads and sockets go with them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.support.processes import require, start_python
@@ -26,3 +28,18 @@ def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: p
     group = RoundGroup(None, rank=0, world_size=1, backend="nccl", timeout=timedelta(seconds=1))
     with pytest.raises(RendezvousSettingsError, match="set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before"):
         group.make()
+
+
+def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
+    """It comes from the node's thread, whose leases ran out while gloo tried for ten seconds to reach who was killed."""
+    from datetime import timedelta
+
+    from rdzv.torch.group import RoundGroup
+
+    group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))
+    with group._noting_sockets():  # as while `make` waits for gloo
+        group.abort()
+    (aborting,) = [thread for thread in threading.enumerate() if thread.name == "rdzv group abort"] or [None]
+    if aborting is not None:
+        aborting.join(60)
+        assert not aborting.is_alive()
