@@ -31,7 +31,7 @@ def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: p
 
 
 def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
-    """It comes from the node's thread, whose leases ran out while gloo tried for ten seconds to reach who was killed."""
+    """From the node's thread, whose leases ran out while gloo tried to reach for ten seconds who was killed."""
     from datetime import timedelta
 
     from rdzv.torch.group import RoundGroup
@@ -39,7 +39,6 @@ def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
     group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))
     with group._noting_sockets():  # as while `make` waits for gloo
         group.abort()
-    (aborting,) = [thread for thread in threading.enumerate() if thread.name == "rdzv group abort"] or [None]
-    if aborting is not None:
+    for aborting in [thread for thread in threading.enumerate() if thread.name == "rdzv group abort"]:
         aborting.join(60)
         assert not aborting.is_alive()
