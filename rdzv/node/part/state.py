@@ -95,6 +95,8 @@ class Part:
         self.unreached: bool = False
         self.given_up: str = ""
         self.leaves_because: str = ""
+        self.lapses: int = 0
+        self.neighbours: int = 1
         self.lapsed_in: int = -1
         self._reason = NOT_WAITING
         self._reason_now: Callable[[], str] | None = None  # where its durations run on
