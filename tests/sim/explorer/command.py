@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from tests.sim.checker import Violation
 from tests.sim.explorer.bugs import BUGS
 from tests.sim.explorer.scenarios import SCENARIOS
-from tests.sim.explorer.search import explore, retell
+from tests.sim.explorer.search import explore, retell, walk
 
 if TYPE_CHECKING:
     from tests.sim.explorer.search import Explored
 
 __all__ = ["explore_command", "go_through"]
+
+
+WAYS = 40  # that are gone at random for a bug, before all of them are
 
 
 def explore_command(arguments: list[str]) -> None:
@@ -59,6 +62,9 @@ def go_through(name: str, *, seconds: float) -> Explored:
 
 def _hunt(name: str, seconds: float) -> str:
     bug = BUGS[name]
+    problem = walk(bug.scenario, ways=WAYS, mend=bug.mend, plant=bug.plant)  # mostly one of the first will do
+    if bug.says in problem:
+        return problem
     explored = explore(bug.scenario, seconds=seconds, mend=bug.mend, plant=bug.plant)
     if bug.says not in explored.problem:
         raise Violation(f"{name} was not found: {explored.problem or explored}")

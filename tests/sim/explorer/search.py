@@ -11,6 +11,7 @@ import contextlib
 import gc
 import mmap
 import os
+import random
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from store.messages import Request
     from tests.sim.explorer.world import Scenario, Step
 
-__all__ = ["Explored", "explore", "retell"]
+__all__ = ["Explored", "explore", "retell", "walk"]
 
 SLOTS = 1 << 22  # of the table; memory that is not touched costs nothing
 TOLD_MOST = 60_000  # bytes of a story; what a pipe takes without a reader
@@ -125,6 +126,27 @@ def explore(
         whole=not table.read(_Count.LEFT_OUT) and not problem,
         problem=problem,
     )
+
+
+def walk(
+    scenario: Scenario,
+    *,
+    ways: int,
+    mend: Callable[[Request[Any]], Request[Any]] = _as_it_is,
+    plant: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> str:
+    """Go so many ways at random, each to its end; the first promise that was found broken, if any was."""
+    with _still(), quiet_logs(), plant():
+        for seed in range(ways):
+            rng, world = random.Random(seed), World(scenario, mend=mend)
+            try:
+                while steps := world.steps():
+                    world.take(rng.choice(steps))
+            except Violation as violation:
+                return str(violation)
+            finally:
+                world.end()
+    return ""
 
 
 def retell(

@@ -64,7 +64,7 @@ Step = tuple[str, int]
 """What happens, and to which node; -1 for none."""
 
 NODES = 3
-TTL = 3.0
+TTL = 4.0  # longer than that of the role: who is cut off loses the one before the other
 DISCONNECT_TTL = 0.5
 LAST_CALL = 1.0
 LOOK_EVERY = 0.1  # seconds, as the server looks
@@ -243,6 +243,7 @@ class _Member:
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
+        self.led = False  # when it was cut off
         self._written: tuple[object, list[str]] | None = None
         self.rounds = 0
         self.ended_by: Exception | None = None
@@ -281,7 +282,7 @@ class _Member:
         version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
         if self._written is None or self._written[0] != version:
             timers = self.world.timeline.timers_of(self.host)
-            state = (self.cut, connection.state, self.renewed_at, self.handler, timers)
+            state = (self.cut, self.led, connection.state, self.renewed_at, self.handler, timers)
             self._written = version, written((state,), now=now, until=until, passed_over=_passed_over)
         return self._written[1]
 
@@ -388,9 +389,14 @@ class World:
         for one in self.members:
             if self.faults_left and one.index in self.scenario.victims and self._is_time():
                 steps += [(fault, one.index) for fault in self.scenario.faults]
-            if one.cut and (settled or one.name not in self.checker.records):
+            if one.cut and (settled or one.name not in self.checker.records or (one.led and not self._leads(one))):
                 steps.append(("heal", one.index))
         return steps
+
+    def _leads(self, one: _Member) -> bool:
+        """Whether the store knows this node as the coordinator."""
+        entry = self.engine._keys.entries.get(KEYS.coordinator)
+        return entry is not None and entry.value == one.name.encode()
 
     def _is_time(self) -> bool:
         """Whether something may befall a node now."""
@@ -421,7 +427,7 @@ class World:
                 self.engine.disconnect(index, now=self.now, how=Closing.DROPPED)
             case "cut":
                 self.faults_left = 0
-                one.cut = True
+                one.cut, one.led = True, self._leads(one)
             case "heal":
                 one.cut = False
             case "time":
