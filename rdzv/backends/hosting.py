@@ -50,6 +50,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 TRY_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done
+CLOSING_WITHIN: Final = 0.3  # seconds for a server to hear that a connection on its own machine is closed
 CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
 
@@ -82,7 +83,8 @@ class Host:
             if self._page is not None:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(self._page.close)  # it is connected, too, and nobody to wait for
-            if not await in_thread(self.server.way_out.leave_when_alone):
+            # The server may not have heard yet that the connection of this very node is closed.
+            if not await self._alone_within(CLOSING_WITHIN):
                 await self._let_others_go(open_client)
         finally:
             self.server.way_out.stop_waiting()
@@ -97,7 +99,8 @@ class Host:
                 async with open_client() as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
+                if not self.server.way_out.taken:  # else the last one has just gone, and nobody is let in any more
+                    log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
                 break
             since = since or revision
             if not newcomers:

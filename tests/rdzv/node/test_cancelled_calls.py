@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "unban": lambda handler: handler.unban("z"),
     "status": lambda handler: handler.status(),
     "history": lambda handler: handler.history(),
+    "status_and_history": lambda handler: handler.status_and_history(),
     "whole_history": lambda handler: handler.whole_history(),
     "ping": lambda handler: handler.ping(),
     "store_health": lambda handler: handler.store_health(),

@@ -16,4 +16,5 @@ async def test_groups_outlive_drains_arrivals_and_kills() -> None:
     async with start_python("-m", "benchmarks.torch_churn", *counts) as churn:
         assert await churn.wait(timeout=240) == 0, churn.written()
         assert "drains: 2 arrivals and 2 drains, no collective aborted" in churn.output
-        assert [line.partition(":")[0] for line in churn.output[-2:]] == ["rounds", "kills"]
+        said = [line.partition(":")[0] for line in churn.output]  # gloo may tell between them of a peer that was killed
+        assert [word for word in said if word in ("drains", "rounds", "kills")] == ["drains", "rounds", "kills"]
