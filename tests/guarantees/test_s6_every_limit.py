@@ -303,7 +303,7 @@ async def all_inboxes(scene: Scene) -> str:
     slow = [await scene.a_peer() for _ in range(4)]
     for number, peer in enumerate(slow, start=1):
         peer.transport.write((2 * MIB).to_bytes(4, "big") + bytes(MIB - 1000))
-        while scene.server.figures()["inbox_bytes"] < number * (MIB - 1000) and not scene.log.records:
+        while scene.server.figures()["inbox_bytes"] < number * (MIB - 1000) and not scene.log.records:  # noqa: ASYNC110
             await asyncio.sleep(0)  # it is read in pieces; the first is to be there for longer than the others
         assert scene.server.figures()["inbox_bytes"] <= 3 * MIB
     message = await scene.says("is disconnected")
