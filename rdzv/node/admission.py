@@ -246,7 +246,8 @@ async def agree_on_settings(
 
     A run that was resized keeps its numbers for nodes that were told the former ones, also where none is left in it.
     Every node that arrives writes the settings again, unchanged: so a rewriting, which is conditional on their
-    revision, fails if anybody has arrived since it looked.
+    revision, fails if anybody has arrived since it looked. And others may have rewritten them since `there` was read:
+    so whoever is in the run then says nothing about `there`, and the next attempt to arrive sees what holds now.
 
     Args:
         store: The store.
@@ -264,6 +265,9 @@ async def agree_on_settings(
     elif there.value != agreed.value and (difference := agreed.take(there.value)):
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
+            now = await store.get(keys.settings)
+            if now is None or now.value != there.value:  # by value: each node that arrives writes the same ones again
+                return
             raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
         agreed.forget()
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rdzv.errors import RendezvousSettingsError
-from tests.support.runs import VirtualRun, assert_one_round
+from store.messages import List, Request
+from tests.support.runs import VirtualRun, assert_one_round, connected
 
 pytestmark = pytest.mark.virtual_time
 
@@ -49,6 +50,32 @@ async def test_r18_the_settings_are_rewritten_when_no_live_node_remains(way: str
                 await b.next_rendezvous()
             await asyncio.sleep(2)
         assert_one_round(await run.meet(b, c))
+
+
+async def test_r18_who_looks_while_another_of_the_same_settings_rewrites_them_is_not_refused() -> None:
+    """It has read the former settings, and then finds a node in the run: one that has come with its own settings."""
+    async with VirtualRun(max_nodes=4, last_call_timeout=0.5) as run:
+        await run.meet(run.handler("gone", min_nodes=1))
+        run.crash("gone")
+        await asyncio.sleep(2)
+        first, late = run.handler("first", min_nodes=2), run.handler("late", min_nodes=2)
+        for node in (first, late):
+            await connected(node)
+        held_up, arrived = asyncio.Event(), asyncio.Event()
+
+        async def hold_up(request: Request[Any], when: str) -> None:
+            if isinstance(request, List) and when == "before":
+                held_up.set()
+                await arrived.wait()
+
+        async def see_arrival(_request: Request[Any], _when: str) -> None:
+            if run.keys("nodes/") == ["first"]:
+                arrived.set()
+
+        run.clients["late"].hook, run.clients["first"].hook = hold_up, see_arrival
+        looking = run.start(late.next_rendezvous())
+        await held_up.wait()
+        assert_one_round(await asyncio.gather(first.next_rendezvous(), looking))
 
 
 async def test_r18_nodes_that_come_at_once_with_different_settings_do_not_mix() -> None:
