@@ -231,6 +231,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         given_up=_given_up(view),
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
+        left_early=view.left_early,
     )
 
 

@@ -99,6 +99,7 @@ class NodeRecord:
         unreached: It was rank 0 of a round that was given up, since not all reached it.
         gave_up: Which round it gave up before this arrival, and why, in words; empty if it gave up none.
         left: It has left on its own account, and its record is about to go.
+        stopped: It has left before the step at which all members had agreed to stop.
         why: Why it has left, in words, if it says.
         release: Of which release of this package it is; empty if it does not say.
         since: The hour of this arrival by the node's own clock, in seconds since 1970; 0 if it does not say.
@@ -122,6 +123,7 @@ class NodeRecord:
     unreached: bool = False
     gave_up: str = ""
     left: bool = False
+    stopped: bool = False
     why: str = ""
     release: str = ""
     since: float = 0.0
@@ -151,6 +153,8 @@ class NodeRecord:
             plain["gave_up"] = self.gave_up
         if self.left:
             plain["left"] = True
+        if self.stopped:
+            plain["stopped"] = True
         if self.why:
             plain["why"] = self.why
         if self.release:
@@ -183,6 +187,7 @@ class NodeRecord:
                 unreached=of(bool, plain.get("unreached", False)),
                 gave_up=of(str, plain.get("gave_up", "")),
                 left=of(bool, plain.get("left", False)),
+                stopped=of(bool, plain.get("stopped", False)),
                 why=of(str, plain.get("why", "")),
                 release=of(str, plain.get("release", "")),
                 since=of(float, plain.get("since", 0.0)),
@@ -466,6 +471,7 @@ class Progress:
         given_up: Which round those who wait have given up, and why, in words; empty if none.
         why_lost: Of members that were dropped though they are alive, the first by name, each with why.
         standstill: That no member gets on, in words; else empty.
+        left_early: Whether any of those who have left did so elsewhere than where all had agreed to stop.
     """
 
     phase: Phase
@@ -489,6 +495,7 @@ class Progress:
     given_up: str = ""
     why_lost: tuple[tuple[str, str], ...] = ()
     standstill: str = ""
+    left_early: bool = False
 
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""
@@ -515,6 +522,7 @@ class Progress:
                 self.given_up,
                 self.why_lost,
                 self.standstill,
+                self.left_early,
             )
         )
 
@@ -528,6 +536,7 @@ class Progress:
             absent = plain[17] if len(plain) > 17 else None
             given_up = plain[18] if len(plain) > 18 else ""
             why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
+            left_early = plain[21] if len(plain) > 21 else False
             return cls(
                 phase=_phase_of(phase),
                 round=of(int, round),
@@ -550,6 +559,7 @@ class Progress:
                 given_up=of(str, given_up),
                 why_lost=tuple((of(str, node_id), of(str, why)) for node_id, why in why_lost),
                 standstill=of(str, standstill),
+                left_early=of(bool, left_early),
             )
 
         return unpack("the progress", value, build)

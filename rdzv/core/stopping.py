@@ -192,6 +192,11 @@ class StepGate:
         assert self.decided, "whoever asks has waited for the decision"
         return self.stop is None or step >= self.stop
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the member has come to the step before which all leave, and so has finished all before it."""
+        return self.decided and self.stop is not None and self.begun is not None and self.begun >= self.stop
+
     def on_decision(self, callback: Callable[[], None] | None) -> None:
         """Call back once the members have agreed; here, if they have; from the node's thread, if not yet."""
         self._on_decision = callback

@@ -76,6 +76,7 @@ class View:
         self.lost_count: int = 0
         self.departed: list[str] = []
         self.departed_count: int = 0
+        self.left_early: bool = False  # one of them, elsewhere than where all had agreed to stop
         self.why_lost: dict[str, str] = {}  # of those who were taken out of the round, though alive
         self.standstill: str = ""  # that nobody in it gets on, in words
         self.enough_since: float | None = None
@@ -123,6 +124,7 @@ class View:
                 self._note(node_id, left=True)
             self.absences.take_over(self._inherited.absent, now=progress_at)
             self.why_lost = dict(self._inherited.why_lost)
+            self.left_early = self._inherited.left_early
 
     @property
     def number(self) -> int:
@@ -204,6 +206,7 @@ class View:
         self.why.clear()
         self._lost_before, self._lost_now = self._lost_now - self.members.keys(), set()
         self.lost_count = self.departed_count = 0
+        self.left_early = False
         self._inherited = None
         self.enough_since = None
         waiting, self.waiting = self.waiting, {}
@@ -271,6 +274,8 @@ class View:
     def _arrived(self, record: NodeRecord) -> None:
         if record.left:
             self._why = record.why or self._why
+            if record.node_id in self.members and record.node_id not in self._gone_members:
+                self.left_early |= not record.stopped
             self._gone(record.node_id, left=True)
             return
         self.arrived_at = self._now

@@ -104,8 +104,9 @@ class EndWatcher:
     def has_failed(self) -> None:
         """The body has failed: from now on, who has left is why, after an agreement on where to stop, too.
 
-        Before, who leaves after an agreement has stopped where all do. But it may have gone before that, in the middle
-        of a step, and then the others fail in theirs.
+        Before, who leaves after an agreement is taken to have stopped where all do. But it may have gone before that,
+        in the middle of a step, and then the others fail in theirs. Who says that it has stopped there is never why: a
+        body that waits for it in a later step has gone on without `check`, and must hear of that.
         """
         self._has_failed = True
         self.changed()
@@ -124,7 +125,7 @@ class EndWatcher:
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
-                case NodesLeft(node_ids=ids) as left if not gate.decided or self._has_failed:
+                case NodesLeft(node_ids=ids) as left if not gate.decided or self._is_why():
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
@@ -135,6 +136,11 @@ class EndWatcher:
             # has begun its first may wait in it for somebody who has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
         return None
+
+    def _is_why(self) -> bool:
+        """Whether the body has failed, and may have since somebody left before the agreed step."""
+        progress = self._node.head.progress
+        return self._has_failed and progress is not None and progress.left_early
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:

@@ -361,3 +361,44 @@ async def test_r21_a_closing_while_some_have_begun_no_step_ends_the_first_step_o
         async with asyncio.timeout(10):
             await asyncio.gather(*training)
         assert EndKind.AGREED not in kinds, "whose waits go on"
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["at the agreed step", "in the middle of a step"])
+async def test_r21_who_waits_for_one_that_stopped_where_all_do_has_an_error_of_its_own(early: bool) -> None:
+    """A mistake, a `check` that one rank skips, cost a long wait at each drain, and was never found.
+
+    Who stops where all had agreed has hurt nobody. Who goes before, in the middle of a step, is why the others fail.
+    """
+    async with a_run() as run:
+        handlers = {name: run.handler(name) for name in "ab"}
+        sizes: list[int] = []
+
+        async def leave() -> None:
+            async for round in rounds_of(handlers["b"]):
+                async with round:
+                    await round.check(0)
+                    await asyncio.sleep(60 if early else 2)
+                    await round.check(1)
+                    raise AssertionError("b was to leave")
+
+        async def skip_checks() -> None:
+            async for round in rounds_of(handlers["a"]):
+                async with round:
+                    sizes.append(round.world_size)
+                    if round.world_size > 1:
+                        await round.check(0)
+                        await asyncio.sleep(5)  # all agree meanwhile to leave before step 1
+                        with anyio.fail_after(10):
+                            await round.store.wait(["b has come to step 1"])
+
+        leaving, skipping = run.start(leave()), run.start(skip_checks())
+        await until(lambda: sizes == [2])
+        await asyncio.sleep(1)
+        await handlers["b"].drain(within=5)
+        await leaving
+        if early:
+            await skipping
+            assert sizes == [2, 1], "it has met again"
+        else:
+            with pytest.raises(TimeoutError):
+                await skipping

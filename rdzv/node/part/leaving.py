@@ -75,10 +75,12 @@ class Leaving:
         assert lease is not None
         within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
+            stopped = part.membership is not None and part.membership.gate.has_stopped
+            told = replace(record, left=True, stopped=stopped, why=self._why(link))
             # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
                 when=(when.mod_revision(key) == record.arrival,),
-                then=(Put(key, replace(record, left=True, why=self._why(link)).pack(), lease=lease.id),),
+                then=(Put(key, told.pack(), lease=lease.id),),
             )
             if result.succeeded:
                 await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))

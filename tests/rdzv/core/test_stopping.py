@@ -47,6 +47,25 @@ def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_
     assert gate.leaves(9)
 
 
+@pytest.mark.parametrize(
+    ("begun", "stop", "has_stopped"),
+    [
+        (8, 9, False),  # it may go in the middle of this step, and the others wait for it there
+        (9, 9, True),
+        (None, 9, False),
+        (7, None, False),
+    ],
+)
+def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
+    begun: int | None, stop: int | None, has_stopped: bool
+) -> None:
+    gate = StepGate()
+    if begun is not None:
+        gate.passes(begun)
+    gate.decide(stop)
+    assert gate.has_stopped is has_stopped
+
+
 def test_with_no_step_begun_anywhere_all_leave_at_once() -> None:
     gate = StepGate()
     assert gate.ask() is None

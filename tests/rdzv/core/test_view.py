@@ -58,6 +58,21 @@ def test_members_of_the_round_live_until_they_are_written_anew_or_gone() -> None
     assert (run.view.lost, run.view.departed) == (["c"], ["b"])
 
 
+def test_whether_a_member_has_left_before_the_agreed_step_is_known_also_to_the_next_coordinator() -> None:
+    run = round_of("a", "b", "c")
+    stopped = NodeRecord(node_id="a", incarnation="1", left=True, stopped=True)
+    run.put("a", stopped.pack())
+    run.die("a")
+    assert (run.view.departed, run.view.left_early) == (["a"], False)
+    run.leave("b")
+    assert run.view.left_early
+    run.succeed(Progress.unpack(run.progress.pack()))
+    assert run.view.left_early
+    run.arrive("a", "b", "c")
+    assert run.commit() == ["a", "b", "c"]
+    assert not run.view.left_early, "that was another round"
+
+
 def test_a_node_that_is_not_a_member_is_missed_by_nobody() -> None:
     run = round_of("a", "b")
     run.arrive("x", "y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,4 +29,7 @@ def test_who_leaves_after_an_agreement_ends_the_round_only_for_those_who_fail_th
     node.listeners.changed()
     assert not ended, "it may have stopped where all do"
     watcher.has_failed()
+    assert not ended, "it has: who waits for it in a later step has skipped a check, and that is an error of its own"
+    node.head = Head(round=ROUND, progress=replace(left, left_early=True))
+    node.listeners.changed()
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
