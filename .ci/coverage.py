@@ -54,7 +54,7 @@ def measure(folder: str) -> tuple[bool, dict[str, tuple[int, int]]]:
     which = [str(tests)] if "/" in folder else [str(path) for path in sorted(tests.glob("test_*.py"))]
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
-        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
+        pytest = [sys.executable, "-m", "pytest", "-q", "-n", "4", "--dist", "loadfile"]
         run = subprocess.run(  # noqa: S603  a command of our own
             [*pytest, f"--cov={folder}", "--cov-branch", f"--cov-report=json:{report}", *which],
             cwd=ROOT,
