@@ -1,6 +1,6 @@
 """What a user of torchrun sees when something befalls a job: the same script on `rdzv` and on `c10d`, side by side.
 
-    python -m benchmarks.torch_scenarios [--backends rdzv,c10d] [--only NAME,NAME] [--limit 75]
+    python -m benchmarks.torch_scenarios [--backends rdzv,c10d] [--only NAME NAME] [--limit 75]
 
 Two agents of one worker each train, with PyTorch's and our defaults but for `--max-restarts=5` and one to three nodes;
 then something happens. Told is, of the agent to which it does not happen: the longest time in which its workers made no
@@ -288,14 +288,16 @@ def main() -> None:
     """Play, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="rdzv,c10d", help="which to compare")
-    parser.add_argument("--only", default="", help="the scenarios, by name")
+    parser.add_argument(
+        "--only", nargs="+", choices=SCENARIOS, default=[*SCENARIOS], metavar="NAME", help="the scenarios, by name"
+    )
     parser.add_argument("--limit", type=float, default=75.0, help="seconds for any one thing")
     parser.add_argument("--say", action="store_true", help="show the lines of the screens, too")
     options = parser.parse_args()
     print(support.describe_machine())
     backends = options.backends.split(",")
     rows = []
-    for name in options.only.split(",") if options.only else SCENARIOS:
+    for name in options.only:
         played = [play(backend, name, options.limit, options.say) for backend in backends]
         print(name, played, flush=True)
         rows.append((name, *(" / ".join(map(str, one)) for one in played)))
