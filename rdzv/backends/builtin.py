@@ -169,9 +169,8 @@ def tcp_handler(settings: Settings) -> Handler:
             await hosting.begin_again()
         await hosting.begin()
         async with contextlib.AsyncExitStack() as stack:
-            async with node.loop.turn(
-                newcomer=True
-            ):  # not before: the others may wait for the store that this node hosts
+            # Not before: the others may wait for the store that this node hosts.
+            async with node.loop.turn(newcomer=True):
                 opened = await stack.enter_async_context(client(settings.join_timeout))
             hosting.settle()
             yield opened

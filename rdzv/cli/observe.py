@@ -16,7 +16,7 @@ import anyio
 from rdzv.backends.builtin import connect
 from rdzv.cli import top
 from rdzv.cli.command import DONE, FAILED, Command, add_run, limited_by_timeout
-from rdzv.cli.runs import open_store, usages
+from rdzv.cli.runs import open_store
 from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
@@ -25,6 +25,7 @@ from rdzv.display.pages import timeline_page
 from rdzv.display.status import describe_health, exceptions, member_lines, summary
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.handler import Handler
+from rdzv.node.status import run_ids
 from store.printable import first_of, printable
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def _exists(options: argparse.Namespace) -> bool:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         if await client.count(Keys(settings.prefix, settings.run_id).root):
             return True
-        runs = sorted(usage.run_id for usage in await usages(client, settings.prefix))
+        runs = await run_ids(client, settings.prefix)
     there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {settings.prefix}"
     sys.stderr.write(printable(f"rdzv status: the store has no run {settings.run_id}; {there}") + "\n")
     return False

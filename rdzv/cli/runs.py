@@ -23,12 +23,13 @@ from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.core.state import Round
 from rdzv.errors import RendezvousStateError
+from rdzv.node.status import count_keys, read_account
 from store.messages import Revoke
 from store.printable import first_of, printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator
 
     from rdzv.config.settings import Settings
 
@@ -100,35 +101,15 @@ async def _runs(options: argparse.Namespace) -> int:
 
 async def usages(client: store.Store, prefix: str) -> list[Usage]:
     """What each run under a prefix takes, by the store's account; else by counting keys."""
-    root = f"{prefix}/"
-    uptime = 0.0
-    try:
-        uptime = (await client.stats()).get("uptime", 0.0)
-        groups = [group for group in await client.groups() if group.name.startswith(root)]
-    except store.Unsupported:
-        groups = None
-    # A prefix of other parts than the store goes by makes groups of several runs, or of pieces of one.
-    if groups is None or any(group.name.count("/", len(root)) != 1 for group in groups):
-        return _counted(await client.list(root, keys_only=True), root)
+    account = await read_account(client, prefix)
+    if account is None:
+        counts = await count_keys(client, prefix)
+        return [Usage(run_id=run_id, keys=count, bytes=None, age=None) for run_id, count in counts.items()]
+    uptime = (await client.stats()).get("uptime", 0.0)
     return [
-        Usage(
-            run_id=group.name[len(root) : -1],
-            keys=group.keys,
-            bytes=group.bytes,
-            age=group.age,
-            at_least=group.age > uptime - 1.0,
-        )
-        for group in groups
+        Usage(run_id=run_id, keys=group.keys, bytes=group.bytes, age=group.age, at_least=group.age > uptime - 1.0)
+        for run_id, group in account.items()
     ]
-
-
-def _counted(entries: Iterable[store.Entry], root: str) -> list[Usage]:
-    keys: dict[str, int] = {}
-    for entry in entries:
-        run_id, slash, _ = entry.key[len(root) :].partition("/")
-        if run_id and slash:  # what has no name is no run: the receipts of writes on etcd
-            keys[run_id] = keys.get(run_id, 0) + 1
-    return [Usage(run_id=run_id, keys=count, bytes=None, age=None) for run_id, count in keys.items()]
 
 
 def _table(runs: list[Usage]) -> list[str]:

@@ -28,14 +28,27 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.accusing import read_accusations
 from rdzv.node.stuck.others import read_beats
-from store import Lease, LeaseNotFound
+from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Resized
-    from store import Store
+    from store import KeyGroup, Store
 
-__all__ = ["find_member", "read_history", "read_nodes", "read_roster", "read_run", "read_status", "run_ids"]
+__all__ = [
+    "count_by_run",
+    "count_keys",
+    "find_member",
+    "read_account",
+    "read_history",
+    "read_nodes",
+    "read_roster",
+    "read_run",
+    "read_status",
+    "run_ids",
+]
 
 
 async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
@@ -173,13 +186,36 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
 
 async def run_ids(store: Store, prefix: str) -> list[str]:
     """Which runs a store holds anything of, under a prefix."""
+    account = await read_account(store, prefix)
+    return sorted(await count_keys(store, prefix) if account is None else account)
+
+
+async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
+    """What each run under a prefix takes, by the store's own account; None if it keeps none of runs.
+
+    That is so on etcd, and under a prefix of other parts than the store goes by: there its groups are of several runs,
+    or of pieces of one.
+    """
     root = f"{prefix}/"
-    groups = [group.name for group in await store.groups() if group.name.startswith(root)]
-    if all(name.count("/", len(root)) == 1 for name in groups):
-        return sorted(name[len(root) : -1] for name in groups)
-    # The prefix has other parts than the store keeps its account by.
-    keys = [entry.key[len(root) :] for entry in await store.list(root, keys_only=True)]
-    return sorted({key.partition("/")[0] for key in keys if "/" in key} - {""})
+    try:
+        groups = [group for group in await store.groups() if group.name.startswith(root)]
+    except Unsupported:
+        return None
+    if any(group.name.count("/", len(root)) != 1 for group in groups):
+        return None
+    return {group.name[len(root) : -1]: group for group in groups}
+
+
+async def count_keys(store: Store, prefix: str) -> Counter[str]:
+    """How many keys each run under a prefix has, by listing them."""
+    root = f"{prefix}/"
+    return count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
+
+
+def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
+    """How many of these keys each run has; what has no name is no run: the receipts of writes on etcd."""
+    parts = (key[len(root) :].partition("/") for key in keys)
+    return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
 
 
 async def read_history(store: Store, keys: Keys) -> History:

@@ -9,9 +9,8 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli import runs
 from rdzv.cli.runs import _duration
-from store import Entry
+from rdzv.node.status import count_by_run
 from tests.rdzv.cli.test_main import run
 
 
@@ -57,8 +56,7 @@ async def test_runs_under_a_prefix_of_more_parts_are_told_apart() -> None:
 def test_what_a_cluster_keeps_beside_its_runs_is_no_run_without_a_name() -> None:
     """On etcd the receipts of writes lie there: a row without a name stood in the table, and `status` named it."""
     keys = ("/rdzv//receipts/1", "/rdzv/job/head/round", "/rdzv/job/settings", "/rdzv/stray")
-    (run,) = runs._counted([Entry(key=key, value=b"", create_revision=1, mod_revision=1) for key in keys], "/rdzv/")
-    assert (run.run_id, run.keys) == ("job", 2)
+    assert count_by_run(keys, "/rdzv/") == {"job": 2}
 
 
 async def test_forget_leaves_nothing_of_a_run_neither_keys_nor_leases() -> None:
