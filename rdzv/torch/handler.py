@@ -22,6 +22,7 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.node.stuck.folder import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
 from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import (
     ChildFailedError,
@@ -193,6 +194,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._handler: sync.Handler | None = None
         self._was_member = False
         self._beats: Path | None = None  # where workers say how far they are
+        self._worker_ends = WorkerEnds(self._tell_of_failure)
         self._kept_out = False  # the last attempt to get in failed
         self._over = False
         self._pid = os.getpid()
@@ -217,10 +219,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return False
 
     def _follow_workers(self) -> None:
-        """Take the steps of the agent's workers from the files that they write, if they do."""
+        """Take the steps of the agent's workers from the files that they write, if they do; and hear who fails."""
         node = self._handler.node if self._handler is not None else None
-        if node is None:
+        if node is None or node.membership is None:
             return
+        node.loop.start(hear_of_failure(node, node.membership, self._screen.failed))
+        agent = agent_above()
+        if agent is not None:
+            self._worker_ends.follow(agent.next_workers())
         if self._beats is None:
             self._beats = Path(tempfile.mkdtemp(prefix="rdzv-beats-"))
             # Not a TemporaryDirectory: it warns when it goes with its handler, and forked children remove it, too.
@@ -267,6 +273,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _next_whole_round(self) -> sync.RendezvousInfo:
         """The next round of which nobody has gone before all have come: agents wait for one another right after it."""
         began = time.monotonic()
+        self._worker_ends.forget()
         handler = self._connected()
         agent = agent_above()
         if self._was_member and agent is not None and agent.problem:
@@ -379,7 +386,16 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """
         if self._handler is None:
             return 0
-        return self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss)
+        changed = self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss)
+        if changed:
+            self._worker_ends.forget()  # the agent stops them
+        return changed
+
+    def _tell_of_failure(self, how: str) -> None:
+        node = self._handler.node if self._handler is not None else None
+        if node is not None and node.membership is not None:
+            with contextlib.suppress(ours.RendezvousStateError):  # it has been closed meanwhile
+                node.loop.start(tell_of_failure(node, node.membership, how))
 
     def shutdown(self) -> bool:
         """Close the run, and leave; whether that could be done. See the class for who does not close it."""
@@ -392,6 +408,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             return False
         finally:
             self._over = True
+            self._worker_ends.forget()
             self._tcp_store = None
             atexit.unregister(self._leave_at_exit)
             self._close()
@@ -420,6 +437,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _leave_at_exit(self) -> None:
         """Leave, but close nothing, and wait for nobody: the process was told to end."""
         if self._handler is not None and self._pid == os.getpid():
+            self._worker_ends.forget()
             self._screen.explain(self._handler.node_id, in_reach=_in_reach(self._handler))
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()

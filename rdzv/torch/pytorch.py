@@ -26,6 +26,7 @@ except ImportError as _error:
     ) from _error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
 __all__ = [
@@ -46,9 +47,11 @@ __all__ = [
     "destroy_process_groups",
     "dist",
     "events",
+    "how_ended",
     "in_words",
     "runs_under_torchrun",
     "set_group_timeout",
+    "stops_workers",
     "torch",
     "torch_api",
     "underlying_store",
@@ -81,6 +84,7 @@ class Private:
 
 _ELASTIC: Final = "torch.distributed.elastic"
 _AGENT: Final = f"{_ELASTIC}.agent.server.api"
+_PROCESSES: Final = f"{_ELASTIC}.multiprocessing.api"
 _C10D: Final = "torch.distributed.distributed_c10d"
 
 PRIVATE: Final = (
@@ -112,8 +116,19 @@ PRIVATE: Final = (
     Private(
         module=_AGENT,
         name="SimpleElasticAgent._invoke_run",
-        used_for="how many workers an agent has, and why it meets again: its variables `spec` and `run_result`; "
-        "without it neither is said",
+        used_for="how many workers an agent has, which, and why it meets again: its variables `self`, `spec` and "
+        "`run_result`; without it none of that is said",
+    ),
+    Private(
+        module=_AGENT,
+        name="WorkerGroup.workers",
+        used_for="telling at once how a worker has failed: which processes an agent has started; it is its "
+        "`_worker_group`; without it that is told when the agent meets the others again",
+    ),
+    Private(
+        module=_PROCESSES,
+        name="PContext.close",
+        used_for="telling workers that an agent stops from those that fail: a function of this name in this module",
     ),
     Private(
         module="torch.distributed",
@@ -210,10 +225,24 @@ class Agent:
     Attributes:
         workers: How many it runs.
         problem: What has befallen one of them, for which it meets the others again; empty if nothing has.
+        group: PyTorch's object for all of them.
     """
 
     workers: int
     problem: str
+    group: Any = None
+
+    def next_workers(self) -> Callable[[], Mapping[int, int]]:
+        """What gives the process ids of the workers that it starts next, by local rank, once all have been started."""
+        before = list(getattr(self.group, "workers", ()))  # each round has new objects, which get their ids at last
+
+        def pids() -> Mapping[int, int]:
+            workers = getattr(self.group, "workers", ())
+            if any(one is old for one in workers for old in before) or any(one.id is None for one in workers):
+                return {}
+            return {one.local_rank: one.id for one in workers}
+
+        return pids
 
 
 def agent_above() -> Agent | None:
@@ -224,19 +253,35 @@ def agent_above() -> Agent | None:
             try:
                 workers = int(frame.f_locals["spec"].local_world_size)
                 failures = getattr(frame.f_locals.get("run_result"), "failures", {})
+                group = getattr(frame.f_locals.get("self"), "_worker_group", None)
             except (KeyError, AttributeError, TypeError, ValueError):
                 return None
             first = min(failures.values(), key=lambda failure: failure.timestamp, default=None)
-            return Agent(workers, "" if first is None else in_words(first))
+            return Agent(workers, "" if first is None else in_words(first), group)
         frame = frame.f_back
     return None
 
 
+def stops_workers(thread: int) -> bool:
+    """Whether an agent, in the thread of this number, is about to stop its workers: then they end because of that."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == "close" and frame.f_globals.get("__name__") == _PROCESSES:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def in_words(failure: Any) -> str:
     """What has befallen a worker, of PyTorch's `ProcessFailure`."""
-    if failure.exitcode < 0:
-        return f"worker {failure.local_rank} was killed by signal {-failure.exitcode}"
-    return f"worker {failure.local_rank} ended with status {failure.exitcode}"
+    return how_ended(failure.local_rank, failure.exitcode)
+
+
+def how_ended(local_rank: int, status: int) -> str:
+    """How a worker has ended, by its exit status, which is negative for a signal."""
+    if status < 0:
+        return f"worker {local_rank} was killed by signal {-status}"
+    return f"worker {local_rank} ended with status {status}"
 
 
 def underlying_store(store: Any) -> Any:

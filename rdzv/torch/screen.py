@@ -114,6 +114,7 @@ class Screen:
         self._members: frozenset[str] = frozenset()  # of the same, if they are few enough to be named
         self._store: sync.SharedStore | None = None  # of the same
         self._told_of: set[str] = set()  # who of the same is known to have gone
+        self._failed: set[str] = set()  # who of the same has told at once how a worker of it has failed
         self._stopped_by = ""
         self._held: tuple[str, str] | None = None  # a line that another may make superfluous, and its reason
         self._holding = threading.Lock()
@@ -164,6 +165,11 @@ class Screen:
             with contextlib.suppress(RendezvousError, StoreError):
                 self._store.set(WHY + node_id, reason)
 
+    def failed(self, node_id: str, how: str) -> None:
+        """Say how a worker of another member has failed, which is told before that member meets the others again."""
+        self._failed.add(node_id)
+        log.warning("run %s: %s: %s", self._run_id, node_id, how)
+
     def listen(self, handler: sync.Handler) -> None:
         """Say what happens to the run, from now on and until the handler is closed."""
         self._listener = threading.Thread(target=self._listen, args=(handler,), name="rdzv screen", daemon=True)
@@ -191,7 +197,7 @@ class Screen:
         """Say that a round has come about, and who is not in it any more, or is new."""
         _, why = self._take_held() or ("", "")
         before, self._members, self._size = self._members, frozenset(), info.world_size
-        self._store, self._told_of = info.store, set()
+        self._store, self._told_of, self._failed = info.store, set(), set()
         world = ""
         if info.world_size <= COMPARED_MAX:
             with contextlib.suppress(RendezvousError):  # of which the caller will hear
@@ -287,7 +293,7 @@ class Screen:
             with contextlib.suppress(RendezvousError, StoreError):
                 for key in sorted(key for key in self._store.list_keys() if key.startswith(WHY)):
                     name = key.removeprefix(WHY)
-                    if name not in self._told_of:
+                    if name not in self._told_of | self._failed:
                         self._told_of.add(name)
                         reasons.append(f"; {name} again: {self._store.get(key).decode()}")
         return "".join(reasons[:NAMED_MAX])

@@ -36,7 +36,7 @@ def test_every_private_name_is_there_since_the_release_that_the_list_says(privat
 def test_no_other_room_takes_a_private_name_of_pytorch() -> None:
     taken = {
         f"{path.name}: {name}"
-        for path in Path(it.__file__).parent.glob("*.py")
+        for path in Path(it.__file__).parent.rglob("*.py")
         if path.name != "pytorch.py"
         for name in names_of_torch(ast.parse(path.read_text(encoding="utf-8")))
     }
@@ -88,6 +88,24 @@ def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
     assert it.in_words(failed) == "worker 1 ended with status 1"
     assert run(None, both) is None
     assert it.agent_above() is None
+
+
+def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_started() -> None:
+    from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
+
+    group = WorkerGroup(SimpleNamespace(local_world_size=2))  # type: ignore[arg-type]
+    for ended in (None, 11, 12):
+        for worker in group.workers:
+            worker.id = ended  # of the round before
+        pids = it.Agent(2, "", group).next_workers()
+        assert pids() == {}
+        group.workers = [Worker(local_rank=rank) for rank in range(2)]
+        assert pids() == {}
+        group.workers[0].id = 21
+        assert pids() == {}
+        group.workers[1].id = 22
+        assert pids() == {0: 21, 1: 22}
+    assert it.Agent(2, "").next_workers()() == {}
 
 
 def test_before_2_8_a_group_is_destroyed_once_its_threads_have_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,11 +55,11 @@ def torchruns() -> tuple[str, str]:
 class Job:
     """Agents of one run, all on this machine, and the file that tells their workers to end."""
 
-    def __init__(self, folder: Path, endpoint: str) -> None:
+    def __init__(self, folder: Path, endpoint: str, *, worker: str = WORKER) -> None:
         self._endpoint = endpoint
         self._stop = folder / "stop"
         self._script = folder / "train.py"
-        self._script.write_text(WORKER, encoding="utf-8")
+        self._script.write_text(worker, encoding="utf-8")
         self._stack = contextlib.AsyncExitStack()
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
@@ -208,6 +208,21 @@ async def test_an_agent_can_host_the_store_and_all_end_well(tmp_path: Path) -> N
         job.stop()
         for agent in pair:
             assert await agent.wait(timeout=60) == 0, agent.written()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
+async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_path: Path) -> None:
+    """Its agent looks once an hour, and so nobody else can have told them."""
+    require("torch")
+    worker = (
+        """import json, os, time; print(json.dumps({"rank": 0, "pid": os.getpid()}), flush=True); time.sleep(3600)"""
+    )
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=worker) as job:
+        pair = [await job.agent("--nnodes=2", "--monitor-interval=3600") for _ in range(2)]
+        began = [await job.first_step(agent) for agent in pair]
+        os.kill(began[0]["pid"], signal.SIGKILL)
+        line = await pair[1].says("was killed")
+        assert re.search(r"rdzv\] run job: \S+: worker 0 was killed by signal 9$", line), line
 
 
 # Without PyTorch.
