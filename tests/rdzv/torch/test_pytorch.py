@@ -93,7 +93,7 @@ def test_the_agent_above_is_known_and_what_has_befallen_its_workers() -> None:
 def test_the_workers_of_an_agent_are_known_once_all_of_the_next_round_have_been_started() -> None:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
-    group = WorkerGroup(SimpleNamespace(local_world_size=2))  # type: ignore[arg-type]
+    group = WorkerGroup(SimpleNamespace(local_world_size=2))
     for ended in (None, 11, 12):
         for worker in group.workers:
             worker.id = ended  # of the round before

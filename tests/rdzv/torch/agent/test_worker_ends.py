@@ -75,11 +75,11 @@ def test_what_the_agent_does_to_its_workers_is_not_told(sleeper: subprocess.Pope
     ends.forget()
     until_ended(before)
 
-    class Stopping(PContext):
+    class Stopping(PContext):  # type: ignore[misc]
         """Ends a process as PyTorch does, and goes on until nobody waits for its end any more."""
 
         def __init__(self) -> None:
-            self._tail_logs = []
+            self._tail_logs: list[object] = []
             self.filtered_stdout = self.filtered_stderr = None
 
         def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:  # noqa: ARG002
