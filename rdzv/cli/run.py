@@ -184,6 +184,7 @@ async def _run(options: argparse.Namespace) -> int:
         log_dir=options.log_dir,
         remote_stacks=options.remote_stacks,
         allow_chaos=options.allow_chaos,
+        says_cost=not by_slurm or slurm.is_first_task(os.environ),  # srun writes what all tasks say to one place
     )
     return await launch.run(job)
 

@@ -59,6 +59,7 @@ class Job:
         stacks: Whether the processes can be asked for their Python stacks.
         remote_stacks: Whether operators may see these over the store.
         allow_chaos: Whether this node may be killed, and its processes stopped, by `rdzv chaos`.
+        says_cost: Whether this launcher writes the closing line, of those whose output goes to one place.
     """
 
     url: str
@@ -79,6 +80,7 @@ class Job:
     log_dir: str | None = None
     remote_stacks: bool = True
     allow_chaos: bool = False
+    says_cost: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

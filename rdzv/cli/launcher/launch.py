@@ -206,7 +206,7 @@ class _Launcher:
         finally:
             await cancel_and_wait(draining)
             await cancel_and_wait(answering)
-            if handler.node.head.closed is not None:
+            if handler.node.head.closed is not None and self._job.says_cost:
                 with anyio.CancelScope(shield=True):
                     await _say_what_it_has_cost(handler)
 

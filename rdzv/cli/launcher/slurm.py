@@ -2,10 +2,12 @@
 
     slurm                              one run for each step, hosted by the first node of its list
     slurm?min_nodes=2&token_file=...   the same, with parameters of one's own, which win
+    slurm?store=tcp://store-host:29400   the same in a store that is there already: `rdzv serve`, or etcd
 
 | of the URL | from |
 | --- | --- |
-| host | the first name in SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST |
+| scheme | `tcp`; `tcps` where `ca` or `cert` is given |
+| host | the first name in SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, unless `store` is given |
 | port | 20000 and the job's number modulo 10000: two jobs that share a node do not meet |
 | run_id | SLURM_JOB_ID and SLURM_STEP_ID |
 | min_nodes, max_nodes | SLURM_STEP_NUM_NODES, or SLURM_JOB_NUM_NODES |
@@ -20,12 +22,13 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, quote, urlencode
 
+from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["expand", "is_meant_by", "processes_of", "url_of"]
+__all__ = ["expand", "is_first_task", "is_meant_by", "processes_of", "url_of"]
 
 SCHEME: Final = "slurm"
 PORT_FIRST, PORTS = 20_000, 10_000  # below what systems hand out by themselves
@@ -46,7 +49,8 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
         environment: Of a task of the step.
 
     Raises:
-        RendezvousSettingsError: This is no task of a step, or more than one launcher runs on a node.
+        RendezvousSettingsError: This is no task of a step, or more than one launcher runs on a node, or the store of
+            several nodes would be open to anybody.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -73,16 +77,40 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
     given = {name: values[-1] for name, values in parse_qs(word.partition("?")[2], keep_blank_values=True).items()}
     if "attributes" in given and switch:
         given["attributes"] = f"{given['attributes']},switch:{switch}"
+    endpoint = given.pop("store", "").rstrip("/")
     step = environment.get("SLURM_STEP_ID", "0")
-    port = PORT_FIRST + int(job) % PORTS
     query = urlencode({**parameters, **given}, quote_via=quote, safe=",:")
-    return f"tcp://{nodes[0]}:{port}/slurm-{job}.{step}?{query}"
+    if endpoint:
+        return f"{endpoint}/slurm-{job}.{step}?{query}"
+    encrypted = any(name in given or f"RDZV_{name.upper()}" in environment for name in ("ca", "cert"))
+    scheme = "tcps" if encrypted else "tcp"
+    url = f"{scheme}://{nodes[0]}:{PORT_FIRST + int(job) % PORTS}/slurm-{job}.{step}?{query}"
+    if len(nodes) > 1:
+        _refuse_an_open_store(url, environment)
+    return url
+
+
+def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
+    """Tell every node what the first one would be told alone: the others would wait for its store all their time."""
+    settings = parse(url, {}, environment)
+    has_secret = settings.token is not None or settings.token_file is not None
+    if not (has_secret or settings.insecure or (settings.cert and settings.ca)):
+        raise RendezvousSettingsError(
+            "the first node's store would let anybody in: give all nodes one token, which srun passes on "
+            '(export RDZV_TOKEN="$(rdzv token)" before srun), or token_file=, or cert= and key= and ca=; or say '
+            "slurm?insecure=1 to leave it open"
+        )
 
 
 def processes_of(environment: Mapping[str, str]) -> int:
     """Return how many processes a node is to run if nobody says: one for each GPU that Slurm gives it, else one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
+
+
+def is_first_task(environment: Mapping[str, str]) -> bool:
+    """Whether this is the step's first task, on the node that hosts its store."""
+    return environment.get("SLURM_PROCID", "0") == "0"
 
 
 def _switch(environment: Mapping[str, str]) -> str:

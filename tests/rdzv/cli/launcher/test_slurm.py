@@ -15,7 +15,7 @@ from rdzv.errors import RendezvousSettingsError
 from tests.support.processes import free_port, start_python
 
 LIMIT = 60.0
-STEP = {
+STEP = {  # as Slurm 22.05 sets it, but for names and numbers
     "SLURM_JOB_ID": "123456",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "gpu[001-003,017]",
@@ -25,6 +25,7 @@ STEP = {
     "SLURM_TOPOLOGY_ADDR": "core.leaf7.gpu002",
     "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
     "SLURM_GPUS_ON_NODE": "8",
+    "RDZV_TOKEN": "correct horse battery staple",
 }
 
 
@@ -91,17 +92,49 @@ def test_a_url_in_the_environment_does_not_come_before_slurm(monkeypatch: pytest
     assert options.url == "slurm?min_nodes=2"
 
 
+@pytest.mark.parametrize(
+    ("word", "environment"),
+    [
+        ("slurm?insecure=1", {}),
+        ("slurm?token_file=token", {}),
+        ("slurm", {"RDZV_TOKEN": "correct horse battery staple"}),
+        ("slurm?cert=c&key=k&ca=a", {}),
+    ],
+)
+def test_a_store_of_several_nodes_is_open_to_nobody_unless_that_is_said(word: str, environment: dict[str, str]) -> None:
+    """Every node is told: where the first one alone was, the others waited 10 minutes for its store."""
+    bare = {name: value for name, value in STEP.items() if name != "RDZV_TOKEN"}
+    for node in ("gpu001", "gpu003"):
+        with pytest.raises(RendezvousSettingsError, match=re.escape('export RDZV_TOKEN="$(rdzv token)"')):
+            url_of("slurm", {**bare, "SLURMD_NODENAME": node})
+    assert urlsplit(url_of(word, bare | environment)).hostname == "gpu001"
+
+
+def test_a_store_that_is_there_already_takes_the_place_of_the_first_nodes() -> None:
+    url = url_of("slurm?store=etcd://a:2379,b:2379/&min_nodes=2", {**STEP, "RDZV_TOKEN": ""})
+    parts, given = urlsplit(url), parse_qs(urlsplit(url).query)
+    assert (parts.scheme, parts.netloc, parts.path) == ("etcd", "a:2379,b:2379", "/slurm-123456.0")
+    assert (given["min_nodes"], given["node_id"]) == (["2"], ["gpu002"])
+    assert "store" not in given
+
+
 async def test_two_tasks_of_a_step_meet_by_nothing_but_their_environment() -> None:
-    """With fakes of Slurm's variables, and both nodes on this machine: Slurm itself was not to be had."""
+    """With fakes of Slurm's variables, and both nodes on this machine; the first task writes what the run has cost."""
     step = {**STEP, "SLURM_JOB_ID": str(free_port() % 10_000), "SLURM_STEP_NODELIST": "localhost"}
     step |= {"SLURM_STEP_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
     prints = ("--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE in $RDZV_RUN_ID")
     async with asyncio.timeout(2 * LIMIT):
         async with (
-            start_python("-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURMD_NODENAME": "n1"}) as first,
-            start_python("-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURMD_NODENAME": "n2"}) as second,
+            start_python(
+                "-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURM_PROCID": "0", "SLURMD_NODENAME": "n1"}
+            ) as first,
+            start_python(
+                "-m", "rdzv", "run", "slurm", *prints, env={**step, "SLURM_PROCID": "1", "SLURMD_NODENAME": "n2"}
+            ) as second,
         ):
             assert [await child.wait(timeout=LIMIT) for child in (first, second)] == [0, 0]
     lines = sorted(line.partition("] ")[2] for child in (first, second) for line in child.stdout)
     run_id = f"slurm-{step['SLURM_JOB_ID']}.0"
+    told = [sum("training" in line for line in child.output) for child in (first, second)]
+    assert told == [1, 0], "srun writes what all tasks say to one place"
     assert lines == [f"rank 0 of 2 in {run_id}", f"rank 1 of 2 in {run_id}"]
