@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["CANNOT_EXECUTE", "fork_guarded", "main"]
+__all__ = ["CANNOT_EXECUTE", "close_others", "fork_guarded", "main"]
 
 POLL = 20  # milliseconds between looks whether a group that was told to end has ended; nothing announces that
 CANNOT_EXECUTE = 126  # as shells say it
@@ -48,6 +48,7 @@ PASSED_OVER = (  # for the launcher to hear, and to pass on: Slurm sends them to
 
 def main(control: int, files: int, command: list[str]) -> NoReturn:
     """Run a command until it ends, or until the launcher does."""
+    close_others(control)
     fork_guarded(control, files)
     try:
         os.execvp(command[0], command)  # noqa: S606  that is what it is for
@@ -55,6 +56,19 @@ def main(control: int, files: int, command: list[str]) -> NoReturn:
         os.write(2, f"rdzv run: {command[0]} cannot be executed: {error.strerror}\n".encode())
     finally:
         os._exit(CANNOT_EXECUTE)
+
+
+def close_others(keep: int) -> None:
+    """Close all files but the three streams and this one.
+
+    uvloop leaves copies of the streams open in what it starts, and whatever the launcher itself has inherited. A daemon
+    of the command's that closes its streams would hold the ends of the launcher's pipes all the same.
+    """
+    with contextlib.suppress(OSError):  # a system without this folder
+        for file in map(int, os.listdir("/dev/fd")):
+            if file > 2 and file != keep:
+                with contextlib.suppress(OSError):  # the one that has read the folder is closed by now
+                    os.close(file)
 
 
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:

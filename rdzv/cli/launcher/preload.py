@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -50,11 +51,13 @@ class PythonCommand:
     """A command that runs Python, taken apart.
 
     Attributes:
+        command: All of it.
         options: The interpreter's own, which the server is started with.
         argv: `sys.argv` of the worker; the first is a path, or the name of a module.
         module: Whether it is the name of a module (`-m`).
     """
 
+    command: tuple[str, ...]
     options: tuple[str, ...]
     argv: tuple[str, ...]
     module: bool
@@ -80,7 +83,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
     while rest and rest[0].startswith("-") and len(rest[0]) > 1:
         option = rest.pop(0)
         if option == "-m" and rest:
-            return PythonCommand(options=tuple(options), argv=tuple(rest), module=True)
+            return PythonCommand(command=tuple(command), options=tuple(options), argv=tuple(rest), module=True)
         if option[1] in WITH_VALUE:
             options += [option] if len(option) > 2 else [option, *rest[:1]]
             rest = rest if len(option) > 2 else rest[1:]
@@ -90,7 +93,9 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
             return f"Python's option {option} needs an interpreter of its own"
     if not rest or not Path(rest[0]).is_file():
         return f"{rest[0] if rest else 'standard input'} is not a file with Python code"
-    return PythonCommand(options=tuple(options), argv=tuple(rest), module=False)
+    if rest[0].endswith(".pyc") or zipfile.is_zipfile(rest[0]):
+        return f"{rest[0]} is not Python's source code"
+    return PythonCommand(command=tuple(command), options=tuple(options), argv=tuple(rest), module=False)
 
 
 def _is_this_python(found: str) -> bool:
@@ -209,6 +214,7 @@ class PreloadServer:
             OSError: The server has gone.
         """
         wanted = {
+            "command": self._command.command,
             "argv": self._command.argv,
             "module": self._command.module,
             "unbuffered": self._command.unbuffered or bool(environment.get("PYTHONUNBUFFERED")),

@@ -6,7 +6,7 @@ REQUESTS is a socket whose other end only the launcher has; its end ends this pr
 with while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order, and
 that much JSON; the files control, report, stdin, stdout and stderr come with the first byte:
 
-    {"argv": [...], "module": bool, "unbuffered": bool, "cwd": "...", "env": {...}, "files": n}
+    {"command": [...], "argv": [...], "module": bool, "unbuffered": bool, "cwd": "...", "env": {...}, "files": n}
 
 This process forks, and the child is the guard of a second child (`guard.fork_guarded`), which runs the script or module
 as the interpreter would: it is `__main__`, with its arguments, its environment, its folder, its streams and an ordinary
@@ -34,11 +34,14 @@ import socket
 import sys
 import threading
 import types
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Prepare = Callable[[], Callable[[], object]]
 
 __all__ = ["READY", "serve"]
 
@@ -47,10 +50,11 @@ FILES = 5  # that come with a request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux takes a quarter of its 8 MiB stack for both
 
 
-def serve(requests: socket.socket, folder: str, modules: list[str], standby: int) -> Callable[[], None]:
+def serve(requests: socket.socket, folder: str, modules: list[str], standby: int) -> Prepare:
     """Fork a worker for each request; returns in the workers only, with what each is to run."""
     guard, startup = _load("guard"), _load("worker_startup")
-    sys.path[0] = folder
+    guard.close_others(requests.fileno())
+    _search_first(folder)
     for name in modules:
         importlib.import_module(name)
     problem = _why_no_fork()
@@ -80,7 +84,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
             os.close(file)
 
 
-def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Callable[[], None]:
+def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Prepare:
     """Stand guard over a new process, and return in that one, ready to run what was asked for."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -103,33 +107,47 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # from the system's entropy, as at its import; else all workers draw alike
     sys.argv[:] = wanted["argv"]
+    sys.orig_argv[:] = wanted["command"]
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # which `fork` leaves as it was
     return _module if wanted["module"] else _script
 
 
-def _script() -> None:
-    """Run `sys.argv[0]` as `python FILE` does."""
-    path = sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.realpath(path))
+def _search_first(folder: str) -> None:
+    """Let `sys.path` begin with a folder, unless the interpreter was told to search none first (`-P`, `-I`)."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _script() -> Callable[[], object]:
+    """Return what runs `sys.argv[0]` as `python FILE` does."""
+    path = os.path.join(os.getcwd(), sys.argv[0])
+    _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
-    main = types.ModuleType("__main__")
+    main = _new_main()
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    main.__dict__["__builtins__"] = sys.modules["builtins"]
     main.__dict__["__cached__"] = None
-    sys.modules["__main__"] = main
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102  the user's own command
+    return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's own command
 
 
-def _module() -> None:
-    """Run `sys.argv[0]` as `python -m MODULE` does."""
+def _module() -> Callable[[], object]:
+    """Return what runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
-    sys.path[0] = os.getcwd()
+    _search_first(os.getcwd())
+    _new_main()
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # what the interpreter itself calls for -m
+    return partial(run, sys.argv[0])
+
+
+def _new_main() -> types.ModuleType:
+    """Make an empty `__main__`, as the interpreter does."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     sys.modules["__main__"] = main
-    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # what the interpreter itself calls for -m
-    run(sys.argv[0])
+    return main
 
 
 def _open_streams(*, unbuffered: bool) -> None:
@@ -137,18 +155,18 @@ def _open_streams(*, unbuffered: bool) -> None:
     streams: Any = sys  # its `__stdout__` is final only for those who do not start an interpreter
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
-        raw: Any = io.FileIO(number, "w" if number else "r", closefd=False)
-        if number == 0:
-            raw = io.BufferedReader(raw)
-        elif not unbuffered:
-            raw = io.BufferedWriter(raw)
-        stream = io.TextIOWrapper(
-            raw,
+        buffered = number == 0 or not unbuffered
+        buffer: Any = open(number, "wb" if number else "rb", buffering=-1 if buffered else 0, closefd=False)  # noqa: SIM115
+        (buffer.raw if buffered else buffer).name = f"<{name}>"
+        stream: Any = io.TextIOWrapper(
+            buffer,
             encoding=old.encoding,
             errors=old.errors,
-            line_buffering=number == 2 or os.isatty(number),
+            newline="\n",
+            line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
             write_through=unbuffered,
         )
+        stream.mode = "w" if number else "r"
         setattr(streams, name, stream)
         setattr(streams, f"__{name}__", stream)
 
@@ -199,20 +217,27 @@ def _load(name: str) -> types.ModuleType:
     return module
 
 
-def _hide_frames(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Print what the worker has raised as Python does, without the frames of this file and of `runpy`."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+def _hide_frames() -> None:
+    """Let whatever shows the error that ends this worker not show the frames of this file."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        shown(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show
 
 
-def _main(requests: str, folder: str, modules: str, standby: str) -> Callable[[], None]:
+def _main(requests: str, folder: str, modules: str, standby: str) -> Prepare:
     with socket.socket(fileno=int(requests)) as channel:
-        work = serve(channel, folder, [name for name in modules.split(",") if name], int(standby))
-    sys.excepthook = _hide_frames
-    return work
+        return serve(channel, folder, [name for name in modules.split(",") if name], int(standby))
 
 
 if __name__ == "__main__":
-    _work = _main(*sys.argv[1:])
-    _work()
+    _prepare = _main(*sys.argv[1:])
+    try:
+        _prepare()()  # here, so that the worker has one frame of ours below its own
+    except BaseException:
+        _hide_frames()
+        raise

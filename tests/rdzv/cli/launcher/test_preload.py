@@ -6,12 +6,15 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.cli.launcher.preload import PreloadServer, PythonCommand, WarmWorker, python_command
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -81,11 +84,12 @@ class Run:
         return line.decode()
 
 
-async def run(server: PreloadServer, **environment: str) -> Run:
+async def run(server: PreloadServer, *, stdin: int | None = None, **environment: str) -> Run:
     control, told = os.pipe()
     reading, writing = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    worker = await server.start_worker(environment, control=control, streams=(nothing, writing, writing), files=256)
+    streams = (nothing if stdin is None else stdin, writing, writing)
+    worker = await server.start_worker(environment, control=control, streams=streams, files=256)
     for file in (control, writing, nothing):
         os.close(file)
     return Run(worker, reading, told)
@@ -117,6 +121,77 @@ async def test_a_warm_script_sees_what_a_script_sees(script: Callable[[str], str
         "warm": True,
         "ours": False,
     }
+
+
+LOOK_CLOSELY = """
+import json, os, re, signal, sys, threading, traceback
+streams = [sys.stdin, sys.stdout, sys.stderr]
+print(json.dumps({
+    "globals": {name: re.sub("0x[0-9a-f]+", "", str(value)) for name, value in sorted(globals().items())
+                if name not in ("__builtins__", "streams") and not isinstance(value, type(sys))},
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "flags": str(sys.flags), "executable": sys.executable,
+    "path": [sys.path[0] == os.getcwd(), *map(str, sys.path[1:])],
+    "streams": [(one.name, one.mode, one.encoding, one.errors, one.line_buffering, one.write_through,
+                 type(one.buffer).__name__, one.fileno()) for one in streams],
+    "original": [sys.__stdin__ is sys.stdin, sys.__stdout__ is sys.stdout, sys.__stderr__ is sys.stderr],
+    "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
+    "signals": {str(one): str(signal.getsignal(one)) for one in signal.valid_signals() if one < 32},
+    "ids": [threading.main_thread().native_id == threading.get_native_id() == os.getpid(),
+            threading.main_thread() is threading.current_thread(), os.getpgrp() == os.getpid()],
+    "files": sorted(int(name) for name in os.listdir("/dev/fd")), "cwd": os.getcwd(), "umask": os.umask(0),
+    "input": sys.stdin.read(),
+}))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-u", "-P", "-O", "-W", "error"), ("-m",)], ids=["script", "options", "-m"])
+async def test_a_warm_script_cannot_be_told_from_a_cold_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """All that it can look at is compared with what the interpreter gives it, also where the folder is not named."""
+    (tmp_path / "look.py").write_text(LOOK_CLOSELY)
+    (tmp_path / "input").write_bytes(b"a\r\nb\n")
+    monkeypatch.chdir(tmp_path)
+    command = (*options, "look" if "-m" in options else "look.py", "--lr")
+    with (tmp_path / "input").open("rb") as given:
+        cold = subprocess.run(  # noqa: ASYNC221  nothing else is to do here meanwhile
+            [PYTHON, *command],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            check=True,
+        )
+    async with serving(*command) as server:
+        with (tmp_path / "input").open("rb") as given:
+            status, output = await (await run(server, stdin=given.fileno(), **os.environ)).ends_with()
+    assert status == 0, output
+    assert json.loads(output) == json.loads(cold.stdout), command
+
+
+async def test_whoever_shows_an_error_is_not_shown_our_frames(script: Callable[[str], str]) -> None:
+    code = """
+import sys, traceback
+sys.excepthook = lambda kind, error, trace: print([frame.name for frame in traceback.extract_tb(trace)])
+def fail(): raise ValueError
+fail()
+"""
+    async with serving(script(code)) as server:
+        assert await (await run(server)).ends_with() == (1, "['<module>', 'fail']\n")
+
+
+def test_a_worker_holds_no_file_that_uvloop_has_left_open(script: Callable[[str], str]) -> None:
+    """It leaves copies of the streams, and with them the ends of pipes that others wait for."""
+    require("uvloop")
+    import uvloop
+
+    path = script("import os; print(len(os.listdir('/dev/fd')))")
+
+    async def main() -> tuple[int, str]:
+        async with serving(path) as server:
+            return await (await run(server)).ends_with()
+
+    assert uvloop.run(main()) == (0, "4\n")  # three streams, and the folder itself
 
 
 async def test_a_module_is_run_as_by_m(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +303,15 @@ def test_what_cannot_be_forked_is_said(command: tuple[str, ...], why: str) -> No
     assert isinstance(said, str) and why in said
 
 
+def test_compiled_code_and_archives_are_left_to_the_interpreter(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "app", "w") as archive:
+        archive.writestr("__main__.py", "")
+    (tmp_path / "app.pyc").write_bytes(b"")
+    for name in ("app", "app.pyc"):
+        path = str(tmp_path / name)
+        assert python_command((PYTHON, path)) == f"{path} is not Python's source code"
+
+
 def test_a_command_is_taken_apart_as_the_interpreter_does(script: Callable[[str], str]) -> None:
     path = script("")
     assert (
@@ -235,8 +319,11 @@ def test_a_command_is_taken_apart_as_the_interpreter_does(script: Callable[[str]
         == "Python's option -uW needs an interpreter of its own"
     )
     assert python_command((PYTHON, "-u", "-Werror", "-X", "dev", path, "-m", "x")) == PythonCommand(
-        options=("-u", "-Werror", "-X", "dev"), argv=(path, "-m", "x"), module=False
+        command=(PYTHON, "-u", "-Werror", "-X", "dev", path, "-m", "x"),
+        options=("-u", "-Werror", "-X", "dev"),
+        argv=(path, "-m", "x"),
+        module=False,
     )
     assert python_command((PYTHON, "-u", "-m", "training", "-u")) == PythonCommand(
-        options=("-u",), argv=("training", "-u"), module=True
+        command=(PYTHON, "-u", "-m", "training", "-u"), options=("-u",), argv=("training", "-u"), module=True
     )
