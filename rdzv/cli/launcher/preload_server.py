@@ -108,7 +108,9 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
         sys.modules["numpy"].random.seed()  # from the system's entropy, as at its import; else all workers draw alike
     sys.argv[:] = wanted["argv"]
     sys.orig_argv[:] = wanted["command"]
-    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # which `fork` leaves as it was
+    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` leaves it as it was
+    if renew_native_id is not None:
+        renew_native_id()
     return _module if wanted["module"] else _script
 
 
