@@ -604,7 +604,8 @@ _MUTATIONS = frozenset(MUTATIONS)
 
 def mutates(request: Request[Any]) -> bool:
     """Return whether a request changes the store; a guarded request counts as what it guards."""
-    return type(_unguarded(request)) in _MUTATIONS
+    kind = type(request)
+    return kind in _MUTATIONS or (kind is Guarded and type(_unguarded(request)) in _MUTATIONS)
 
 
 def only_takes_away(request: Request[Any]) -> bool:

@@ -28,7 +28,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
@@ -48,7 +48,7 @@ class Admission:
     """The limits of a store, and how far it is from each of them.
 
     Attributes:
-        held_elsewhere: Bytes that the server holds for its connections and its disk; it says how many.
+        held_elsewhere: Tells how many bytes the server holds for its connections and its disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Admission:
         self._waits = waits
         self._sessions = sessions
         self._history = history
-        self.held_elsewhere: int = 0
+        self.held_elsewhere: Callable[[], int] = int  # nothing, until a server tells
 
     @property
     def memory_bytes(self) -> int:
@@ -80,7 +80,7 @@ class Admission:
 
     def check_memory(self, more: int) -> None:
         """Refuse what would take more memory than all of it together may."""
-        held = self.memory_bytes + max(self.held_elsewhere, self._limits.memory_kept_back)
+        held = self.memory_bytes + max(self.held_elsewhere(), self._limits.memory_kept_back)
         if held + more > self._limits.memory_bytes_max:
             raise LimitExceeded(
                 f"the server would hold {held + more} bytes in all, with what it keeps free for its connections; "
@@ -249,7 +249,8 @@ class Admission:
         """Refuse a key that is empty or too long."""
         if not key:
             raise StoreUsageError("a key has at least one character")
-        self.check_size(key, "key")
+        if len(key) * 4 > self._limits.key_bytes_max:
+            self.check_size(key, "key")
 
     def check_size(self, key: str, what: str) -> None:
         """Refuse a key that is too long; also as a prefix, since a longer one starts no key and only takes memory."""
@@ -273,6 +274,12 @@ class Admission:
                 f"the value for {shown(key)} has {size} bytes; value_bytes_max is {self._limits.value_bytes_max}: "
                 f"store a reference to it instead, or start the server with a higher limit"
             )
+
+    def check_room_for(self, key: str, size: int) -> None:
+        """Refuse a write that the store has no room for; `size` is that of its value."""
+        before = self._keys.get(key)
+        if before is None or len(before.value) != size:
+            self.check_room(((key, size),))
 
     def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
         """Refuse writes that the store has no room for; each is a key and the size its value will have."""

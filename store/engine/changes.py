@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from store.engine.admission import sum_of
 from store.engine.changeset import SavedLease
-from store.engine.keyspace import appended, put_event
+from store.engine.keyspace import appended
 from store.fast_init import constructor
 from store.messages import Add, Append, CompareAndSet, Create, Delete, Entry, Event, Get, Operation, Put
 
@@ -88,15 +88,15 @@ class Changes:
     def add(self, request: Add) -> tuple[int, int]:
         """Write a sum; the sum and the revision."""
         value = sum_of(request, self._keys.get(request.key))
-        return int(value), self._rewrite(request, value)
+        return int(value), self.rewrite(request, value)
 
     def append(self, request: Append) -> tuple[int, int]:
         """Write a longer value; its length and the revision."""
         entry = self._keys.get(request.key)
         value = cast("bytes", appended(entry.value if entry else b"", request.value))  # what stands for bytes here
-        return len(value), self._rewrite(request, value)
+        return len(value), self.rewrite(request, value)
 
-    def _rewrite(self, request: Add | Append, value: bytes) -> int:
+    def rewrite(self, request: Add | Append, value: bytes) -> int:
         """Write a new value and leave the key on the lease it is on; a new key goes on the lease that was asked for."""
         entry = self._keys.get(request.key)
         return self._write(request.key, value, entry.lease if entry else request.lease)
@@ -114,7 +114,7 @@ class Changes:
             record = self._leases.get(lease)
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
-        self._events.append(put_event(entry))
+        self._events.append(_make_event("put", revision, key, value, entry.create_revision, lease, ""))
         return revision
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:

@@ -132,9 +132,9 @@ class Engine:
         """What the store takes in memory, without what its server holds for its connections and its disk."""
         return self._admission.memory_bytes
 
-    def held_elsewhere(self, size: int) -> None:
-        """The server holds so many bytes for its connections and its disk, which count towards the same total."""
-        self._admission.held_elsewhere = size
+    def count_elsewhere(self, held: Callable[[], int]) -> None:
+        """The server tells by `held` what it holds for its connections and its disk: that is part of the total."""
+        self._admission.held_elsewhere = held
 
     @property
     def revision(self) -> int:
@@ -237,12 +237,8 @@ class Engine:
         session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
-            replayed = session.replay(request_id)
-            if isinstance(replayed, Forgotten):
-                return Applied(response=_forgotten(request_id))
-            if replayed is not None:
-                self._keep_again(replayed, peer)
-                return Applied(response=replayed)
+            if request_id <= session.highest:
+                return Applied(response=self._replay(session, request_id, peer))
             refusal = self._refuse_mutation(session, request)
             if refusal is not None:
                 return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
@@ -265,7 +261,7 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
-        return _make_applied(response, self._take_deliveries(), work)
+        return _make_applied(response, self._take_deliveries() if self._asked.deliveries else (), work)
 
     def go_on(self, work: Work) -> Applied:
         """Do the next step of a request that takes several. What others have done meanwhile is not seen by it."""
@@ -295,12 +291,18 @@ class Engine:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 
-    def _keep_again(self, replayed: Response, peer: int) -> None:
-        """Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it."""
+    def _replay(self, session: Session, request_id: int, peer: int) -> Response:
+        """What was answered to a mutation that this session has already made."""
+        replayed = session.replay(request_id)
+        assert replayed is not None, "it was made already"
+        if isinstance(replayed, Forgotten):
+            return _forgotten(request_id)
         if isinstance(replayed, Granted):
+            # Who asks again for a lease it was granted has come back: it keeps that lease, as if it had renewed it.
             lease = self._leases.get(replayed.lease)
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
+        return replayed
 
     def tick(self, *, now: float, unheard: Container[int] = ()) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
@@ -391,8 +393,9 @@ class Engine:
             self._asked.deliveries.append(Delivery(watchers=watchers, events=about))
         for stirred in self._stirred:
             stirred.changed(events)
-        if self._waits:
-            self._look_at_waits(self._waits.stirred(events))
+        stirred_now = self._waits.stirred(events)
+        if stirred_now:
+            self._look_at_waits(stirred_now)
 
     def _look_at_waits(self, watchers: dict[Watcher, None]) -> None:
         """Answer the waits that a change has ended, now or, if they are many, in steps to come."""

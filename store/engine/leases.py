@@ -82,7 +82,7 @@ class Leases:
         self._due: list[tuple[float, int]] = []  # a heap; entries may be out of date, `ends_at` decides
         self._last_id = 0
         self._served = 0.0
-        self._looked_at: float | None = None
+        self._looked_at = math.inf  # nothing has passed at the first look
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -100,8 +100,9 @@ class Leases:
 
     def advance(self, now: float) -> None:
         """Let served time follow the server's clock, whose reading is `now`, but not through a stall."""
-        if self._looked_at is not None:
-            self._served += min(max(now - self._looked_at, 0.0), STALL_AFTER)
+        passed = now - self._looked_at
+        if passed > 0:
+            self._served += passed if passed < STALL_AFTER else STALL_AFTER
         self._looked_at = now
 
     def get(self, lease: int) -> LeaseRecord | None:

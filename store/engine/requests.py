@@ -242,7 +242,7 @@ class Requests:
 
     def _put(self, request: Put) -> Written:
         self._admission.check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
-        self._admission.check_room(((request.key, len(request.value)),))
+        self._admission.check_room_for(request.key, len(request.value))
         return _make_written(self._changes.put(request))
 
     def _delete(self, request: Delete) -> Counted:
@@ -276,19 +276,19 @@ class Requests:
             as_expected = entry is not None and entry.value == request.expected_value
         if not as_expected:
             return _make_compared(False, entry)
-        self._admission.check_room(((request.key, len(request.value)),))
+        self._admission.check_room_for(request.key, len(request.value))
         self._changes.put(request)
         return _make_compared(True, self._keys.entries[request.key])
 
     def _add(self, request: Add) -> Added:
         self._admission.check_rewrite(request)
-        value = sum_of(request, self._keys.get(request.key))
-        self._admission.check_room(((request.key, len(value)),))
-        return _make_added(*self._changes.add(request))
+        total = sum_of(request, self._keys.get(request.key))
+        self._admission.check_room_for(request.key, len(total))
+        return _make_added(int(total), self._changes.rewrite(request, total))
 
     def _append(self, request: Append) -> Added:
         self._admission.check_rewrite(request)
-        self._admission.check_room(((request.key, self._admission.check_append(request)),))
+        self._admission.check_room_for(request.key, self._admission.check_append(request))
         return _make_added(*self._changes.append(request))
 
     def _transact(self, request: Transact) -> TransactionResult:

@@ -17,7 +17,9 @@ keep these from being let go of, also when their keys have long been overwritten
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import (
@@ -56,6 +58,8 @@ class Forgotten:
 
 FORGOTTEN = Forgotten()
 
+_request_id = itemgetter(0)  # of a reply that is kept
+
 
 class Tally:
     """How many bytes the replies of several sessions hold on to."""
@@ -67,61 +71,60 @@ class Tally:
 
 
 class Session:
-    """One client's replies, and the connection it has now, if any; what they hold is counted in `tally`, too."""
+    """One client's replies, and the connection it has now, if any; what they hold is counted in `tally`, too.
 
-    __slots__ = ("_bytes", "_highest", "_replies", "_tally", "abandoned_at", "id", "number", "peer")
+    Attributes:
+        highest: The last of its mutations that was applied.
+        held_bytes: About how many bytes the replies hold on to.
+    """
+
+    __slots__ = ("_replies", "_tally", "abandoned_at", "held_bytes", "highest", "id", "number", "peer")
 
     def __init__(self, id: bytes, number: int, tally: Tally | None = None) -> None:
         self.id: bytes = id
         self.number: int = number
         self.peer: int | None = None
         self.abandoned_at: float | None = None  # on the server's clock
-        # Oldest first. Ordered, since a plain dictionary seeks its first key past all that were removed before it.
-        self._replies: OrderedDict[int, tuple[Response, int]] = OrderedDict()
-        self._bytes = 0
+        self._replies: deque[tuple[int, Response, int]] = deque()  # the request, its reply, its cost; oldest first
         self._tally = tally or Tally()
-        self._highest = 0
+        self.held_bytes: int = 0
+        self.highest: int = 0
 
     def acknowledge(self, up_to: int) -> None:
         """The client has the replies to all its mutations up to this request."""
-        while self._replies:
-            oldest = next(iter(self._replies))
-            if oldest > up_to:
-                return
-            cost = self._replies.pop(oldest)[1]
-            self._bytes -= cost
+        replies = self._replies
+        while replies and replies[0][0] <= up_to:
+            cost = replies.popleft()[2]
+            self.held_bytes -= cost
             self._tally.bytes -= cost
 
     def replay(self, request_id: int) -> Response | Forgotten | None:
         """What was answered to this mutation; None if it was never applied."""
-        kept = self._replies.get(request_id)
-        if kept is not None:
-            return kept[0]
-        return FORGOTTEN if request_id <= self._highest else None
+        if request_id > self.highest:
+            return None
+        place = bisect_left(self._replies, request_id, key=_request_id)
+        if place < len(self._replies) and self._replies[place][0] == request_id:
+            return self._replies[place][1]
+        return FORGOTTEN
 
     @property
     def replies(self) -> int:
         """How many replies are kept."""
         return len(self._replies)
 
-    @property
-    def held_bytes(self) -> int:
-        """About how many bytes they hold on to."""
-        return self._bytes
-
     def keep(self, request_id: int, response: Response, cost: int) -> None:
         """Keep the reply to a mutation that was just applied; `cost` is its rough size in bytes."""
-        assert request_id > self._highest, "requests of a session are applied in order"
-        self._highest = request_id
-        self._replies[request_id] = (response, cost)
-        self._bytes += cost
+        assert request_id > self.highest, "requests of a session are applied in order"
+        self.highest = request_id
+        self._replies.append((request_id, response, cost))
+        self.held_bytes += cost
         self._tally.bytes += cost
 
     def forget(self) -> None:
         """The session has ended."""
         self._replies.clear()
-        self._tally.bytes -= self._bytes
-        self._bytes = 0
+        self._tally.bytes -= self.held_bytes
+        self.held_bytes = 0
 
 
 class Sessions:

@@ -147,6 +147,8 @@ class Waits:
         They are the caller's to be looked at, now or later: each ends then, or moves.
         """
         stirred: dict[Watcher, None] = {}
+        if not self._parked:
+            return stirred
         for event in events:
             if event.kind == "put":
                 stirred.update(self._at.pop(event.key, {}))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from store.messages import Event
 
@@ -138,10 +138,10 @@ class Watches:
                 return count
         return len(keys)
 
-    def interested(self, events: Sequence[Event]) -> Iterator[tuple[tuple[Watcher, ...], tuple[Event, ...]]]:
+    def interested(self, events: Sequence[Event]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Event, ...]]]:
         """Who must hear of the events of one revision, and of which of them; together, so that each is told once."""
         if not self._watchers:
-            return
+            return ()
         heard: dict[str, list[Event]] = {}
         for event in events:
             key = event.key
@@ -157,8 +157,7 @@ class Watches:
                     prefix = key[:length]
                     if prefix in self._watchers:
                         heard.setdefault(prefix, []).append(event)
-        for prefix, about in heard.items():
-            yield tuple(self._watchers[prefix]), tuple(about)
+        return [(tuple(self._watchers[prefix]), tuple(about)) for prefix, about in heard.items()]
 
 
 class History:
@@ -190,7 +189,7 @@ class History:
     def append(self, events: tuple[Event, ...]) -> None:
         """Remember the changes of one revision, forgetting the oldest as room demands."""
         self._revisions.append(events)
-        self._bytes += sum(map(event_bytes, events))
+        self._bytes += event_bytes(events[0]) if len(events) == 1 else sum(map(event_bytes, events))
         while self._bytes > self._bytes_max:
             oldest = self._revisions[self._first]
             self._revisions[self._first] = ()

@@ -72,7 +72,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "CHECKED_AT_ONCE",
@@ -81,6 +81,7 @@ __all__ = [
     "RESPONSES",
     "Layout",
     "UnknownWord",
+    "bytes_of",
     "event_from",
     "event_to",
     "shown",
@@ -154,13 +155,25 @@ def _check_seconds(value: Any) -> float:
     return float(value)
 
 
-def _many(field: _Field, *, check_one_of_many: Callable[[Any], Any] | None = None) -> _Field:
-    """An array of fields, as a tuple; `check_one_of_many` is for those that are too many for one step."""
+def _many(
+    field: _Field,
+    *,
+    check_one_of_many: Callable[[Any], Any] | None = None,
+    encode_all: Callable[[Any], list[Any]] | None = None,
+) -> _Field:
+    """An array of fields, as a tuple.
+
+    `check_one_of_many` is for those that are too many for one step; `encode_all` encodes all of them quicker than one
+    by one.
+    """
     one_of_many = check_one_of_many or field.check
+    plain = frozenset(field.plain)
 
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise ProtocolError(f"{shown(value)} stands where an array belongs")
+        if plain.issuperset(map(type, value)):
+            return tuple(value)
         return tuple(map(field.check, value))
 
     def in_steps(value: Any) -> Steps[tuple[Any, ...]]:
@@ -175,17 +188,30 @@ def _many(field: _Field, *, check_one_of_many: Callable[[Any], Any] | None = Non
     encode = field.encode
     return _Field(
         check,
-        None if encode is None else lambda values: [encode(value) for value in values],
+        encode_all or (None if encode is None else lambda values: [encode(value) for value in values]),
         lambda values: type(values) in (tuple, list) and all(map(field.takes, values)),
         in_steps=in_steps,
     )
 
 
-def _entry_to(entry: Entry) -> tuple[Any, ...]:
-    value = entry.value
-    if type(value) is not bytes:  # one that has grown by appending: its bytes are put together only now
-        value = bytes(value)
-    return entry.key, value, entry.create_revision, entry.mod_revision, entry.lease
+# Of an entry, as it travels. A value that has grown by appending is none of msgpack's types: its bytes are put together
+# only as it is packed, in `bytes_of`.
+_entry_to: Callable[[Entry], tuple[Any, ...]] = attrgetter("key", "value", "create_revision", "mod_revision", "lease")
+
+
+def _maybe_entry_to(entry: Entry | None) -> tuple[Any, ...] | None:
+    return None if entry is None else _entry_to(entry)
+
+
+def _entries_to(entries: Iterable[Entry | None]) -> list[tuple[Any, ...] | None]:
+    return [None if entry is None else _entry_to(entry) for entry in entries]
+
+
+def bytes_of(value: object) -> bytes:
+    """Return the bytes of a value that stands for them, as one that has grown does."""
+    if hasattr(value, "__bytes__"):
+        return bytes(value)
+    raise TypeError(f"{shown(value)} cannot be sent")
 
 
 def _entry_from(value: Any) -> Entry:
@@ -213,10 +239,7 @@ _EVENT_CODES = {kind: code for code, kind in enumerate(_EVENT_KINDS)}
 def event_to(event: Event) -> tuple[Any, ...]:
     """An event as it travels."""
     if event.kind == "put":
-        value = event.value
-        if type(value) is not bytes:  # as above
-            value = bytes(value)
-        return 0, event.revision, event.key, value, event.create_revision, event.lease
+        return 0, event.revision, event.key, event.value, event.create_revision, event.lease
     if event.cause:
         return _EVENT_CODES[event.kind], event.revision, event.key, _CAUSES.index(event.cause)
     return _EVENT_CODES[event.kind], event.revision, event.key
@@ -392,8 +415,8 @@ _BOOL = _exactly(bool)
 _SECONDS = _Field(
     _check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool, plain=(float,)
 )
-_ENTRY = _Field(_entry_from, _entry_to)
-_MAYBE_ENTRY = _optional(_ENTRY)
+_MAYBE_ENTRY = _Field(lambda value: None if value is None else _entry_from(value), _maybe_entry_to)
+_ENTRIES = _many(_MAYBE_ENTRY, encode_all=_entries_to)
 _GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
 _NOTE = _Field(_note_from, lambda note: (note.key, note.note, note.age))
 _CONDITIONS = _conditions()
@@ -467,6 +490,9 @@ def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
     names = tuple(fields)
     encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
     if any(encode is not None for _, encode in encoders):
+        if len(encoders) == 1:
+            get_only, encode_only = encoders[0][0], cast("Callable[[Any], Any]", encoders[0][1])
+            return lambda message: (encode_only(get_only(message)),)
         return lambda message: tuple(
             [get(message) if encode is None else encode(get(message)) for get, encode in encoders]
         )
@@ -531,7 +557,7 @@ RESPONSES: dict[int, Layout[Any]] = {
     for layout in (
         Layout(64, Written, revision=_INT),
         Layout(65, Found, entry=_MAYBE_ENTRY),
-        Layout(66, Listing, entries=_many(_MAYBE_ENTRY), revision=_INT),
+        Layout(66, Listing, entries=_ENTRIES, revision=_INT),
         Layout(67, Counted, count=_INT, revision=_INT),
         Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
         Layout(69, Added, value=_INT, revision=_INT),
@@ -543,7 +569,7 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(75, Pong, revision=_INT),
         Layout(76, Figures, figures=_Field(_check_figures)),
         Layout(77, Failed, kind=_enumerated(FailureKind), message=_STR),
-        Layout(78, ListingPart, entries=_many(_MAYBE_ENTRY)),
+        Layout(78, ListingPart, entries=_ENTRIES),
         Layout(79, GroupPage, groups=_many(_GROUP), more=_BOOL),
         Layout(80, NotePage, notes=_many(_NOTE), more=_BOOL),
     )

@@ -43,7 +43,16 @@ import msgpack
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import Event, Excessive, Request, Response, Unknown
 from store.printable import printable
-from store.protocol.codec import LAYOUT_OF, REQUESTS, RESPONSES, UnknownWord, event_from, event_to, shown
+from store.protocol.codec import (
+    LAYOUT_OF,
+    REQUESTS,
+    RESPONSES,
+    UnknownWord,
+    bytes_of,
+    event_from,
+    event_to,
+    shown,
+)
 from store.protocol.element_budget import count_elements, elements_claimed
 
 if TYPE_CHECKING:
@@ -111,7 +120,9 @@ def _packer() -> Callable[[object], bytes]:
     Elsewhere (PyPy, no wheel, a free-threaded Python) each frame has one of its own.
     """
     in_one_step = "fallback" not in msgpack.Packer.__module__ and getattr(sys, "_is_gil_enabled", lambda: True)()
-    return cast("Callable[[object], bytes]", msgpack.Packer().pack if in_one_step else msgpack.packb)
+    if in_one_step:
+        return cast("Callable[[object], bytes]", msgpack.Packer(default=bytes_of).pack)
+    return lambda message: cast("bytes", msgpack.packb(message, default=bytes_of))
 
 
 _pack = _packer()
@@ -417,15 +428,16 @@ def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tu
 
     A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
     """
-    fields = _decode_counted(body, elements_max)
+    fields = _decode(body) if len(body) <= UNCOUNTED_BYTES else _decode_counted(body, elements_max)
     if fields is None:
         return _excessive(body, elements_max)
-    if fields[0] == BYE:
+    code = fields[0]
+    if code == BYE:
         return _decode_bye(fields)
-    if type(fields[0]) is not int:
-        raise ProtocolError(f"a frame has the code {shown(fields[0])}, which no request has")
+    if type(code) is not int:
+        raise ProtocolError(f"a frame has the code {shown(code)}, which no request has")
     request_id, acknowledged = _check_numbers(fields)
-    layout = REQUESTS.get(fields[0])
+    layout = REQUESTS.get(code)
     if layout is None:
         return request_id, acknowledged, Unknown(what=f"request {fields[0]}")
     try:

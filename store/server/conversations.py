@@ -133,6 +133,11 @@ class Conversations:
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
+        self._count_memory()
+
+    def _count_memory(self) -> None:
+        """Have the store count what is held for connections and for the disk."""
+        self.engine.count_elsewhere(lambda: self._memory.held_bytes)
 
     # ------------------------------------------------------------------------------------------ called by peers
 
@@ -152,6 +157,7 @@ class Conversations:
     def restored(self, engine: Engine) -> None:
         """Serve this store from now on: it is what is on disk."""
         self.engine = self.telling.engine = engine
+        self._count_memory()
 
     def waits_for_disk(self, peer: Peer) -> None:
         """This peer is to be read again when the disk has taken more."""
@@ -164,19 +170,21 @@ class Conversations:
         self._turns.leave(peer)
         self._host.lost(peer)
 
-    def received(self, peer: Peer, data: memoryview) -> None:
-        """Bytes have come. No await here: a change and its announcements are one step."""
-        self.bytes_in += len(data)
+    def received(self, peer: Peer, size: int) -> None:
+        """So many bytes have come into the buffer. No await here: a change and its announcements are one step."""
+        self.bytes_in += size
+        peer.received_at = now = self._clock()
         if self._durability.leaving:
             return  # the journal takes its last group: what came after that could not be answered any more
         assert peer.connection is not None, "only peers that were taken in are read"
         assert peer.unread is None, "a peer is not read while its requests wait"
-        if not self._busy:
+        data = self.buffer[:size]
+        if not self._pass_comes or not self._busy:  # with nothing left for the next pass, nobody has used up this one
             began = self._stopwatch()
             try:
                 request = peer.connection.only_request(data)
                 if request is not None:
-                    self._apply(peer, *request, self._clock())
+                    self._apply(peer, *request, now, began, alone=True)
             except ProtocolError as error:
                 self._host.hang_up(peer, Sorry("protocol", str(error)))
                 return
@@ -187,12 +195,12 @@ class Conversations:
                 return
             peer.unread = iter(()) if request is not None else peer.connection.receive(data)
             copied = False
-        elif copied := len(data) < SMALL_BYTES:
+        elif copied := size < SMALL_BYTES:
             peer.unread = peer.connection.receive(bytes(data))
         else:
             peer.unread = peer.connection.receive(data)
         before = peer.connection.held_bytes
-        peer.count_inbox(before + len(data), progress=False)
+        peer.count_inbox(before + size, progress=False)
         self.go_on(peer)
         if not copied and peer.unread is not None:
             # The requests that are left lie in the buffer, which now stays theirs: others get a new one.
@@ -212,7 +220,7 @@ class Conversations:
             return
         began = self._stopwatch()
         try:
-            self._take_turn(peer, began + self._turns.length)
+            self._take_turn(peer, began)
         except AuthenticationError as error:
             self._host.guessed_wrong(peer)
             self._host.hang_up(peer, Sorry("authentication", str(error)))
@@ -224,8 +232,9 @@ class Conversations:
 
     # ------------------------------------------------------------------------------------------ turns
 
-    def _take_turn(self, peer: Peer, until: float) -> None:
+    def _take_turn(self, peer: Peer, began: float) -> None:
         """Carry out what a peer has asked until its turn is over, its outbox is full, or nothing is left."""
+        until = began + self._turns.length
         now = self._clock()
         assert peer.unread is not None, "whose turn it is has asked something"
         while True:
@@ -245,14 +254,15 @@ class Conversations:
                     peer.close(Closing.GOODBYE)
                 else:
                     request_id, acknowledged, request = item
-                    self._apply(peer, request_id, acknowledged, request, now)
+                    self._apply(peer, request_id, acknowledged, request, now, began)
             if peer.gone:
                 return
             if peer.outbox.bytes > PIECE_BYTES:
                 peer.flush()
                 if peer.reading_paused and peer.outbox.ready:
                     return
-            if self._stopwatch() >= until:
+            began = self._stopwatch()
+            if began >= until:
                 self._wait_for_turn(peer, used=True)
                 return
 
@@ -301,19 +311,34 @@ class Conversations:
 
     # ------------------------------------------------------------------------------------------ one request
 
-    def _apply(self, peer: Peer, request_id: int, acknowledged: int, request: Request[Any], now: float) -> None:
-        began = self._stopwatch()
-        self.engine.held_elsewhere(self._memory.held_bytes)
+    def _apply(
+        self,
+        peer: Peer,
+        request_id: int,
+        acknowledged: int,
+        request: Request[Any],
+        now: float,
+        began: float,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Carry out one request, whose decoding began at this time on the stopwatch.
+
+        The answer to one that came `alone` is sent at once: a batch of one has nothing to gather.
+        """
         applied = self.engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
-        self._durability.record()
-        response = applied.response
+        response, number = applied.response, 0
+        if type(request) is Stats:
+            response = type(response)(figures=self._host.figures())  # type: ignore[misc, call-arg]
+        if self._durability.journal is not None:
+            self._durability.record()
+            if response is not None:
+                number, response = self._durability.unwritten.wait_for(request, response)
         if response is not None:
-            if type(request) is Stats:
-                response = type(response)(figures=self._host.figures())  # type: ignore[call-arg]
-            number, response = self._durability.unwritten.wait_for(request, response)
-            self.telling.say(peer, wire.encode_response(request_id, response), number)
+            self.telling.say(peer, wire.encode_response(request_id, response), number, alone=alone)
         peer.work = applied.work
-        self.telling.deliver(applied.deliveries, opening=type(request) is Watch)
+        if applied.deliveries or self.engine.stirred:
+            self.telling.deliver(applied.deliveries, opening=type(request) is Watch)
         took = self._stopwatch() - began
         if self.on_request is not None:
             self.on_request(*_kind_and_outcome(request, response), took)

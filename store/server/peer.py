@@ -48,8 +48,8 @@ class Host(Protocol):
         """A connection was made."""
         ...
 
-    def received(self, peer: Peer, data: memoryview) -> None:
-        """Bytes have come."""
+    def received(self, peer: Peer, size: int) -> None:
+        """So many bytes have come into the buffer."""
         ...
 
     def go_on(self, peer: Peer) -> None:
@@ -117,8 +117,7 @@ class Peer(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
         if not self.gone:
-            self.received_at = self._host.now()
-            self._host.received(self, self._host.buffer[:nbytes])
+            self._host.received(self, nbytes)
 
     def eof_received(self) -> bool:
         """The client has stopped sending."""
@@ -177,6 +176,17 @@ class Peer(asyncio.BufferedProtocol):
         """Put a frame into the outbox, to be sent once the journal has made this number durable."""
         if not self.gone:
             self.outbox.hold(frame, number)
+
+    def send(self, frame: bytes) -> bool:
+        """Hand a frame to the transport at once, if nothing waits before it; whether that was so."""
+        if self.outbox.bytes or self._blocked or self.gone or len(frame) > PIECE_BYTES:
+            return False
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        self.bytes_out += len(frame)
+        transport.write(frame)
+        return True
 
     def flush(self) -> None:
         """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.

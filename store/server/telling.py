@@ -227,11 +227,17 @@ class Telling:
             self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
             self._queue(peer, encoded, number)
 
-    def say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
-        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
+    def say(self, peer: Peer, frame: bytes, number: int | None = None, *, alone: bool = False) -> None:
+        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now.
+
+        A frame that is all there is to tell in this batch is sent `alone`, and queued only if it cannot be.
+        """
         if self._announcements:
             self._catch_up(peer)
-        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
+        if number is None:
+            number = self._durability.unwritten.appended
+        if not (alone and number <= self._durability.unwritten.durable and peer.send(frame)):
+            self._queue(peer, frame, number)
 
     def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
         dirty = self._later if self._no_hurry else self._dirty

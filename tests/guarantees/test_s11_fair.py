@@ -84,14 +84,14 @@ class Timed:
         conversations.received = self.received  # type: ignore[method-assign]
         conversations._apply = self.apply  # type: ignore[method-assign]
 
-    def received(self, peer: Any, data: memoryview) -> None:
+    def received(self, peer: Any, size: int) -> None:
         self._arrived[peer.id] = self._stopwatch()
-        self._received(peer, data)
+        self._received(peer, size)
 
-    def apply(self, peer: Any, request_id: int, acknowledged: int, request: Any, now: float) -> None:
+    def apply(self, peer: Any, request_id: int, acknowledged: int, request: Any, *times: float, **how: bool) -> None:
         if type(request) is Ping:
             self.waits.append(self._stopwatch() - self._arrived[peer.id])
-        self._apply(peer, request_id, acknowledged, request, now)
+        self._apply(peer, request_id, acknowledged, request, *times, **how)
 
 
 def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:

@@ -49,8 +49,8 @@ LATER = {
         ),
     ],
     "store/protocol/codec.py": [
-        ("entry.create_revision, entry.mod_revision, entry.lease", "entry.create_revision, entry.mod_revision, entry.lease, {}"),
-        ("event.key, value, event.create_revision, event.lease\n", "event.key, value, event.create_revision, event.lease, 1.5\n"),
+        ('"create_revision", "mod_revision", "lease")', '"create_revision", "mod_revision", "lease", "key")'),
+        ("event.key, event.value, event.create_revision, event.lease\n", "event.key, event.value, event.create_revision, event.lease, 1.5\n"),
         ("condition.key, condition.target.value, condition.expected\n", "condition.key, condition.target.value, condition.expected, 0\n"),
         ("ttl=_optional(_SECONDS), lease=_optional(_INT)),\n        Layout(2,", "ttl=_optional(_SECONDS), lease=_optional(_INT), note=_STR),\n        Layout(2,"),
         ("        Layout(21, Stats),\n", "        Layout(21, Stats),\n        Layout(63, Tickle, key=_STR),\n"),

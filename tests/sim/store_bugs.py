@@ -45,7 +45,7 @@ def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float
     """Keep no reply beyond its connection."""
     if session.peer == peer:
         session._replies.clear()
-        session._highest = 0
+        session.highest = 0
     _close(self, session, peer=peer, now=now)
 
 
