@@ -82,7 +82,7 @@ class Timed:
         self.waits: list[float] = []
         self.peers = conversations.telling._peers
         conversations.received = self.received  # type: ignore[method-assign]
-        conversations._apply = self.apply  # type: ignore[method-assign]
+        conversations._apply = self.apply  # type: ignore[method-assign, assignment]
 
     def received(self, peer: Any, size: int) -> None:
         self._arrived[peer.id] = self._stopwatch()

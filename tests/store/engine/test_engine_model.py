@@ -466,7 +466,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
         again = after._sessions._sessions[session_id]
         assert again.number == session.number
         for request_id in range(1, max(request_ids.values()) + 2):
-            if request_id in session._replies:
+            if any(request_id == kept for kept, _, _ in session._replies):
                 assert again.replay(request_id) == session.replay(request_id)
             assert (again.replay(request_id) is None) == (session.replay(request_id) is None), "applied again, or lost"
 
