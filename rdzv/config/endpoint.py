@@ -12,6 +12,7 @@ This room is pure: names of hosts are not looked up.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass, replace
@@ -176,6 +177,7 @@ _URL: Final = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=16)  # each handler's is taken apart twice: for the registry, and for its backend
 def split_url(url: str) -> UrlParts:
     """Take `scheme://host[:port]/run_id?parameters` apart.
 

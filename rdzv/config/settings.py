@@ -115,12 +115,13 @@ class Settings:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
         for parameter in PARAMETERS.values():
             value = getattr(self, parameter.name)
-            if value is not None:
+            # Most are not given, and a default is in its one true form.
+            if value is not None and value is not parameter.default:
                 object.__setattr__(self, parameter.name, parameter.read(value))
-        for parameter in PARAMETERS.values():
-            if getattr(self, parameter.name) is None and parameter.derive:
-                object.__setattr__(self, parameter.name, parameter.derive(self))
-        for parameter in PARAMETERS.values():
+        for parameter, derive in _DERIVED:
+            if getattr(self, parameter.name) is None:
+                object.__setattr__(self, parameter.name, derive(self))
+        for parameter in _NOT_FOR_ALL_STORES:
             if (value := getattr(self, parameter.name)) is not None and value is not False:
                 _check_that_it_applies(parameter, self.endpoint)
         for is_broken, sentence in _RULES:
@@ -225,11 +226,21 @@ PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
 
 assert ["endpoint", "run_id", *PARAMETERS] == [*_DEFAULTS], "each field of Settings has its line in the table"
 
+_DERIVED: Final = tuple((parameter, parameter.derive) for parameter in PARAMETERS.values() if parameter.derive)
+_NOT_FOR_ALL_STORES: Final = tuple(one for one in PARAMETERS.values() if one.family or one.encrypted_only)
+
 _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     written: parameter
     for parameter in (*PARAMETERS.values(), *KEEP_ALIVE.values())
     for written in (parameter.name, *parameter.aliases)
 }
+
+_IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
+    Source.ENVIRONMENT.spell(written): written
+    for written, parameter in _BY_WRITTEN_NAME.items()
+    if Source.ENVIRONMENT in parameter.sources
+}
+"""The variables that say something about parameters, and about which."""
 
 _RIVALS: Final = (
     ({"token"}, {"token_file"}),
@@ -369,12 +380,9 @@ def _warn(sentence: str) -> None:
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what the environment says about the parameters it may set; all else there is left alone."""
-    spelled = {
-        written: Source.ENVIRONMENT.spell(written)
-        for written, parameter in _BY_WRITTEN_NAME.items()
-        if Source.ENVIRONMENT in parameter.sources
-    }
-    return {written: environ[variable] for written, variable in spelled.items() if variable in environ}
+    # The environment's names are gone through, and not ours: it has few that are of interest, as a rule none.
+    there = _IN_THE_ENVIRONMENT.keys() & environ.keys()
+    return {written: environ[variable] for variable, written in _IN_THE_ENVIRONMENT.items() if variable in there}
 
 
 def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import random
+import secrets
 import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -108,7 +109,7 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random()
+        rng = rng or random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
         self.settings = settings
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
@@ -187,11 +188,11 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 stack.enter_context(link.follower.listeners.listening(self.listeners))
                 link.start(self._noticing.run(link), f"notice what befalls node {self.node_id}")
-                link.start(
-                    link.say_when_away(self._what_absence_means), f"notice the store's absence from {self.run_id}"
-                )
-                with anyio.fail_after(self.settings.join_timeout):
+                link.say_when_away(self._what_absence_means)
+                with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
+                if not link.follower.synced.is_set():
+                    raise TimeoutError  # noqa: TRY301  said below as any other failure of the store's
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()

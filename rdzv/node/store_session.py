@@ -77,9 +77,12 @@ class Link:
         self._candidacy: asyncio.Task[None] | None = None
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._connection_changed = asyncio.Event()
+        self._what_absence_means: Callable[[], str] = str
+        self._telling: asyncio.Task[None] | None = None  # while the store is away
+        self._closed = False
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
-            on_connection(lambda _: self._connection_changed.set())
+            on_connection(self._note_connection)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until the link is closed."""
@@ -138,26 +141,30 @@ class Link:
                 await self._connection_changed.wait()
         return not limit.cancelled_caught
 
-    async def say_when_away(self, what_then: Callable[[], str]) -> None:
-        """Warn when the store has been out of reach for a while, and say when it is back.
+    def say_when_away(self, what_then: Callable[[], str]) -> None:
+        """Warn from now on when the store has been out of reach for a while, and say when it is back.
 
         Args:
             what_then: What that means for this node, in words.
         """
-        while True:
-            while self.in_reach:
-                self._connection_changed.clear()
-                await self._connection_changed.wait()
-            since, pause, said = self.store.time(), SAY_AWAY_AFTER, False
-            while not await self.in_reach_again(within=pause):
-                away = self.store.time() - since
-                said = True
-                log.warning("run %s: the store has been out of reach for %.0f s%s", self._run_id, away, what_then())
-                pause = max(pause, away)
-            if self.failure is not None:
-                return
-            if said:
-                log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
+        self._what_absence_means = what_then
+
+    def _note_connection(self, connected: bool) -> None:
+        """The connection was lost, or is back; or the client is of no more use."""
+        self._connection_changed.set()
+        if not connected and not self._closed and (self._telling is None or self._telling.done()):
+            self._telling = self.start(self._say_how_long_away(), f"notice the store's absence from {self._run_id}")
+
+    async def _say_how_long_away(self) -> None:
+        since, pause, said = self.store.time(), SAY_AWAY_AFTER, False
+        while not await self.in_reach_again(within=pause):
+            away = self.store.time() - since
+            said = True
+            means = self._what_absence_means()
+            log.warning("run %s: the store has been out of reach for %.0f s%s", self._run_id, away, means)
+            pause = max(pause, away)
+        if said and self.failure is None:
+            log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
 
     # ------------------------------------------------------------------------------------------ how far away it is
 
@@ -286,6 +293,7 @@ class Link:
 
     async def aclose(self) -> None:
         """End everything, the leases last: with them the node's record goes."""
+        self._closed = True
         await self.step_down()
         tasks = list(self._tasks)
         for task in tasks:

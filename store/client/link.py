@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, cast
 
 from store.net.dialing import HungUp, LeftWithoutAWord, describe
-from store.net.sockets import SYSTEM_TELLS, forget, holds_unreadable, let_go_in_children, prepare, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, forget, holds_unreadable, let_go_in_children, queued_bytes
 
 if TYPE_CHECKING:
     from typing import Any
@@ -51,7 +51,6 @@ class Link(asyncio.Protocol):
         self._secure = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
-            prepare(self._socket)
             let_go_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:

@@ -148,7 +148,7 @@ class Client(interface.Store):
             told = absence_told(
                 self.name, self.members.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
             )
-            async with told:
+            with told:
                 await self.call(Ping(), timeout=self._connect_timeout)
             self._ends = await self._ends_of_the_way()
         except StoreTimeoutError as error:

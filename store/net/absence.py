@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from store.errors import ConnectionLost
-from store.net.tasks import cancel_and_wait
 from store.printable import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["absence_told", "wait_for_store"]
 
@@ -28,8 +27,8 @@ FIRST: Final = (3.0, 10.0, 30.0)
 """After how many seconds it is said; from then on each time after twice as long."""
 
 
-@contextlib.asynccontextmanager
-async def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> AsyncIterator[None]:
+@contextlib.contextmanager
+def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
     """Say at WARNING, while the block runs, that the store of this name has not answered yet.
 
     Args:
@@ -38,11 +37,28 @@ async def absence_told(name: str, problem: Callable[[], str], *, within: float, 
         within: Seconds that the wait may take.
         ended_by: What ends it then.
     """
-    telling = asyncio.create_task(_tell(name, problem, within, ended_by), name=f"waiting for {name}")
+    # A timer, and no task: nearly every wait is over before there is anything to say.
+    loop, moments = asyncio.get_running_loop(), _moments()
+
+    def tell(waited: float) -> None:
+        nonlocal timer
+        log.warning(
+            "still no store at %s after %s: %s; %s ends this in %s",
+            name,
+            in_words(waited),
+            problem() or "nobody has answered",
+            ended_by,
+            in_words(max(within - waited, 0.0)),
+        )
+        at = next(moments)
+        timer = loop.call_later(at - waited, tell, at)
+
+    at = next(moments)
+    timer = loop.call_later(at, tell, at)
     try:
         yield
     finally:
-        await cancel_and_wait(telling)
+        timer.cancel()
 
 
 async def wait_for_store(
@@ -53,26 +69,10 @@ async def wait_for_store(
     Raises:
         ConnectionLost: It was not welcomed in time.
     """
-    with anyio.move_on_after(within):
-        async with absence_told(name, problem, within=within, ended_by=ended_by):
-            await welcomed.wait()
+    with anyio.move_on_after(within), absence_told(name, problem, within=within, ended_by=ended_by):
+        await welcomed.wait()
     if not welcomed.is_set():
         raise ConnectionLost(f"no store at {name} within {within:g} s: {problem()}", maybe_applied=False)
-
-
-async def _tell(name: str, problem: Callable[[], str], within: float, ended_by: str) -> None:
-    waited = 0.0
-    for at in _moments():
-        await anyio.sleep(at - waited)
-        waited = at
-        log.warning(
-            "still no store at %s after %s: %s; %s ends this in %s",
-            name,
-            in_words(waited),
-            problem() or "nobody has answered",
-            ended_by,
-            in_words(max(within - waited, 0.0)),
-        )
 
 
 def _moments() -> Iterator[float]:

@@ -7,6 +7,7 @@ import ssl
 from typing import TYPE_CHECKING, Protocol
 
 from store.net.racing import Addresses, connected_socket
+from store.net.sockets import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,6 +57,7 @@ class TcpDial:
         try:
             # No await between the two: a socket that nobody has taken over yet could be lost there, unclosed.
             sock = await connected_socket(self._addresses)
+            prepare(sock)  # here, and not by the loop's stand-in for it: uvloop's takes three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self._addresses.host if context else None
             )

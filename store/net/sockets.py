@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "PASSED_ON",
     "SYSTEM_TELLS",
     "bound_sockets",
     "forget",
@@ -41,6 +42,7 @@ TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts the probe
 SO_MEMINFO = 55  # <asm-generic/socket.h>: what the system keeps for a socket, as several numbers ...
 MEMINFO_BYTES = 4  # ... of which the first is the memory that what was received takes
 PROBES_ANSWERED = 1  # so many may be without an answer for a moment, at a peer that takes no more and is there
+PASSED_ON = sys.platform == "linux"  # to each connection that a socket accepts, what that socket was prepared with
 SYSTEM_TELLS = sys.platform == "linux"  # what it holds of what was sent
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
@@ -50,7 +52,7 @@ _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDict
 
 
 def prepare(sock: Any) -> None:
-    """Prepare a connected TCP socket: no delays, and a peer gone without a word is noticed in half a minute."""
+    """Prepare a TCP socket: no delays, and a peer gone without a word is noticed in half a minute."""
     with contextlib.suppress(OSError):  # it may have been closed already; its owner will notice
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

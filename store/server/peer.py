@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import Closing
 from store.net.address import host_and_port
-from store.net.sockets import forget, let_go_in_children, prepare
+from store.net.sockets import forget, let_go_in_children
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, Budget, Outbox
 
@@ -106,7 +106,6 @@ class Peer(asyncio.BufferedProtocol):
             self.name = f"{host_and_port(peername[0], peername[1])} (peer {self.id})"
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            prepare(sock)
             let_go_in_children(self, sock)
         self._host.accepted(self)
 

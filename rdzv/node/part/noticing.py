@@ -32,6 +32,27 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
+class _NewsWakeup(Wakeup):
+    """Wakes a node that waits for its round only by what concerns it then: most of what a run tells does not."""
+
+    def __init__(self, part: Part, link: Link) -> None:
+        super().__init__()
+        self._part = part
+        self._follower = link.follower
+        self._seen = self._concerns_all
+
+    @property
+    def _concerns_all(self) -> tuple[object, int]:
+        return self._follower.own_ban, self._follower.resets
+
+    def changed(self) -> None:
+        """Something has happened; to this node, perhaps."""
+        membership, concerns_all = self._part.membership, self._concerns_all
+        if (membership is not None and membership.over is None) or concerns_all != self._seen:
+            self._seen = concerns_all
+            super().changed()
+
+
 class Noticing:
     """Compares what becomes known of the run with what its node believes to be.
 
@@ -47,7 +68,7 @@ class Noticing:
     async def run(self, link: Link) -> None:
         """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
         part = self._part
-        wakeup, follower = Wakeup(), link.follower
+        wakeup, follower = _NewsWakeup(part, link), link.follower
         resets, banned_at = follower.resets, 0
         steps = Steps(part.keys, part.node_id)
         again: float | None = None

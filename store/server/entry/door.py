@@ -16,6 +16,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from store.net.sockets import PASSED_ON, prepare
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Door:
         """Listen, and accept from now on."""
         for sock in self.socks:
             sock.setblocking(False)
+            if PASSED_ON:
+                prepare(sock)
             sock.listen(BACKLOG)
         self._resume()
 
@@ -121,6 +124,8 @@ class Door:
                 self._pause(RETRY_AFTER)
                 return
             sock.setblocking(False)
+            if not PASSED_ON:
+                prepare(sock)
             self._take(sock)
 
     def _has_room(self) -> bool:

@@ -138,3 +138,26 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
         with pytest.raises(store.StoreError, match="the server is leaving"):
             async with store.connect(server.url, timeout=0.5):
                 pass
+
+
+async def test_whoever_is_accepted_is_prepared_also_where_the_listening_socket_passes_it_on() -> None:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    taken: list[socket.socket] = []
+    accepted = asyncio.Event()
+
+    def take(sock: socket.socket) -> None:
+        taken.append(sock)
+        accepted.set()
+
+    door = Door(Host(), [listener], take)
+    door.open()
+    with socket.create_connection(listener.getsockname()):
+        await accepted.wait()
+        (sock,) = taken
+        with sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+    door.close()
