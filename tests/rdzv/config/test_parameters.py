@@ -157,10 +157,3 @@ def test_examples_are_values_that_would_do() -> None:
         if Source.URL in parameter.sources:
             value = parameter.read(parameter.example)
             assert parameter.read(value) == value, "what has been read once is read again as the same"
-
-
-def test_defaults_are_in_their_one_true_form_since_settings_do_not_read_them() -> None:
-    for parameter in PARAMETERS.values():
-        if parameter.default is not None:
-            read = parameter.read(parameter.default)
-            assert (read, type(read)) == (parameter.default, type(parameter.default))

@@ -404,3 +404,10 @@ def test_a_maximum_that_no_round_can_reach_is_warned_of_once(caplog: pytest.LogC
     parse(f"{TCP}?min_nodes=3&max_nodes=6&node_unit=3", {}, {})
     (record,) = caplog.records
     assert "a round has at most 3 nodes, and more stay as spares; write max_nodes=3 or max_nodes=6" in record.message
+
+
+def test_defaults_are_in_their_one_true_form_since_settings_do_not_read_them() -> None:
+    for parameter in PARAMETERS.values():
+        if parameter.default is not None:
+            read = parameter.read(parameter.default)
+            assert (read, type(read)) == (parameter.default, type(parameter.default))
