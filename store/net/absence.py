@@ -39,6 +39,7 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
     """
     # A timer, and no task: nearly every wait is over before there is anything to say.
     loop, moments = asyncio.get_running_loop(), _moments()
+    timer: asyncio.TimerHandle
 
     def tell(waited: float) -> None:
         nonlocal timer
