@@ -31,11 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["RoundGroup"]
 
-CONNECT_WITHIN: Final = 2.0  # seconds to make a gloo group of a few; a member may die meanwhile, and nobody tells gloo
+CONNECT_WITHIN: Final = 1.0  # seconds in which a gloo group of a few stands, at the first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
+GLOO_WAITS: Final = 5  # gloo waits for so many of its timeouts until a connection is made (its `waitUntilConnected`)
+ATTEMPTS: Final = 5  # each with twice the time of the one before, for machines that are busy
 LOOK_AGAIN_AFTER: Final = (
     0.01  # seconds between looks for new sockets while a group that is to be aborted is being made
 )
+VERDICT: Final = "rdzv.group/verdict"
+GO_ON: Final = b"go on"
+AGAIN: Final = b"again"
 ASYNC_ERROR_HANDLING: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 
 
@@ -74,29 +79,55 @@ class RoundGroup:
                 f"backend={self._backend}: set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before this process makes its first "
                 f"group; otherwise PyTorch's watchdog ends the process when a member is lost"
             )
-        # A gloo group knows one timeout, for connecting and for every collective: connecting gets a short one, since
-        # it waits in vain for a member that dies now, and the sockets to abort for that one do not exist.
-        # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
-        connect = timedelta(seconds=CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size)
-        short = self._uses_gloo and set_group_timeout is not None
+        if not self._uses_gloo or set_group_timeout is None:
+            # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
+            self._make_once(self._store, self._timeout)
+            return
+        # A gloo group knows one timeout, for connecting and for every collective. Connecting gets a short one, since it
+        # waits in vain for a member that dies now, and the sockets to abort for that one do not exist. On a busy
+        # machine it may be too short for members that all live: then all try again, with more time.
+        within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size
+        failure: RuntimeError | None = None
+        for attempt in range(ATTEMPTS):
+            store = dist.PrefixStore(f"attempt{attempt}", self._store) if attempt else self._store
+            failure = None
+            try:
+                self._make_once(store, timedelta(seconds=within * 2**attempt / GLOO_WAITS))
+            except RuntimeError as error:
+                failure = error
+            if failure is not None and self._aborted.is_set():
+                raise failure
+            if self._all_have_made_it(store, made=failure is None):
+                set_group_timeout(self._timeout)
+                return
+            self.close()
+        raise failure or RuntimeError(f"another member has failed {ATTEMPTS} times to connect to all of its peers")
+
+    def _make_once(self, store: Any, timeout: timedelta) -> None:
         count_groups_anew()
-        self._wait_for_all()
+        self._wait_for_all(store)
         with self._noting_sockets():
             dist.init_process_group(
-                self._backend,
-                store=self._store,
-                rank=self._rank,
-                world_size=self._world_size,
-                timeout=connect if short else self._timeout,
+                self._backend, store=store, rank=self._rank, world_size=self._world_size, timeout=timeout
             )
-        if short:
-            set_group_timeout(self._timeout)
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, store: Any) -> None:
         """Wait until every member is here: the store's waits end when one is lost, gloo's do not."""
-        if self._store.add("rdzv.group/came", 1) == self._world_size:
-            self._store.set("rdzv.group/all", "1")
-        self._store.wait(["rdzv.group/all"])
+        if store.add("rdzv.group/came", 1) == self._world_size:
+            store.set("rdzv.group/all", "1")
+        store.wait(["rdzv.group/all"])
+
+    def _all_have_made_it(self, store: Any, *, made: bool) -> bool:
+        """Come to one answer with all members: who tried again alone would wait for those whose group stands.
+
+        Raises:
+            RuntimeError: A member has gone meanwhile.
+        """
+        if not made:
+            store.compare_set(VERDICT, "", AGAIN)
+        elif store.add("rdzv.group/made", 1) == self._world_size:
+            store.compare_set(VERDICT, "", GO_ON)
+        return bool(store.get(VERDICT) == GO_ON)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """`torch.distributed.new_group`, of which `abort` knows, too."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -19,8 +22,6 @@ async def test_a_blocked_collective_ends_when_it_is_aborted_and_the_rest_make_a_
 
 
 def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    from datetime import timedelta
-
     from rdzv import RendezvousSettingsError
     from rdzv.torch.group import RoundGroup
 
@@ -30,10 +31,70 @@ def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: p
         group.make()
 
 
+class Making:
+    """Stands for PyTorch's making of a group: what it was given, and at which rank and attempt it fails."""
+
+    def __init__(self, *fails: tuple[int, int]) -> None:
+        self.fails = set(fails)
+        self.timeouts: dict[int, list[float]] = {0: [], 1: []}
+
+    def __call__(self, *_: Any, rank: int, timeout: timedelta, **__: Any) -> None:
+        self.timeouts[rank].append(timeout.total_seconds())
+        if (rank, len(self.timeouts[rank]) - 1) in self.fails:
+            raise RuntimeError("Connect timeout")
+
+
+def make_both(monkeypatch: pytest.MonkeyPatch, making: Making) -> list[str]:
+    """Two members make their group in two threads; what each of them says of it."""
+    import torch.distributed as dist
+
+    from rdzv.torch import group
+
+    monkeypatch.setattr(dist, "init_process_group", making)
+    monkeypatch.setattr(group, "set_group_timeout", lambda _: None)
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=60))
+    groups = [
+        group.RoundGroup(store, rank=rank, world_size=2, backend="gloo", timeout=timedelta(hours=1)) for rank in (0, 1)
+    ]
+
+    def make(one: Any) -> str:
+        try:
+            one.make()
+        except RuntimeError as error:
+            return str(error)
+        return "made"
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(make, groups))
+
+
+def test_who_waits_in_vain_for_a_member_that_has_died_does_so_for_less_than_two_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo waits five times as long as it is told for a first connection: it was 11 s, and nothing ends that sooner."""
+    making = Making()
+    assert make_both(monkeypatch, making) == ["made", "made"]
+    assert all(0 < 5 * timeout < 2 for timeout in making.timeouts[0])
+
+
+def test_members_that_all_live_try_again_together_with_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    making = Making((0, 0), (1, 1))  # now the one, then the other: whose group stands makes it anew all the same
+    assert make_both(monkeypatch, making) == ["made", "made"]
+    assert making.timeouts[0] == making.timeouts[1]
+    assert making.timeouts[0] == [making.timeouts[0][0] * factor for factor in (1, 2, 4)]
+
+
+def test_a_member_that_never_gets_through_is_an_error_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    making = Making(*((0, attempt) for attempt in range(99)))
+    told = make_both(monkeypatch, making)
+    assert told[0] == "Connect timeout"
+    assert "another member" in told[1]
+    assert len(making.timeouts[1]) == len(making.timeouts[0]) < 10
+
+
 def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
     """From the node's thread, whose leases ran out while gloo tried to reach for ten seconds who was killed."""
-    from datetime import timedelta
-
     from rdzv.torch.group import RoundGroup
 
     group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))
