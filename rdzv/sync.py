@@ -32,12 +32,11 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, shared_store
+from rdzv.node.handler import accuse, blocking_share, shared_store
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
-from store import ConnectionLost
 from store.net.threads import until_result
 
 if TYPE_CHECKING:
@@ -135,23 +134,15 @@ class Handler(RendezvousHandler):
         if self._shared_client is not None:
             self._shared_client.close()
         self._membership = membership
-        client = self._shared_client = self._inner.open_blocking_store()
+        shared, self._shared_client = blocking_share(self._inner, membership)
         round = membership.round
-
-        def supersede(reason: str) -> None:
-            # Who waits in the shared store waits on that socket: only breaking it gets them out.
-            client.interrupt(ConnectionLost(reason, maybe_applied=False))
-
-        membership.call_when_over(supersede)
-        if node.settings.waits_end_on_loss:
-            membership.on_loss.append(lambda _: client.end_waits())
         return RendezvousInfo(
             run_id=self.run_id,
             round=round.number,
             node_id=self.node_id,
             rank=membership.rank,
             world_size=round.size,
-            store=shared_store(node, membership, self._inner.shared_client).blocking(client),
+            store=shared,
             bootstrap_address=(round.host, round.port),
             _read_roster=lambda: self._call(node.roster(membership)),
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from rdzv.errors import (
     GiveUp,
@@ -53,9 +53,12 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["Round", "rounds_of"]
+__all__ = ["Round", "rounds_made_by", "rounds_of"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
+
+
+SomeRound = TypeVar("SomeRound", bound="Round")
 
 
 class BlockingHandler(Protocol):
@@ -80,6 +83,17 @@ def rounds_of(
     handler: BlockingHandler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
 ) -> Iterator[Round]:
     """The rounds of a run over a handler that is connected; see `rdzv.sync.rounds`."""
+    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress)
+
+
+def rounds_made_by(
+    make: Callable[..., SomeRound],
+    handler: BlockingHandler,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+) -> Iterator[SomeRound]:
+    """The same, of a class that offers more; `make` takes what `Round` takes."""
     check_on_waiting(on_waiting)
     node = handler.node
     if node is None:
@@ -91,8 +105,10 @@ def rounds_of(
         except (RendezvousGracefulExitError, RendezvousClosedError) as error:
             so_far.end(error)
             return
-        round = Round(handler, node, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
-        yield round
+        round = make(handler, node, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+        if round.begin():
+            yield round
+            round.use.check()
         so_far.left(round)
 
 
@@ -119,13 +135,10 @@ class Round(MemberOfRound):
         self._handler = handler
         self._info = info
         self._over = threading.Event()
-        self._on_end: Callable[[Ending], None] | None = None
 
-    def on_end(self, callback: Callable[[Ending], None]) -> None:
-        """Call back once the round has ended, in the thread in which nodes live; here, if it has."""
-        self._on_end = callback
-        if self._watcher.ending is not None:
-            callback(self._watcher.ending)
+    def begin(self) -> bool:
+        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
+        return True
 
     def __enter__(self) -> Self:
         self.use.enter()
@@ -135,6 +148,10 @@ class Round(MemberOfRound):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        return self._conclude(error)
+
+    def _conclude(self, error: BaseException | None) -> bool:
+        """Draw the consequence of the body's end; whether its error goes no further."""
         try:
             match judge(error, self._watcher.ending):
                 case Consequence.FINISHED:
@@ -152,17 +169,21 @@ class Round(MemberOfRound):
                 case Consequence.MEET_AGAIN:
                     pass
         finally:
-            self._watcher.stop()
+            try:
+                self._release()
+            finally:
+                self._watcher.stop()
         log.info("%s", self._closing_word(error))
         return True
+
+    def _release(self) -> None:
+        """Let go of what `begin` has made ready, at the round's end; perhaps twice."""
 
     def _ended(self, ending: Ending) -> None:
         """Wake who waits, in the round's store, too: nobody is left who would end that; from the node's thread."""
         self._over.set()
         if others_have_gone(ending):
             self.store.end_waits()
-        if self._on_end is not None:
-            self._on_end(ending)
 
     # ------------------------------------------------------------------------------------------ for the body
 
@@ -238,6 +259,7 @@ class Round(MemberOfRound):
             first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
+        self._release()  # not before: others, who fail because of that, would be the first to write
         self._watcher.has_failed()
         until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
         return others_have_gone(self._watcher.ending)

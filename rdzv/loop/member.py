@@ -119,7 +119,6 @@ class SoFar:
 
     def left(self, round: MemberOfRound) -> None:
         """The loop has come back from this round."""
-        round.use.check()
         self._last = round
         self._finished = finished_of(round.gate, self._finished)
 
@@ -159,6 +158,7 @@ class MemberOfRound:
         bootstrap_address: Host and port on rank 0, the same for every member.
         previous: What has changed since the last round this node was in; None in its first.
         newest: Rank and last finished step of the member who has finished the most; None if nobody has finished any.
+        lags: Whether this member has finished steps, but fewer than the newest.
         gate: What this member passes at each step.
         use: Whether the round was entered.
     """
@@ -181,8 +181,10 @@ class MemberOfRound:
         self.run_id = node.run_id
         self.bootstrap_address = (round.host, round.port)
         self.previous = None if last_rank is None else Previous(last_rank, *round.since)
-        self.newest = round.newest
+        newest = self.newest = round.newest
         self.gate: StepGate = membership.gate
+        finished = node.part.progress  # as this member's arrival said, and as `newest` was chosen by
+        self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self._node = node
         self._membership = membership
         self.use: Use = Use()

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 
@@ -56,7 +56,7 @@ from rdzv.node.handler import Handler
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from rdzv.config.overrides import Overrides
@@ -64,9 +64,11 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership, RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["Round", "rounds", "rounds_of"]
+__all__ = ["Round", "handler_of", "rounds", "rounds_made_by", "rounds_of"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
+
+SomeRound = TypeVar("SomeRound", bound="Round")
 
 
 def rounds(
@@ -91,16 +93,36 @@ def rounds(
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     check_on_waiting(on_waiting)
+    return rounds_of(handler_of(url, overrides), on_waiting=on_waiting, progress=progress)
+
+
+def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
+    """One of ours, for a URL.
+
+    Raises:
+        RendezvousSettingsError: Something is wrong with the URL, or its backend is somebody else's.
+    """
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
         raise RendezvousSettingsError(f"the backend of {url!r:.200} is not one of ours, and has no rounds")
-    return rounds_of(handler, on_waiting=on_waiting, progress=progress)
+    return handler
 
 
-async def rounds_of(
+def rounds_of(
     handler: Handler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
 ) -> AsyncGenerator[Round, None]:
     """The same over a handler, which this enters, and leaves for good."""
+    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress)
+
+
+async def rounds_made_by(
+    make: Callable[..., SomeRound],
+    handler: Handler,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+) -> AsyncGenerator[SomeRound, None]:
+    """The same, of a class that offers more; `make` takes what `Round` takes."""
     check_on_waiting(on_waiting)
     async with handler:
         so_far = SoFar(handler.node, was_open=not await handler.is_closed(), progress=progress)
@@ -110,8 +132,10 @@ async def rounds_of(
             except (RendezvousGracefulExitError, RendezvousClosedError) as error:
                 so_far.end(error)
                 return
-            round = Round(handler, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
-            yield round
+            round = make(handler, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
+            if await round.begin():
+                yield round
+                round.use.check()
             so_far.left(round)
 
 
@@ -138,20 +162,32 @@ class Round(MemberOfRound):
         self._info = info
         self._scope = anyio.CancelScope()
 
+    async def begin(self) -> bool:
+        """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
+        return True
+
     async def __aenter__(self) -> Self:
         self.use.enter()
-        self._loop = asyncio.get_running_loop()
+        self._listen()
         self._scope.__enter__()
-        self._watcher.start()
         return self
+
+    def _listen(self) -> None:
+        """Hear from now on of what ends the round."""
+        self._loop = asyncio.get_running_loop()
+        self._watcher.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         # The scope swallows the cancellation that it has sent itself, and nothing else.
         cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
+        return await self._conclude(None if cancelled_by_us else error)
+
+    async def _conclude(self, error: BaseException | None) -> bool:
+        """Draw the consequence of the body's end; whether its error goes no further."""
         try:
-            match judge(None if cancelled_by_us else error, self._watcher.ending):
+            match judge(error, self._watcher.ending):
                 case Consequence.FINISHED:
                     await self._finish()
                 case Consequence.GIVEN_UP:
@@ -167,9 +203,15 @@ class Round(MemberOfRound):
                 case Consequence.MEET_AGAIN:
                     pass
         finally:
-            self._watcher.stop()
+            try:
+                await self._release()
+            finally:
+                self._watcher.stop()
         log.info("%s", self._closing_word(error))
         return True
+
+    async def _release(self) -> None:
+        """Let go of what `begin` has made ready, at the round's end, be it cancelled or not; perhaps twice."""
 
     def _ended(self, _: Ending) -> None:
         """Cancel the body; from the node's thread."""
@@ -257,6 +299,7 @@ class Round(MemberOfRound):
             first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
+        await self._release()  # not before: others, who fail because of that, would be the first to write
         news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
         self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)
         with self._scope:

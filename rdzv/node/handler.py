@@ -38,7 +38,7 @@ from rdzv.node.status import read_run
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
-from store import StoreError, when
+from store import ConnectionLost, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import Chapter, History
     from rdzv.core.state import Participant, RunStatus
     from rdzv.core.stopping import Resized
+    from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
 
 __all__ = ["Handler", "RendezvousInfo"]
@@ -505,6 +506,23 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             absence=lambda node_id: _absence(node, node_id),
         ),
     )
+
+
+def blocking_share(handler: Handler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:
+    """What the members of a round share, for those who block, and the client that it is on; the caller's to close.
+
+    Its waits end when a member is lost, and when the round is over for this node.
+    """
+    client = handler.open_blocking_store()
+
+    def supersede(reason: str) -> None:
+        # Who waits in the shared store waits on that socket: only breaking it gets them out.
+        client.interrupt(ConnectionLost(reason, maybe_applied=False))
+
+    membership.call_when_over(supersede)
+    if handler.settings.waits_end_on_loss:
+        membership.on_loss.append(lambda _: client.end_waits())
+    return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
 
 
 def _absence(node: Node, node_id: str) -> str:

@@ -19,7 +19,15 @@ of certain names, two of them in camel case, and does not keep it alive: see `To
 from rdzv.torch.backend import TorchRendezvousBackend
 from rdzv.torch.handler import TorchRendezvousHandler
 from rdzv.torch.init_method import register
-from rdzv.torch.rounds import TorchRound, rounds
+from rdzv.torch.rounds import AsyncTorchRound, TorchRound, rounds
 from rdzv.torch.store import TorchStore
 
-__all__ = ["TorchRendezvousBackend", "TorchRendezvousHandler", "TorchRound", "TorchStore", "register", "rounds"]
+__all__ = [
+    "AsyncTorchRound",
+    "TorchRendezvousBackend",
+    "TorchRendezvousHandler",
+    "TorchRound",
+    "TorchStore",
+    "register",
+    "rounds",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 try:
     import torch
@@ -50,12 +50,15 @@ __all__ = [
     "how_ended",
     "in_words",
     "runs_under_torchrun",
+    "same_device",
     "set_group_timeout",
     "stops_workers",
     "torch",
     "torch_api",
     "underlying_store",
 ]
+
+T = TypeVar("T")
 
 OLDEST: Final = (2, 4)
 """The oldest release that has `RendezvousInfo` and the store shared with the agent."""
@@ -194,6 +197,19 @@ def destroy_process_groups() -> None:
     if LETS_GO_AFTER:
         time.sleep(LETS_GO_AFTER)  # nothing tells when the threads have let go
     dist.destroy_process_group()
+
+
+def same_device(work: Callable[..., T]) -> Callable[..., T]:
+    """The same work, for another thread: on the GPU that is this thread's, where this process uses any."""
+    if not torch.cuda.is_initialized():
+        return work
+    device = torch.cuda.current_device()
+
+    def on_it(*arguments: Any) -> T:
+        with torch.cuda.device(device):
+            return work(*arguments)
+
+    return on_it
 
 
 def count_groups_anew() -> None:

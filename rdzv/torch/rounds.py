@@ -7,6 +7,13 @@
                 round.check(step)
                 step = train(model, optimizer, step)
 
+    async for round in rdzv.torch.rounds(url, backend="gloo"):
+        async with round:
+            step = await round.sync_state(model, optimizer, step)
+            while step < total:
+                await round.check(step)
+                step = await round.in_thread(train, model, optimizer, step)
+
 Nothing is restarted: survivors keep model and optimizer in memory. When a member is lost, the group is aborted from the
 node's thread, so that a collective that hangs raises at once; leaving the block swallows that, and the next round has a
 new group, under another prefix of another store. `sync_state` brings everybody to the state of the member who has
@@ -14,36 +21,50 @@ finished the most steps: survivors who lag by one, and newcomers.
 
 A group whose making fails, because a member has gone meanwhile, is a round that has ended before its body began: the
 loop goes on to the next by itself.
+
+**Awaited.** Collectives block. So the group is made, and state is brought, in a thread of the round's own, and
+`in_thread` has it do whatever else blocks. A loss aborts the group, which ends what the thread does, and cancels the
+body; who is cancelled waits for that end, so that nothing of one round writes to the model in the next. All else ends
+the body at a `check`, also where `rdzv.rounds` would cancel it because it has begun no step: who is cancelled in a
+collective leaves the others in it.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+
+import anyio
 
 import rdzv.sync
-from rdzv.errors import RendezvousError
-from rdzv.loop.blocking import rounds_of
+from rdzv.config.config_errors import shown
+from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStateError
+from rdzv.loop import blocking
+from rdzv.loop import rounds as awaited
 from rdzv.loop.member import check_on_waiting, others_have_gone
+from rdzv.node.handler import blocking_share
 from rdzv.torch.group import RoundGroup
+from rdzv.torch.pytorch import same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
-    from rdzv.core.state import Participant
-    from rdzv.loop.blocking import Round
     from rdzv.loop.ending import Ending
     from rdzv.loop.member import OnWaiting
-    from rdzv.membership import Previous
+    from rdzv.node.handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["TorchRound", "rounds"]
+__all__ = ["AsyncTorchRound", "OnChange", "TorchRound", "TorchRounds", "rounds"]
 
-log: logging.Logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OnChange = Literal["rebuild"]
+"""What becomes of the process group of one round in the next: another one is made."""
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 """PyTorch's own default for collectives that are not nccl's."""
@@ -54,17 +75,22 @@ def rounds(
     *,
     backend: str = "gloo",
     timeout: timedelta = DEFAULT_TIMEOUT,
+    on_change: OnChange = "rebuild",
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
     **overrides: Any,
-) -> Iterator[TorchRound]:
+) -> TorchRounds:
     """Take part in a run, round after round, with a process group in each, until the run is closed.
+
+    Iterate over it by `for`, which gives a `TorchRound` each time, or by `async for`, which gives an `AsyncTorchRound`.
 
     Args:
         url: As for `rdzv.connect`.
         backend: Of the process group: `gloo`, `nccl`, or whatever else PyTorch knows. See `rdzv.torch.group`.
         timeout: How long a collective may take. A loss ends it sooner.
-        on_waiting: See `rdzv.rounds`.
+        on_change: `rebuild`: each round has a group of its own. There is no other way yet.
+        on_waiting: See `rdzv.rounds`. Here a body that never calls `check` is never interrupted by newcomers: they wait
+            until the round ends otherwise.
         progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
 
@@ -74,131 +100,120 @@ def rounds(
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     check_on_waiting(on_waiting)
-
-    def each() -> Iterator[TorchRound]:
-        with rdzv.sync.connect(url, **overrides) as handler:
-            for round in rounds_of(handler, on_waiting=on_waiting, progress=progress):
-                in_torch = TorchRound(round, backend=backend, timeout=timeout)
-                if in_torch.begin():
-                    yield in_torch
-
-    return each()
+    if on_change not in get_args(OnChange):
+        raise RendezvousSettingsError(f'on_change={shown(on_change)} must be "rebuild"')
+    options: dict[str, Any] = {"on_waiting": on_waiting, "progress": progress}
+    return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
 
-class TorchRound:
-    """One round of `rounds`, with its process group, which is the process's default one meanwhile.
+class TorchRounds:
+    """The rounds of a run, for those who block and for those who await; made by `rounds`. It is good for one loop."""
+
+    def __init__(
+        self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: dict[str, Any]
+    ) -> None:
+        self._url = url
+        self._overrides = overrides
+        self._group: dict[str, Any] = {"backend": backend, "timeout": timeout}
+        self._options = options
+        self._blocking: Generator[TorchRound, None, None] | None = None
+        self._awaited: AsyncGenerator[AsyncTorchRound, None] | None = None
+
+    def __iter__(self) -> TorchRounds:
+        return self
+
+    def __next__(self) -> TorchRound:
+        if self._awaited is not None:
+            raise RendezvousStateError("these rounds are awaited by `async for`; a second loop needs another call")
+        if self._blocking is None:
+            self._blocking = self._each()
+        return next(self._blocking)
+
+    def close(self) -> None:
+        """Leave for good, as the end of a `for` loop does that was left by `break`, once nothing refers to it."""
+        if self._blocking is not None:
+            self._blocking.close()
+
+    def _each(self) -> Generator[TorchRound, None, None]:
+        make = functools.partial(TorchRound, **self._group)
+        with rdzv.sync.connect(self._url, **self._overrides) as handler:
+            yield from blocking.rounds_made_by(make, handler, **self._options)
+
+    def __aiter__(self) -> AsyncGenerator[AsyncTorchRound, None]:
+        if self._blocking is not None or self._awaited is not None:
+            raise RendezvousStateError("these rounds are in a loop already; a second loop needs another call")
+        handler = awaited.handler_of(self._url, self._overrides)
+        make = functools.partial(AsyncTorchRound, **self._group)
+        self._awaited = awaited.rounds_made_by(make, handler, **self._options)
+        return self._awaited
+
+    async def aclose(self) -> None:
+        """Leave for good, as `close` does for those who block."""
+        if self._awaited is not None:
+            await self._awaited.aclose()
+
+
+class _GroupOfRound:
+    """What both twins of a round have beside the round: a process group, the process's default one meanwhile.
 
     Attributes:
         group: The group. Make further ones by `new_group`, which knows of them when the round is aborted.
     """
 
-    def __init__(self, round: Round, *, backend: str, timeout: timedelta) -> None:
-        self._round = round
-        self._store = TorchStore(round.store, timeout)  # PyTorch's half does not keep it alive
-        self.group: RoundGroup = RoundGroup(
-            self._store, rank=round.rank, world_size=round.world_size, backend=backend, timeout=timeout
+    rank: int
+    number: int
+    world_size: int
+    run_id: str
+    newest: tuple[int, int] | None
+    group: RoundGroup
+
+    def _prepare(self, shared: BlockingSharedStore, *, backend: str, timeout: timedelta) -> None:
+        self._torch_store = TorchStore(shared, timeout)  # PyTorch's half does not keep it alive
+        self.group = RoundGroup(
+            self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
         )
 
+    def _dispose(self) -> None:
+        """Leave nothing of the group behind, and nothing of its store but the word that it is over."""
+        self.group.close()
+        self._torch_store.end(f"round {self.number} of run {self.run_id}")
+
+    def _synchronized(self, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
+        source = self.newest[0] if self.newest is not None else 0
+        return synchronize(source, rank=self.rank, lags=lags, model=model, optimizer=optimizer, extra=extra)
+
+
+class TorchRound(_GroupOfRound, blocking.Round):
+    """One round of `rounds`, for those who block, with its process group."""
+
+    def __init__(self, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
+        super().__init__(*of_round, **more)
+        self._prepare(self.store, backend=backend, timeout=timeout)
+
     def begin(self) -> bool:
-        """Enter the round and make its group; False if a member has gone meanwhile: then the round is over."""
-        self._round.__enter__()
-        self._round.on_end(self._ended)
+        """Make the group; False if a member has gone meanwhile: then the round is over."""
+        self._watcher.start()
         try:
             self.group.make()
         except (RuntimeError, RendezvousError) as error:  # RuntimeError is what PyTorch raises, its store's errors too
-            self._close()
-            if not self._round.__exit__(type(error), error, error.__traceback__):
+            if not self._conclude(error):
                 raise
             return False
         except BaseException as error:
-            self._round.__exit__(type(error), error, error.__traceback__)
+            self._conclude(error)
             raise
         return True
 
     def _ended(self, ending: Ending) -> None:
         """Let no collective wait for who has gone; from the node's thread. Who leaves by agreement is in none."""
+        super()._ended(ending)
         if others_have_gone(ending):
             self.group.abort()
 
-    def __enter__(self) -> Self:
-        return self  # it was entered by the loop, which goes on by itself where a group cannot be made
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        finished = kind is None and self._round.ending is None
-        if not finished:  # who has finished waits for the others, who may have collectives yet
-            self._close()
-        try:
-            return self._round.__exit__(kind, error, trace)
-        finally:
-            if finished:
-                self._close()
-
-    def _close(self) -> None:
-        """Leave nothing of the group behind, and nothing of its store but the word that it is over."""
-        self.group.close()
-        self._store.end(f"round {self.number} of run {self._round.run_id}")
-
-    def __repr__(self) -> str:
-        return repr(self._round)
+    def _release(self) -> None:
+        self._dispose()
 
     # ------------------------------------------------------------------------------------------ for the body
-
-    @property
-    def number(self) -> int:
-        """The round's number, from 0."""
-        return self._round.number
-
-    @property
-    def rank(self) -> int:
-        """This member's place, from 0."""
-        return self._round.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many members there are."""
-        return self._round.world_size
-
-    @property
-    def store(self) -> BlockingSharedStore:
-        """What the members share."""
-        return self._round.store
-
-    @property
-    def previous(self) -> Previous | None:
-        """What has changed since the last round this node was in; None in its first."""
-        return self._round.previous
-
-    @property
-    def newest(self) -> tuple[int, int] | None:
-        """Rank and last finished step of the member who has finished the most; None if nobody has finished any."""
-        return self._round.newest
-
-    @property
-    def ending(self) -> Ending | None:
-        """Why the round has ended for this member; None while it goes on."""
-        return self._round.ending
-
-    def check(self, step: int) -> None:
-        """Begin a step, or leave the round together with all other members; see `rdzv.loop.blocking.Round.check`."""
-        self._round.check(step)
-
-    def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run, from round to round."""
-        self._round.keep(key, data)
-
-    def restore(self, key: str) -> bytes | None:
-        """What any member has kept last under a name; None if nobody has."""
-        return self._round.restore(key)
-
-    def accuse(self, rank: int, why: str) -> None:
-        """Say of another member that it does not answer; see `rdzv.loop.rounds.Round.accuse`."""
-        self._round.accuse(rank, why)
-
-    def participants(self) -> list[Participant]:
-        """All members, by rank, with what each brought."""
-        return self._round.participants()
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """`torch.distributed.new_group`, aborted with the round."""
@@ -206,6 +221,9 @@ class TorchRound:
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state of the one who has finished the most steps; a collective, so all call it.
+
+        A member that lags behind takes the other's state once all of it is there: if the other dies meanwhile, it still
+        has its own.
 
         Args:
             model: A `torch.nn.Module`; its parameters and buffers are written in place.
@@ -218,5 +236,79 @@ class TorchRound:
         Raises:
             ValueError: A member's model has other tensors; raised by all, and names the first that differs.
         """
-        source = self.newest[0] if self.newest is not None else 0
-        return synchronize(source, rank=self.rank, model=model, optimizer=optimizer, extra=extra)
+        return self._synchronized(self.lags, model, optimizer, extra)
+
+
+class AsyncTorchRound(_GroupOfRound, awaited.Round):
+    """One round of `rounds`, for those who await, with its process group."""
+
+    def __init__(self, handler: Handler, *of_round: Any, backend: str, timeout: timedelta, **more: Any) -> None:
+        super().__init__(handler, *of_round, **more)
+        self._shared, self._client = blocking_share(handler, self._membership)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rdzv round {self.number}")
+        self._finishing = False
+        self._released = False
+        self._prepare(self._shared, backend=backend, timeout=timeout)
+
+    async def begin(self) -> bool:
+        """Make the group; False if a member has gone meanwhile: then the round is over."""
+        self._listen()
+        try:
+            await self.in_thread(self.group.make)
+        except (RuntimeError, RendezvousError) as error:  # as in `TorchRound.begin`
+            if not await self._conclude(error):
+                raise
+            return False
+        except BaseException as error:
+            await self._conclude(error)
+            raise
+        return True
+
+    def _ended(self, ending: Ending) -> None:
+        """Let no collective wait for who has gone, and cancel the body; from the node's thread."""
+        if others_have_gone(ending):
+            self._shared.end_waits()
+            self.group.abort()
+        elif not self._finishing:
+            return  # it leaves at its next `check`, as all do; until then it may be in a collective
+        super()._ended(ending)
+
+    async def _finish(self) -> None:
+        self._finishing = True
+        await super()._finish()
+
+    async def _release(self) -> None:
+        if not self._released:
+            self._released = True
+            with anyio.CancelScope(shield=True):
+                await self._loop.run_in_executor(self._thread, self._dispose)
+            self._thread.shutdown(wait=False)
+            self._client.close()
+
+    # ------------------------------------------------------------------------------------------ for the body
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Have a thread do what blocks, a step of training, say, and see it to its end.
+
+        One thing after the other: the thread is the round's own. Who is cancelled meanwhile waits until it has ended,
+        which it does soon, since its collectives are aborted. If it has come to its end all the same, what it returns
+        counts, and the body is cancelled where it awaits next: so the number of a step and its effect stay together.
+        """
+        doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            self.group.abort()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([doing])
+            if doing.exception() is None and self._scope.cancel_called:
+                return doing.result()
+            raise
+
+    async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
+        """`torch.distributed.new_group`, aborted with the round."""
+        return await self.in_thread(functools.partial(self.group.new_group, ranks, **options))
+
+    async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
+        """Bring all members to the state of the one who has finished the most steps; see `TorchRound.sync_state`."""
+        return await self.in_thread(self._synchronized, self.lags, model, optimizer, extra)

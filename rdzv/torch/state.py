@@ -4,6 +4,9 @@ First the source tells, as one pickled object, how its state looks: a skeleton w
 member compares the model's part with its own. Only when all agree, the tensors follow, each by a broadcast into the
 place where it is to be; a model's in place, an optimizer's into new ones, since a newcomer's optimizer has none yet.
 
+A member that lags has a state of its own, which is worth something if the source dies meanwhile: half of one state and
+half of another is none. So it receives the model's tensors into new ones, too, and takes them over when all are there.
+
 The pickle is PyTorch's (`broadcast_object_list`), among the members of one group; it never enters a store of ours.
 """
 
@@ -30,7 +33,7 @@ class _Place:
         return f"{tuple(self.shape)} of {self.dtype}"
 
 
-def synchronize(source: int, *, rank: int, model: Any, optimizer: Any, extra: Any) -> Any:
+def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
     """Bring all members to the state of `source`, and return its `extra`; see `TorchRound.sync_state`."""
     tensors: list[torch.Tensor] = []
     own = dict(model.state_dict(keep_vars=True)) if model is not None else {}
@@ -43,10 +46,17 @@ def synchronize(source: int, *, rank: int, model: Any, optimizer: Any, extra: An
     _agree(_difference(places, own))
     with torch.no_grad():
         received: dict[int, torch.Tensor] = {}
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
             if isinstance(place, _Place):
-                _receive_into(own[name], place, source, rank, tensors)
+                target = own[name].detach()
+                into = tensors[place.index] if rank == source else torch.empty_like(target) if lags else target
+                sent = _broadcast(into, source)
+                if rank != source and sent.data_ptr() != target.data_ptr():
+                    later.append((target, sent))
         optimizer_state = _fill(optimizer_state, source, rank, tensors, received)
+        for target, sent in later:
+            target.copy_(sent)
     if optimizer is not None and rank != source:
         optimizer.load_state_dict(optimizer_state)
     return extra
@@ -76,13 +86,6 @@ def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], recei
     if type(value) in (list, tuple):
         return type(value)(_fill(inner, source, rank, tensors, received) for inner in value)
     return value
-
-
-def _receive_into(own: torch.Tensor, place: _Place, source: int, rank: int, tensors: list[torch.Tensor]) -> None:
-    target = tensors[place.index] if rank == source else own.detach()
-    sent = _broadcast(target, source)
-    if rank != source and sent.data_ptr() != target.data_ptr():
-        target.copy_(sent)
 
 
 def _broadcast(tensor: torch.Tensor, source: int) -> torch.Tensor:

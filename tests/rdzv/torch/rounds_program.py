@@ -1,6 +1,7 @@
 """A program for `test_rounds`: one process per node, which trains a small model in the loop of `rdzv.torch.rounds`.
 
-python -m tests.rdzv.torch.rounds_program URL a,b,+c STEPS     forks these nodes; one with a + waits for SIGUSR1 first
+python -m tests.rdzv.torch.rounds_program URL a,b*,+c STEPS     forks these nodes; one with a * awaits its rounds by
+                                                                `async for`; one with a + waits for SIGUSR1 first
 
 All train for so many steps at least, and on until every one with a + has been in a round for `TOGETHER` steps: so it
 finds the run open, however long it takes to come.
@@ -10,11 +11,13 @@ Each line is one JSON object: what happened, at which node, when (on the clock t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -39,36 +42,73 @@ def digest(model: torch.nn.Module) -> str:
     return whole.hexdigest()[:16]
 
 
-def train(url: str, name: str, steps: int, newcomers: set[str]) -> None:
+class Job:
+    """What one node trains, and how far it has come."""
+
+    def __init__(self, name: str, steps: int, newcomers: set[str]) -> None:
+        torch.manual_seed(len(name))
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.step = 0
+        self.last = 0
+        self._name, self._steps, self._newcomers = name, steps, newcomers
+
+    def enter(self, round: rdzv.torch.TorchRound | rdzv.torch.AsyncTorchRound, here: set[str]) -> None:
+        """Take in which round this is."""
+        # All members judge by the same round, and the same step at its beginning: so they end at the same one.
+        self.last = max(self._steps, self.step + TOGETHER) if self._newcomers <= here else sys.maxsize
+        say("round", self._name, number=round.number, rank=round.rank, size=round.world_size, step=self.step)
+
+    def make_step(self, round: int, size: int) -> None:
+        """Make one step, which takes `EVERY` seconds."""
+        began = time.monotonic()
+        torch.manual_seed(self.step)
+        data = torch.randn(32, 8)
+        loss = ((self.model(data).squeeze() - data.sum(dim=1)) ** 2).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= size
+        self.optimizer.step()
+        self.step += 1
+        told = {"step": self.step, "loss": round_to(float(loss)), "digest": digest(self.model)}
+        say("step", self._name, **told, round=round)
+        time.sleep(max(EVERY - (time.monotonic() - began), 0))
+
+    def done(self) -> None:
+        """Tell that the loop has ended."""
+        say("done", self._name, step=self.step)
+
+
+def train(url: str, name: str, job: Job) -> None:
     """Train until all steps are done, and the newcomers have come."""
-    torch.manual_seed(len(name))
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    step = 0
     for round in rdzv.torch.rounds(url, node_id=name):
         with round:
-            step = round.sync_state(model, optimizer, step)
-            # All members judge by the same round, and the same step at its beginning: so they end at the same one.
-            all_here = newcomers <= {who.node_id for who in round.participants()}
-            last = max(steps, step + TOGETHER) if all_here else sys.maxsize
-            say("round", name, number=round.number, rank=round.rank, size=round.world_size, step=step)
-            while step < last:
-                round.check(step)
-                began = time.monotonic()
-                torch.manual_seed(step)
-                data = torch.randn(32, 8)
-                loss = ((model(data).squeeze() - data.sum(dim=1)) ** 2).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    torch.distributed.all_reduce(parameter.grad)
-                    parameter.grad /= round.world_size
-                optimizer.step()
-                step += 1
-                say("step", name, step=step, loss=round_to(float(loss)), digest=digest(model), round=round.number)
-                time.sleep(max(EVERY - (time.monotonic() - began), 0))
-    say("done", name, step=step)
+            job.step = round.sync_state(job.model, job.optimizer, job.step)
+            job.enter(round, {who.node_id for who in round.participants()})
+            while job.step < job.last:
+                round.check(job.step)
+                job.make_step(round.number, round.world_size)
+    job.done()
+
+
+async def train_awaited(url: str, name: str, job: Job) -> None:
+    """The same, awaited, with all that a round offers."""
+    async for round in rdzv.torch.rounds(url, node_id=name):
+        async with round:
+            job.step = await round.sync_state(job.model, job.optimizer, job.step)
+            job.enter(round, {who.node_id for who in await round.participants()})
+            await round.keep("last", str(job.step).encode())
+            assert await round.restore("last") is not None
+            async with round.busy(60, "the first step"):
+                round.beat(job.step)
+            while job.step < job.last:
+                await round.check(job.step)
+                await round.in_thread(job.make_step, round.number, round.world_size)
+    job.done()
+    say("threads", name, left=[one.name for one in threading.enumerate() if one.name.startswith("rdzv round")])
 
 
 def round_to(number: float) -> float:
@@ -78,25 +118,32 @@ def round_to(number: float) -> float:
 
 def main() -> None:
     """Fork the nodes, and end as they do; a line for each says its process id."""
-    url, names, steps = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
-    newcomers = {name.removeprefix("+") for name in names if name.startswith("+")}
+    url, given, steps = sys.argv[1], sys.argv[2].split(","), int(sys.argv[3])
+    newcomers = {name.strip("+*") for name in given if name.startswith("+")}
+    torch.set_num_threads(1)  # the processes are more than the cores
+    Job("", 0, set()).optimizer.step()  # PyTorch imports much at the first one: once, rather than in each process
     children = {}
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    for name in names:
+    for one in given:
+        name = one.strip("+*")
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                if name.startswith("+"):
+                if name in newcomers:
                     signal.sigwait({signal.SIGUSR1})
-                train(url, name.removeprefix("+"), steps, newcomers)
+                job = Job(name, steps, newcomers)
+                if one.endswith("*"):
+                    asyncio.run(train_awaited(url, name, job))
+                else:
+                    train(url, name, job)
                 status = 0
             except BaseException as error:  # noqa: BLE001  a forked child must not go on as its parent
                 say("error", name, error=repr(error))
             finally:
                 os._exit(status)
         children[pid] = name
-        say("started", name.removeprefix("+"), pid=pid)
+        say("started", name, pid=pid)
     while children:
         pid, status = os.wait()
         say("ended", children.pop(pid), status=os.waitstatus_to_exitcode(status))
