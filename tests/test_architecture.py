@@ -132,7 +132,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.cli": EVERYTHING_PUBLIC | {"rdzv._version", "rdzv.logs", "rdzv.display", "rdzv.http"},
-    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.logs"},
+    "rdzv.torch": EVERYTHING_PUBLIC | {"rdzv.logs", "rdzv.display"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},
     "rdzv.__main__": {"rdzv.cli"},
 }

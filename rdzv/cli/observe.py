@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import RunStatus
     from rdzv.display.history import Account
 
-    Show = Callable[[RunStatus, dict[str, Any]], str]
+    Show = Callable[[RunStatus, Account | None, dict[str, Any]], str]
 
 __all__ = ["COMMANDS"]
 
@@ -65,25 +65,34 @@ async def _status(options: argparse.Namespace) -> int:
 
 async def _show(options: argparse.Namespace, show: Show, answered: Callable[[], None]) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        if options.watch and isinstance(handler, Handler):
+        if not isinstance(handler, Handler):
+            print(show(await handler.status(), None, {}), flush=True)
+        elif options.watch:
             shown = ""
             async with contextlib.aclosing(handler.statuses()) as statuses:
                 async for status in statuses:
                     answered()
-                    if shown != (shown := show(status, {})):
+                    if shown != (shown := show(status, None, {})):
                         print(shown, flush=True)
         else:
-            health = await handler.store_health() if isinstance(handler, Handler) else {}
-            print(show(await handler.status(), health), flush=True)
+            health = await handler.store_health()
+            status, _, cost = await top.read(handler)
+            print(show(status, cost, health), flush=True)
         return DONE
 
 
-def _as_json(status: RunStatus, health: dict[str, Any]) -> str:
-    return json.dumps(report(status) | ({"store": health} if health else {}))
+def _as_json(status: RunStatus, cost: Account | None, health: dict[str, Any]) -> str:
+    told = report(status)
+    if cost is not None:
+        told["cost"] = cost.plain()
+    if health:
+        told["store"] = health
+    return json.dumps(told)
 
 
-def _describe(status: RunStatus, health: dict[str, Any]) -> str:
-    lines = [*summary(status), *exceptions(status), *member_lines(status)]
+def _describe(status: RunStatus, cost: Account | None, health: dict[str, Any]) -> str:
+    lines = [*summary(status), *([str(cost)] if cost is not None and cost.rounds else ())]
+    lines += [*exceptions(status), *member_lines(status)]
     if health:
         lines.append(f"store: {describe_health(health)}")
     return "\n".join(map(printable, lines))

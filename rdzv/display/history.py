@@ -75,6 +75,19 @@ class Account:
             named = "".join(f", of {node_id}" for node_id in self.lost)
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
+    def plain(self) -> dict[str, Any]:
+        """Return it as what JSON knows, and in words."""
+        return {
+            "seconds": self.seconds,
+            "training": self.spent.trained,
+            "regrouping": self.spent.regrouped,
+            "waiting": self.spent.waited,
+            "rounds": self.rounds,
+            "losses": self.losses,
+            "lost": dict(self.lost),
+            "in_words": str(self),
+        }
+
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
     """Return what a run has cost so far.
@@ -195,15 +208,7 @@ def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
     return {
         "version": VERSION,
         "run_id": run_id,
-        "cost": {
-            "seconds": cost.seconds,
-            "training": cost.spent.trained,
-            "regrouping": cost.spent.regrouped,
-            "waiting": cost.spent.waited,
-            "rounds": cost.rounds,
-            "losses": cost.losses,
-            "lost": dict(cost.lost),
-        },
+        "cost": cost.plain(),
         "forgotten": {"rounds": history.past.rounds, "since": history.past.since},
         "rounds": [
             {

@@ -5,10 +5,12 @@
     members       a page of them
 
 What does not fit is counted. A store that does not answer is said first, and what is shown below is then of before.
+In a narrow window the summary and the exceptions go on in further lines, and those of members are cut.
 """
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,9 @@ __all__ = ["Frame", "Line", "draw"]
 
 EXCEPTIONS_SHARE: Final = 0.5  # of the lines below the summary, that exceptions may take
 LEAST_LINES: Final = 6  # of a screen: with fewer, it is taken to have so many
+WRAPPED_FROM: Final = 16  # lines of a screen: a lower one has no room for a sentence in several
+LEAST_WRAPPED: Final = 20  # letters of a line
+FURTHER: Final = " " * 6  # before what goes on in a further line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +69,13 @@ def draw(frame: Frame, *, width: int, height: int) -> tuple[list[Line], int]:
     lines.extend(Line(text=text) for text in rest)
     if frame.cost is not None:
         lines.append(Line(text=str(frame.cost), meant="soft"))
+    wraps = height >= WRAPPED_FROM and width >= LEAST_WRAPPED
+    if wraps:
+        lines = [part for line in lines for part in _wrapped(line, width)]
     lines = lines[: height - 1]
     room = height - len(lines) - 1  # the last line says what can be pressed
-    lines += _exceptions(status, max(int(room * EXCEPTIONS_SHARE), room - len(status.members)))
+    most = max(int(room * EXCEPTIONS_SHARE), room - len(status.members))
+    lines += _exceptions(status, most, width=width if wraps else None)
     count, room = len(status.members), max(height - len(lines) - 1, 0)
     pages = max(-(-count // room), 1) if room else 1
     page = frame.page % pages
@@ -74,6 +83,8 @@ def draw(frame: Frame, *, width: int, height: int) -> tuple[list[Line], int]:
     lines = lines[: height - 1]
     where = f"members {page * room + 1}-{min((page + 1) * room, count)} of {count:,}; " if pages > 1 else ""
     keys = "n next page, p previous, q quit" if pages > 1 else "q quit"
+    if len(where) + len(keys) > width and pages > 1:
+        where, keys = where.removeprefix("members "), "n, p, q"
     lines.append(Line(text=f"{where}{keys}", meant="soft"))
     return [replace(line, text=_fitted(line.text, width)) for line in lines], pages
 
@@ -93,16 +104,30 @@ def _link(frame: Frame) -> Line:
     return Line(text=f"the store answers in {frame.answers_in * 1000:.1f} ms", meant="soft")
 
 
-def _exceptions(status: RunStatus, room: int) -> list[Line]:
+def _exceptions(status: RunStatus, room: int, *, width: int | None) -> list[Line]:
+    """Return the first of them that fit, each whole, and how many more there are."""
     texts = exceptions(status)
-    lines = [Line(text=text, meant="bad" if text.lstrip().startswith("missing") else "") for text in texts]
-    if len(lines) > room:
-        more = len(lines) - max(room - 1, 0)
-        lines = [
-            *lines[: max(room - 1, 0)],
-            Line(text=f"             and {more} more that are missing, refused or wait"),
-        ]
-    return lines[: max(room, 0)]
+    lines: list[Line] = []
+    for number, text in enumerate(texts):
+        line = Line(text=text, meant="bad" if text.lstrip().startswith("missing") else "")
+        parts = [line] if width is None else _wrapped(line, width)
+        is_last = number == len(texts) - 1
+        if len(lines) + len(parts) > room - (not is_last):  # one line is kept to count the others
+            unnamed = status.absent_count - len(status.absent)  # for all of whom there is one line
+            more = len(texts) - number + max(unnamed - 1, 0)
+            return [*lines, Line(text=f"             and {more:,} more that are missing, refused or wait")][
+                : max(room, 0)
+            ]
+        lines += parts
+    return lines
+
+
+def _wrapped(line: Line, width: int) -> list[Line]:
+    """Return a line as several, none of them longer than the window."""
+    text = printable(line.text)
+    indent = text[: len(text) - len(text.lstrip())][: width // 2]
+    parts = textwrap.wrap(text.lstrip(), width, initial_indent=indent, subsequent_indent=FURTHER)
+    return [replace(line, text=part) for part in parts] or [line]
 
 
 def _fitted(text: str, width: int) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["LAG_EVERY", "guarded", "serve"]
 
 LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
+BEAT = b"event: beat\ndata: 1\n\n"  # a comment would not be told to the page
 LISTENERS_MOST = 64  # pages that are followed at one time
 LAG_EVERY = 1.0
 WRONG_GUESS_COSTS = 0.5  # seconds
@@ -171,8 +172,8 @@ class _Site:
             sent = ""
             while not self._leaving.is_set():
                 text = json.dumps(await self._shown(request.query.get("run", "")))
-                # A comment in between tells a page that has gone from one that has nothing new to hear.
-                await response.write(b":\n\n" if text == sent else f"data: {text}\n\n".encode())
+                # The page takes silence for a store that has gone, and a write finds a page that has.
+                await response.write(BEAT if text == sent else f"data: {text}\n\n".encode())
                 sent = text
                 with anyio.move_on_after(LOOK_EVERY):
                     await self._leaving.wait()

@@ -102,8 +102,7 @@ class Runs:
             raise NoSuchRun(run_id)
         told, history = await self._report(run_id)
         cost = account(run_id, history, now=time.time(), waited=told["waited"])
-        shown = str(cost) if history.chapters else ""
-        return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": shown}
+        return {**told, "history": describe(history)[-HISTORY_LINES:], "cost": cost.plain()}
 
     async def timeline(self, run_id: str) -> dict[str, Any]:
         """Return a run's rounds and nodes as rows of a timeline.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
 
-__all__ = ["Handler", "RendezvousInfo"]
+__all__ = ["Handler", "RendezvousInfo", "absence_of"]
 
 T = TypeVar("T")
 
@@ -503,7 +503,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             rank=membership.rank,
             roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
             read_roster=lambda value: {one.rank: one.node_id for one in unpack_roster(value)},
-            absence=lambda node_id: _absence(node, node_id),
+            absence=lambda node_id: absence_of(node, node_id),
         ),
     )
 
@@ -525,7 +525,7 @@ def blocking_share(handler: Handler, membership: Membership) -> tuple[BlockingSh
     return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
 
 
-def _absence(node: Node, node_id: str) -> str:
+def absence_of(node: Node, node_id: str) -> str:
     """What is known here of a node that is gone, in words; empty if nothing is. From any thread."""
     head = node.head
     try:

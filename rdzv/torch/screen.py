@@ -1,7 +1,8 @@
 """Shell: what an agent says on its screen of the rendezvous: one line for each thing that happens to the job.
 
-    W1122 05:12:48.611 16128 rdzv] run job: node-c is lost; meeting again, 2 of 3 are left
+    W1122 05:12:48.611 16128 rdzv] run job: node-c is lost: its process ended; meeting again, 2 of 3 are left
     I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes, world size 4; gone: node-c; this one, node-a, ...
+    I1122 05:12:49.704 16128 rdzv] run job so far: 14 min 2 s; training 99.1 %, ...; 1 loss, of node-c
 
 The lines have the prefix of PyTorch's own, and go where those go. LOGLEVEL is obeyed, as PyTorch obeys it; unless it is
 set, these lines are shown from INFO on, and those of the rest of `rdzv` and `store` from WARNING on. Whoever has
@@ -10,8 +11,8 @@ configured logging is left alone: the lines are then the configuration's.
 An agent that leaves a round for a reason, such as a worker that was killed, writes it into the round's store first, for
 the others' screens.
 
-The lines are written by the thread that has something to say, and by one that listens to the run's changes for as long
-as the handler lives.
+The lines are written by the thread that has something to say, by one that listens to the run's changes for as long as
+the handler lives, and by one that says, on rank 0 alone, what the run has cost once it has met again after a loss.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from rdzv.display.history import account
 from rdzv.errors import RendezvousError
+from rdzv.node.handler import absence_of
+from rdzv.node.status import read_run
 from rdzv.torch.events import EventHandler
 from rdzv.torch.pytorch import SignalException
 from store import StoreError
@@ -58,6 +63,12 @@ HELD_FOR: Final = 1.0
 
 NAMED_MAX: Final = 8
 """How many nodes a line names."""
+
+COST_AFTER: Final = 1.0
+"""In seconds: when a round after a loss is told what the run has cost until now; its processes are about to start."""
+
+COST_WITHIN: Final = 10.0
+"""In seconds: a store that takes longer to say what it remembers is not waited for."""
 
 COMPARED_MAX: Final = 64
 """How large a round may be for its members to be compared with those of the last: each agent reads all their names."""
@@ -116,6 +127,9 @@ class Screen:
         self._told_of: set[str] = set()  # who of the same is known to have gone
         self._failed: set[str] = set()  # who of the same has told at once how a worker of it has failed
         self._stopped_by = ""
+        self._handler: sync.Handler | None = None
+        self._has_lost = False  # a member of the same
+        self._cost: threading.Timer | None = None
         self._held: tuple[str, str] | None = None  # a line that another may make superfluous, and its reason
         self._holding = threading.Lock()
 
@@ -172,12 +186,15 @@ class Screen:
 
     def listen(self, handler: sync.Handler) -> None:
         """Say what happens to the run, from now on and until the handler is closed."""
+        self._handler = handler
         self._listener = threading.Thread(target=self._listen, args=(handler,), name="rdzv screen", daemon=True)
         self._listener.start()
 
     def stop(self) -> None:
         """Wait until nothing is said any more; the handler has been closed."""
         self._take_held()
+        if self._cost is not None:
+            self._cost.cancel()
         if self._listener is not None:
             self._listener.join(JOIN_WITHIN)
 
@@ -197,7 +214,7 @@ class Screen:
         """Say that a round has come about, and who is not in it any more, or is new."""
         _, why = self._take_held() or ("", "")
         before, self._members, self._size = self._members, frozenset(), info.world_size
-        self._store, self._told_of, self._failed = info.store, set(), set()
+        told, self._store, self._told_of, self._failed = self._told_of, info.store, set(), set()
         world = ""
         if info.world_size <= COMPARED_MAX:
             with contextlib.suppress(RendezvousError):  # of which the caller will hear
@@ -206,16 +223,43 @@ class Screen:
                 workers = [member.attributes.get(WORKERS, "") for member in members]
                 if all(number.isdecimal() for number in workers):
                     world = f", world size {sum(map(int, workers))}"
-        changed = ""
+        changed, has_lost = "", self._has_lost
+        self._has_lost = False
         if before and self._members:
             gone, new = sorted(before - self._members), sorted(self._members - before)
-            changed = f"; gone: {_listed(gone)}" * bool(gone) + f"; new: {_listed(new)}" * bool(new)
+            has_lost = has_lost or bool(gone)
+            named = [name if name in told else self._with_absence(name) for name in gone]
+            changed = f"; gone: {_listed(named)}" * bool(gone) + f"; new: {_listed(new)}" * bool(new)
         changed += why
         log.info(
             "run %s, round %d: %d node%s%s%s; this one, %s, has rank %d; met within %.1f s",
             *(self._run_id, info.round, info.world_size, "s" * (info.world_size != 1), world, changed),
             *(info.node_id, info.rank, seconds),
         )
+        if has_lost and info.rank == 0:
+            if self._cost is not None:
+                self._cost.cancel()
+            self._cost = threading.Timer(COST_AFTER, self._say_cost)
+            self._cost.daemon = True
+            self._cost.start()
+
+    def _with_absence(self, node_id: str) -> str:
+        """A node that has gone before that could be told, with what is known of it."""
+        node = self._handler.node if self._handler is not None else None
+        how = "" if node is None else absence_of(node, node_id)
+        return f"{node_id} ({how})" if how else node_id
+
+    def _say_cost(self) -> None:
+        """Say what the run has cost until now, if the store is there to tell."""
+        node = self._handler.node if self._handler is not None else None
+        if node is None:
+            return
+        # A store that does not answer, or a handler that is closed meanwhile: others will say so.
+        with contextlib.suppress(RendezvousError, StoreError, TimeoutError, CancelledError):
+            reading = node.loop.start(node.ask_the_store(lambda store: read_run(store, node.keys, node.head)))
+            status, history = reading.result(COST_WITHIN)
+            cost = account(self._run_id, history, now=time.time(), waited=status.waited)
+            log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
     def _say_reasons(self, handler: sync.Handler, done: threading.Event) -> None:
         said, at = "", 0.0
@@ -253,10 +297,11 @@ class Screen:
         left = "meeting again"
         match change:
             case NodesLost():
+                self._has_lost = True
                 remaining = max(self._size - change.count, 0)
                 log.warning(
-                    "run %s: %s lost; %s, %d of %d are left",
-                    *(self._run_id, self._named(change), left, remaining, self._size),
+                    "run %s: %s lost%s; %s, %d of %d are left",
+                    *(self._run_id, self._named(change), _reasons(change), left, remaining, self._size),
                 )
             case NodesLeft():
                 named, why = self._named(change), self._why(change.node_ids)
@@ -306,6 +351,17 @@ class Screen:
                 if self._store.check([key]):
                     return f": {self._store.get(key).decode()}"
         return ""
+
+
+def _reasons(change: NodesLost) -> str:
+    """Why they were lost: by name, unless it is the same of all."""
+    reasons = [change.reasons[name] for name in change.node_ids if name in change.reasons]
+    if not reasons:
+        return ""
+    if len(set(reasons)) == 1 and len(reasons) == change.count:
+        return f": {reasons[0]}"
+    named = [f"{name}: {change.reasons[name]}" for name in change.node_ids if name in change.reasons]
+    return f": {_listed(named)}"
 
 
 def _listed(names: Sequence[str], count: int | None = None) -> str:

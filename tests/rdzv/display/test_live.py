@@ -52,7 +52,8 @@ def test_ten_thousand_members_are_pages_and_missing_ones_stay_in_sight() -> None
     assert len(lines) == 30
     shown = [line.text for line in lines]
     assert any(line.strip().startswith("missing  bad-000") for line in shown)
-    assert any("more that are missing, refused or wait" in line for line in shown)
+    named = sum(line.strip().startswith("missing") for line in shown)
+    assert f"             and {300 - named} more that are missing, refused or wait" in shown, "those nobody names, too"
     assert shown[-1].startswith("members 1-")
     seen = [
         line.text.split()[2]
@@ -68,6 +69,16 @@ def test_a_store_that_is_gone_is_said_first_and_meant_to_alarm() -> None:
     lines, _ = draw(Frame(status=status_of(1), silent_for=2.0), width=120, height=24)
     assert lines[0].text == "the store has not answered for 2 s; what follows is as it was before"
     assert lines[0].meant == "bad"
+
+
+def test_in_a_narrow_window_who_is_missing_and_why_is_not_cut_off() -> None:
+    lines, _ = draw(Frame(status=status_of(10_000, missing=2)), width=40, height=24)
+    shown = [line.text for line in lines]
+    at = shown.index("    missing  bad-000: lost 3 s ago: its")
+    assert shown[at + 1] == "      process ended"
+    assert [line.meant for line in lines[at : at + 4]] == ["bad"] * 4
+    assert shown[-1].startswith("1-")
+    assert shown[-1].endswith("of 10,000; n, p, q")
 
 
 def test_a_narrow_and_low_window_gets_what_fits() -> None:

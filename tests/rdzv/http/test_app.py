@@ -330,18 +330,38 @@ async def test_the_page_in_a_browser_names_who_is_missing_and_runs_nothing_of_a_
         await page.call("Page.navigate", url=url)
         await page.evaluate("new Promise((done) => document.readyState == 'complete' ? done() : onload = done)")
         await goes.aclose()
-        assert HOSTILE in await page.evaluate(UNTIL_MISSING)
+        missing = await page.evaluate(UNTIL_MISSING)
+        assert re.fullmatch(rf"{re.escape(HOSTILE)} \(127.0.0.1\): left .* ago.*, at \d\d:\d\d:\d\dZ", missing)
+        assert "1 missing" in await page.evaluate("at('runs').textContent")
         assert await page.evaluate("document.title") == "job: complete"
         assert await page.evaluate("document.images.length") == 0
         assert await page.evaluate(UNTIL_DRAWN) == "timeline of job: 2 nodes"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 375
         assert page.problems == []
 
+        await say_that_the_store_has_gone(page)
         # In the same browser, as starting one takes seconds.
         async with aiohttp.request("GET", f"{url}/api/runs/job") as answer:
             await redraw_a_thousand_nodes(page, await answer.json())
         await show_timelines(page, tmp_path)
         assert page.problems == []
+
+
+async def say_that_the_store_has_gone(page: Page) -> None:
+    """Nothing comes any more, and nothing is closed, as where the network is gone: said after 2 s, and all is pale."""
+    silent = """new Promise((done) => {
+        source.removeEventListener("beat", heard);
+        source.onmessage = null;
+        new MutationObserver(() => done(at("link").textContent)).observe(at("link"), {childList: true});
+    })"""
+    assert "does not answer since" in await page.evaluate(silent)
+    assert await page.evaluate("[document.body.className, document.title].join()") == "old,no answer: job"
+    live = """new Promise((done) => {
+        new MutationObserver(() => done(at("link").textContent)).observe(at("link"), {childList: true});
+        follow();
+    })"""
+    assert await page.evaluate(live) == "live"
+    assert await page.evaluate("document.body.className") == ""
 
 
 async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
@@ -351,7 +371,7 @@ async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
     run["banned"] = [{"node_id": HOSTILE, "reason": HOSTILE, "by": "ban_after", "at_once": False, "ends_in": 3480.0}]
     run["draining"] = [{"node_id": "gpu-9", "seconds_left": 30.0, "reason": HOSTILE}]
     shown = {"store": "here", "runs": [], "chosen": "job", "run": run}
-    await page.evaluate(f"source.close(); window.shown = {json.dumps(shown)}; show(shown)")
+    await page.evaluate(f"source.close(); clearTimeout(silence); window.shown = {json.dumps(shown)}; show(shown)")
     assert await page.evaluate("at('members').children.length") == 1000
     assert await page.evaluate("at('banned').textContent") == (
         f"{HOSTILE}: banned by ban_after for 58 min 0 s more: {HOSTILE}"

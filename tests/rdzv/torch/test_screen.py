@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +19,7 @@ import pytest
 import rdzv
 import rdzv.sync
 import store.sync
+from rdzv.core.state import NodesLost
 from rdzv.errors import RendezvousConnectionError
 from rdzv.torch.memory_store import MemoryStore
 from rdzv.torch.pytorch import SignalException
@@ -106,6 +108,35 @@ def test_a_round_is_told_with_who_is_gone_and_new(url: str, run_id: str, caplog:
         ": b has left: worker 0 was killed by signal 9; meeting again",
         ", round 2: 1 node, world size 2; gone: b; this one, a, has rank 0; met within 0.3 s",
     ]
+
+
+def test_a_loss_is_told_with_its_reason_and_after_the_next_round_with_what_it_has_cost(
+    url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rank 0 alone: the others would only repeat it."""
+    monkeypatch.setattr("rdzv.torch.screen.COST_AFTER", 0.0)
+    caplog.set_level(logging.INFO)
+    where = f"{url}/{run_id}?min_nodes=1&last_call_timeout=0"
+    with rdzv.sync.connect(where, node_id="a") as handler:
+        info = handler.next_rendezvous()
+        for rank, screen in enumerate((Screen(run_id), Screen(run_id))):
+            screen.listen(handler)
+            screen.met(replace(info, rank=rank, world_size=3), 0.1)
+            reasons = {"b": "its process ended", "c": "nothing was heard of it for its ttl"}
+            screen._say(NodesLost(2, ("b", "c"), reasons=reasons))
+            screen._told_of.clear()
+            screen._say(NodesLost(1, ("b",), reasons=reasons))
+            screen.met(replace(info, rank=rank, world_size=1), 0.2)
+            while rank == 0 and "so far" not in caplog.text:
+                time.sleep(0.01)  # nothing announces a line of a log
+            assert (screen._cost is not None) == (rank == 0)
+    screen.stop()
+    told = [record.getMessage() for record in caplog.records if record.name == "rdzv.torch"]
+    both = "b: its process ended, c: nothing was heard of it for its ttl"
+    assert f"run {run_id}: b, c are lost: {both}; meeting again, 1 of 3 are left" in told
+    assert f"run {run_id}: b is lost: its process ended; meeting again, 2 of 3 are left" in told
+    (cost,) = [line for line in told if "so far" in line]
+    assert re.fullmatch(rf"run {run_id} so far: \d+ s; training [\d.]+ %, .*; no losses", cost)
 
 
 @pytest.mark.parametrize("held_for", [0.0, 1000.0])
