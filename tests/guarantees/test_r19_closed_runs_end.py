@@ -144,7 +144,7 @@ async def test_r19_two_hundred_failed_health_checks_leave_a_bounded_record() -> 
         assert f"made-up-{199}" in status.refused
         assert len(run.engine._keys) <= UNFIT_MOST + 3
         assert len(run.engine._leases) == 1
-        lines = _describe(status, {}).splitlines()
+        lines = _describe(status, None, {}).splitlines()
         assert len(lines) < 5
         assert any("and 60 more: failed its health check: no GPU" in line for line in lines)
 

@@ -10,6 +10,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+import jsonschema
 import pytest
 
 import rdzv
@@ -17,6 +18,7 @@ import store
 from rdzv.cli import main as cli
 from rdzv.cli.command import DONE, Command, limited_by_timeout
 from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
+from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import Child, free_port, start, start_python
 
 if TYPE_CHECKING:
@@ -133,6 +135,10 @@ async def test_status_close_and_watch_show_a_run() -> None:
                 await watching.line("run job: complete: round 0 stands with 1 node")
                 status, output = await run("status", url, "--json")
                 told = json.loads(output[0])
+                jsonschema.validate(told, SCHEMA)
+                assert told["cost"].items() >= {"rounds": 1, "losses": 0}.items()
+                status, output = await run("status", url)
+                assert any(re.fullmatch(r"job: \d+ s; training .* %, .*; no losses", line) for line in output)
                 assert (told["round"], told["phase"], told["coordinator"]) == (0, "complete", "a")
                 assert tuple(told["bootstrap"].values()) == info.bootstrap_address
                 (member,) = told["members"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jsonschema
 import pytest
 
@@ -14,6 +15,7 @@ import store
 from rdzv.core.absent import Missing
 from rdzv.core.report import VERSION, report
 from rdzv.core.state import Ban, Participant, Phase, RunStatus, StepOf
+from tests.support.runs import VirtualRun
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").read_text(encoding="utf-8"))
 
@@ -116,3 +118,33 @@ async def test_a_real_run_is_reported_with_its_settings_and_bans() -> None:
     assert plain["members"][0]["attributes"] == {"rack": "r1"}
     assert [(ban["node_id"], ban["reason"]) for ban in plain["banned"]] == [("b", "slow disk")]
     assert plain["unfit"] == []
+
+
+@pytest.mark.virtual_time
+async def test_a_run_is_reported_in_each_of_its_phases() -> None:
+    seen = []
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=5, early_last_call=False) as run:
+        looks, first, second = (run.handler(name) for name in ("looks", "first", "second"))
+
+        async def look() -> dict[str, Any]:
+            plain = report(await looks.status())
+            check(plain)
+            seen.append(plain["phase"])
+            return plain
+
+        await look()
+        async with anyio.create_task_group() as joining:
+            joining.start_soon(first.next_rendezvous)
+            await anyio.sleep(1)
+            assert (await look())["waiting"] == ["first"]
+            joining.start_soon(second.next_rendezvous)
+            await anyio.sleep(1)
+            await look()
+        await look()
+        await second.leave()
+        await anyio.sleep(1)
+        (missing,) = (await look())["missing"]
+        assert (missing["node_id"], missing["kind"]) == ("second", "left")
+        await first.set_closed("enough")
+        assert (await look())["closed"] == "enough"
+    assert seen == ["gathering", "gathering", "last call", "complete", "complete", "closed"]
