@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
-from store.engine.keyspace import answer_bytes, put_event
+from store.engine.keyspace import answer_bytes, answer_bytes_most, put_event
 from store.engine.scans import PART_BYTES, STEP_KEYS, Picked, Scan
 from store.engine.waits import Parked, Stirred, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
@@ -165,7 +165,8 @@ class Requests:
         return self._list_part(Work(watcher=self._asker, scan=Picked(listing.entries, listing.revision)))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
-        self._admission.check_answer(sum(map(answer_bytes, entries)))
+        if answer_bytes_most(entries) > self._limits.frame_bytes_max:
+            self._admission.check_answer(sum(map(answer_bytes, entries)))
         return _make_listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
@@ -303,7 +304,8 @@ class Requests:
             for lease in granted:
                 self._changes.end_lease(lease, most=0)  # no key is on it yet
             raise
-        results = tuple(map(self._changes.operate, operations))
+        operate = self._changes.operate
+        results = tuple([operate(operation) for operation in operations])
         return TransactionResult(succeeded=succeeded, results=results, revision=self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases

@@ -248,7 +248,7 @@ def reply_cost(response: Response) -> int:
         return REPLY + _entry_cost(response.entry)
     match response:
         case TransactionResult(results=results):
-            return REPLY + sum(REPLY + (_entry_cost(result) if isinstance(result, Entry) else 0) for result in results)
+            return REPLY * (1 + len(results)) + sum([_entry_cost(each) for each in results if type(each) is Entry])
         case Failed(message=message):
             return REPLY + len(message)
     return REPLY

@@ -10,6 +10,7 @@ many that it would take long for all keys of one request, that changes fewer (`a
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import deque
 from typing import TYPE_CHECKING
 
 from store.messages import key_bytes
@@ -167,6 +168,7 @@ class History:
         self._bytes_max = bytes_max
         self._revisions: list[tuple[Event, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
         self._first = 0
+        self._sizes: deque[int] = deque()  # what each of those that are kept costs
         self._bytes = 0
         self._compacted = 0  # every change up to this revision is gone
 
@@ -189,13 +191,14 @@ class History:
     def append(self, events: tuple[Event, ...]) -> None:
         """Remember the changes of one revision, forgetting the oldest as room demands."""
         self._revisions.append(events)
-        self._bytes += event_bytes(events[0]) if len(events) == 1 else sum(map(event_bytes, events))
+        size = event_bytes(events[0]) if len(events) == 1 else sum([event_bytes(event) for event in events])
+        self._sizes.append(size)
+        self._bytes += size
         while self._bytes > self._bytes_max:
-            oldest = self._revisions[self._first]
+            self._compacted = self._revisions[self._first][0].revision
             self._revisions[self._first] = ()
             self._first += 1
-            self._bytes -= sum(map(event_bytes, oldest))
-            self._compacted = oldest[0].revision
+            self._bytes -= self._sizes.popleft()
         if self._first > SWEPT_AT and 2 * self._first > len(self._revisions):
             del self._revisions[: self._first]
             self._first = 0

@@ -166,7 +166,8 @@ def _many(
     `check_one_of_many` is for those that are too many for one step; `encode_all` encodes all of them quicker than one
     by one.
     """
-    one_of_many = check_one_of_many or field.check
+    check_one = field.check
+    one_of_many = check_one_of_many or check_one
     plain = frozenset(field.plain)
 
     def check(value: Any) -> tuple[Any, ...]:
@@ -174,7 +175,7 @@ def _many(
             raise ProtocolError(f"{shown(value)} stands where an array belongs")
         if plain.issuperset(map(type, value)):
             return tuple(value)
-        return tuple(map(field.check, value))
+        return tuple([check_one(one) for one in value])
 
     def in_steps(value: Any) -> Steps[tuple[Any, ...]]:
         if type(value) is not list or len(value) <= CHECKED_AT_ONCE:
@@ -339,18 +340,23 @@ def _message_to(message: Any) -> tuple[Any, ...]:
     return (layout.code, *layout.fields(message))
 
 
-def _layout_in(value: Any, allowed: tuple[type, ...]) -> Layout[Any]:
-    if type(value) is list and value and type(value[0]) is int:
-        layout = REQUESTS.get(value[0])
-        if layout is None:
-            raise UnknownWord(f"operation {value[0]}")
-        if layout.message in allowed:
-            return layout
-    raise ProtocolError(f"{shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
-
-
 def _one_of(allowed: tuple[type, ...]) -> _Field:
     """A message within a message."""
+    layouts: dict[int, Layout[Any]] = {}  # of those allowed, as far as they have come: the table is made after this
+
+    def layout_in(value: Any) -> Layout[Any]:
+        if type(value) is list and value and type(value[0]) is int:
+            layout = REQUESTS.get(value[0])
+            if layout is None:
+                raise UnknownWord(f"operation {value[0]}")
+            if layout.message in allowed:
+                layouts[layout.code] = layout
+                return layout
+        raise ProtocolError(f"{shown(value)} stands where {' or '.join(kind.__name__ for kind in allowed)} belongs")
+
+    def check(value: Any) -> Any:
+        layout = layouts.get(value[0]) if type(value) is list and value and type(value[0]) is int else None
+        return (layout or layout_in(value)).build(value[1:])
 
     def takes(value: Any) -> bool:
         if type(value) not in allowed:
@@ -359,13 +365,13 @@ def _one_of(allowed: tuple[type, ...]) -> _Field:
         return True
 
     def in_steps(value: Any) -> Steps[Any]:
-        return (yield from _layout_in(value, allowed).build_in_steps(value[1:]))
+        return (yield from layout_in(value).build_in_steps(value[1:]))
 
-    return _Field(lambda value: _layout_in(value, allowed).build(value[1:]), _message_to, takes, in_steps=in_steps)
+    return _Field(check, _message_to, takes, in_steps=in_steps)
 
 
-def _result_to(result: int | bool | Entry | None) -> Any:
-    return _entry_to(result) if isinstance(result, Entry) else result
+def _results_to(results: Iterable[int | bool | Entry | None]) -> list[Any]:
+    return [_entry_to(result) if type(result) is Entry else result for result in results]
 
 
 def _result_from(value: Any) -> int | bool | Entry | None:
@@ -419,6 +425,7 @@ _MAYBE_ENTRY = _Field(lambda value: None if value is None else _entry_from(value
 _ENTRIES = _many(_MAYBE_ENTRY, encode_all=_entries_to)
 _GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
 _NOTE = _Field(_note_from, lambda note: (note.key, note.note, note.age))
+_RESULTS = _many(_Field(_result_from, plain=(int, bool, type(None))), encode_all=_results_to)
 _CONDITIONS = _conditions()
 _OPERATIONS = _many(_one_of(Operation.__args__))
 _GRANTS = _many(_one_of((Grant,)))
@@ -561,7 +568,7 @@ RESPONSES: dict[int, Layout[Any]] = {
         Layout(67, Counted, count=_INT, revision=_INT),
         Layout(68, CompareAndSetResult, succeeded=_BOOL, entry=_MAYBE_ENTRY),
         Layout(69, Added, value=_INT, revision=_INT),
-        Layout(70, TransactionResult, succeeded=_BOOL, results=_many(_Field(_result_from, _result_to)), revision=_INT),
+        Layout(70, TransactionResult, succeeded=_BOOL, results=_RESULTS, revision=_INT),
         Layout(71, Granted, lease=_INT, ttl=_SECONDS),
         Layout(72, LeaseState, remaining=_SECONDS, ttl=_SECONDS, keys=_many(_STR)),
         Layout(73, Watching, revision=_INT),

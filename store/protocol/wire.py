@@ -53,7 +53,7 @@ from store.protocol.codec import (
     event_to,
     shown,
 )
-from store.protocol.element_budget import count_elements, elements_claimed
+from store.protocol.element_budget import check_all_there, count_elements, elements_claimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -104,6 +104,7 @@ PUSHES = range(100, 125)  # codes of what later releases may send unasked
 _EVENTS_HEAD = struct.Struct(">IBBBQ")  # length, array of 3, EVENTS, a 64-bit unsigned, the id of the watch
 HANDSHAKE_BYTES_MAX = 4096  # nobody who has not said hello may make us hold more than this
 NUMBER_MAX = 2**63 - 1  # of a request: what a journal can keep
+SKIPPED_BYTES = 16 * 1024  # one so small holds no more than 1.2 MB once its claims are known to be true
 UNCOUNTED_BYTES = 1024  # a body so small is decoded as it is: whatever it claims, that takes no more than 2 MB
 OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, of later versions, too
 ELEMENTS_PER_OPERATION = 12  # of a transaction: an operation has up to 6, and more in later releases
@@ -287,6 +288,9 @@ def _decode_counted(body: memoryview | bytes, most: int) -> list[Any] | None:
     """The array in the frame body of a stranger, or of a client; None if it holds more than so many elements."""
     if len(body) > UNCOUNTED_BYTES:
         try:
+            if len(body) <= min(most, SKIPPED_BYTES):
+                check_all_there(body)
+                return _decode(body)
             count = elements_claimed(body, most)
         except ValueError as error:
             raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None

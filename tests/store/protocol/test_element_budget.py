@@ -15,7 +15,7 @@ from store.errors import ProtocolError
 from store.limits import Limits
 from store.messages import Excessive, Put, Transact
 from store.protocol import wire
-from store.protocol.element_budget import elements_claimed
+from store.protocol.element_budget import check_all_there, elements_claimed
 from store.protocol.wire import Greeting, Hello
 from tests.store.protocol.test_wire import REQUESTS
 
@@ -87,6 +87,32 @@ def test_more_empty_arrays_than_any_message_has_are_refused_as_soon_as_they_are_
     assert elements_claimed(msgpack.packb([empty] * 8), 10**9) == 9
     with pytest.raises(ValueError, match="full of empty arrays"):
         elements_claimed(msgpack.packb([empty] * 9), 10**9)
+
+
+@given(NESTED, st.data())
+def test_what_is_there_is_skipped_and_what_is_not_is_found_out(value: Any, data: st.DataObject) -> None:
+    body = msgpack.packb(value)
+    check_all_there(memoryview(body))
+    with pytest.raises(ValueError, match="more than it has bytes for"):
+        check_all_there(body[: data.draw(st.integers(1, len(body))) - 1])
+    with pytest.raises(ValueError, match="something follows it"):
+        check_all_there(body + b"\xc0")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"\xdd\x00\x00\x40\x00" * 300, b"\xdf\xff\xff\xff\xff" * 300, b"\x91" * 5000 + b"\xc0", b"\xc1" * 2000],
+    ids=["arrays in arrays", "maps in maps", "too deep", "no msgpack"],
+)
+def test_false_claims_of_a_small_body_cost_its_sender_the_connection_and_nobody_any_memory(body: bytes) -> None:
+    assert wire.UNCOUNTED_BYTES < len(body) <= wire.SKIPPED_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="not msgpack"):
+            wire.decode_request(body, elements_max=MOST)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @given(REQUESTS)
