@@ -26,13 +26,13 @@ from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
-from rdzv.loop.member import check_on_waiting
+from rdzv.loop.member import check_no_progress, check_on_waiting
 from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, blocking_share, shared_store
+from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -196,6 +196,10 @@ class Handler(RendezvousHandler):
     def accuse(self, rank: int, why: str) -> None:
         """Say of a member of the round that it does not answer; see the async twin."""
         self._call(accuse(self._of_ours("accuse"), rank, why), see_to_its_end=True)
+
+    def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
+        """Change what the nodes of the run count together, and return it; see the async twin."""
+        return self._call(change_tally(self._of_ours("change_tally"), change), see_to_its_end=True)
 
     def keep(self, key: str, data: bytes) -> None:
         """Keep a little state of the run from round to round; see the async twin."""
@@ -368,6 +372,7 @@ def rounds(
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
     **overrides: Unpack[Overrides],
 ) -> Iterator[Round]:
     """Take part in a run, round after round, until it is closed: `for round in rdzv.sync.rounds(url): with round: ...`.
@@ -376,17 +381,19 @@ def rounds(
         url: As for `connect`.
         on_waiting: See `rdzv.rounds`.
         progress: See `rdzv.rounds`.
+        no_progress: See `rdzv.rounds`.
         overrides: As for `connect`.
 
     Raises:
         GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has.
+        RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     check_on_waiting(on_waiting)
+    check_no_progress(no_progress)
 
     def each() -> Iterator[Round]:
         with connect(url, **overrides) as handler:
-            yield from rounds_of(handler, on_waiting=on_waiting, progress=progress)
+            yield from rounds_of(handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
     return each()

@@ -25,7 +25,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
     store/<n>/<term>/               what the members of the round share (on the round's lease)
-    tally                           what the launchers count together (on the round's lease)
+    tally                           what the nodes count together (on the round's lease)
     kept/<name>                     what members keep from round to round
     history                         what happened in its last rounds
 """

@@ -36,6 +36,8 @@ from rdzv.loop.member import (
     MemberOfRound,
     OnWaiting,
     SoFar,
+    change_nothing,
+    check_no_progress,
     check_on_waiting,
     judge,
     others_have_gone,
@@ -77,13 +79,18 @@ class BlockingHandler(Protocol):
     def keep(self, key: str, data: bytes) -> None: ...
     def restore(self, key: str) -> bytes | None: ...
     def accuse(self, rank: int, why: str) -> None: ...
+    def change_tally(self, change: Callable[[bytes], bytes]) -> bytes: ...
 
 
 def rounds_of(
-    handler: BlockingHandler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
+    handler: BlockingHandler,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
 ) -> Iterator[Round]:
     """The rounds of a run over a handler that is connected; see `rdzv.sync.rounds`."""
-    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress)
+    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
 
 def rounds_made_by(
@@ -92,24 +99,32 @@ def rounds_made_by(
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
 ) -> Iterator[SomeRound]:
     """The same, of a class that offers more; `make` takes what `Round` takes."""
     check_on_waiting(on_waiting)
     node = handler.node
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is not one of ours, and has no rounds")
-    so_far = SoFar(node, was_open=not handler.is_closed(), progress=progress)
+    check_no_progress(no_progress)
+    so_far = SoFar(node, was_open=not handler.is_closed(), progress=progress, no_progress=no_progress)
     while so_far.goes_on():
         try:
             info = handler.next_rendezvous()
         except (RendezvousGracefulExitError, RendezvousClosedError) as error:
             so_far.end(error)
             return
+        if so_far.counts and (given_up := so_far.check(handler.change_tally(change_nothing))):
+            handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
+            raise given_up
         round = make(handler, node, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
         if round.begin():
             yield round
             round.use.check()
         so_far.left(round)
+        if so_far.counts:
+            with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
+                handler.change_tally(so_far.count)
 
 
 class Round(MemberOfRound):
@@ -163,6 +178,7 @@ class Round(MemberOfRound):
                 case Consequence.FIND_OUT:
                     if not self._others_have_gone():
                         return False
+                    self.failed_with_others = True
                     log.info("%r: %r, because others have gone; meeting again", self, error)
                 case Consequence.RAISE:
                     return False

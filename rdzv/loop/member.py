@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from rdzv.config.config_errors import shown
+from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     GiveUp,
     MembersLostError,
@@ -40,6 +41,8 @@ __all__ = [
     "MemberOfRound",
     "OnWaiting",
     "SoFar",
+    "change_nothing",
+    "check_no_progress",
     "check_on_waiting",
     "finished_of",
     "judge",
@@ -53,6 +56,7 @@ FINISHED: Final = "every member has come to the end of its body"
 """Why a run is closed that has done what it was for."""
 
 NEWS_OF_A_LOSS: Final = 1.0  # seconds after disconnect_ttl in which a member's death is known to the others
+NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`, which it is for
 ASK_WITHIN: Final = 2.0  # seconds for a word with the shared store, before one does without
 
 
@@ -66,6 +70,23 @@ def check_on_waiting(on_waiting: str) -> None:
         raise RendezvousSettingsError(f'on_waiting={shown(on_waiting)} must be "now" or "wait"')
 
 
+def check_no_progress(no_progress: int) -> None:
+    """Refuse what is no number of rounds.
+
+    Raises:
+        RendezvousSettingsError: It is not.
+    """
+    if no_progress < 0:
+        raise RendezvousSettingsError(
+            f"no_progress={shown(no_progress)} must be a number of rounds, or 0 for as many as it takes"
+        )
+
+
+def change_nothing(tally: bytes) -> bytes:
+    """What `change_tally` is given by who only reads it."""
+    return tally
+
+
 class SoFar:
     """Where a node stands between the rounds of a run, for both twins of the loop.
 
@@ -73,21 +94,22 @@ class SoFar:
         node: Whose rounds they are.
         was_open: The run was not closed when the loop began, so that a closing is the end of the loop, and no error.
         progress: Tells the last step that this node has finished, if the steps given to `check` do not.
+        no_progress: After how many rounds in which no step was finished the run is given up; 0: never.
     """
 
-    def __init__(self, node: Node, *, was_open: bool, progress: Callable[[], int] | None) -> None:
+    def __init__(self, node: Node, *, was_open: bool, progress: Callable[[], int] | None, no_progress: int = 0) -> None:
         self._node = node
         self._was_open = was_open
         self._progress = progress
+        self._no_progress = no_progress
         self._finished: int | None = None  # the last step, if it is known
         self._last: MemberOfRound | None = None
+        self._has_got_on = False
 
     def goes_on(self) -> bool:
         """Whether to meet again: then the node says how far it has come, in its arrival."""
         if self._node.is_draining:
             return False
-        if self._progress is not None and self._last is not None:
-            self._finished = self._progress()
         self._node.part.progress = -1 if self._finished is None else self._finished
         return True
 
@@ -120,7 +142,38 @@ class SoFar:
     def left(self, round: MemberOfRound) -> None:
         """The loop has come back from this round."""
         self._last = round
-        self._finished = finished_of(round.gate, self._finished)
+        before, self._finished = self._finished, finished_of(round.gate, self._finished)
+        if self._progress is not None:
+            self._finished = self._progress()
+        self._has_got_on = round.has_got_on or (self._progress is not None and self._finished != before)
+
+    # ------------------------------------------------------------------------------------------ rounds without a step
+
+    @property
+    def counts(self) -> bool:
+        """Whether rounds in which no step was finished are counted."""
+        return self._no_progress > 0
+
+    def count(self, tally: bytes) -> bytes:
+        """What the run has counted, with the round that this member has just left."""
+        last = self._last
+        assert last is not None, "it has left one"
+        return Tally.unpack(tally).after(last.number, failed=last.has_failed, achieved=self._has_got_on).pack()
+
+    def check(self, tally: bytes) -> RunGivenUpError | None:
+        """What this loop ends with, if the run has had as many rounds without a step as it may.
+
+        To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
+        """
+        fruitless = Tally.unpack(tally).fruitless
+        if fruitless < self._no_progress:
+            return None
+        reason = (
+            f"the last rounds have failed before a step was finished: {fruitless} of them, one after the other "
+            f"(no_progress={self._no_progress})"
+        )
+        message = f"run {self._node.run_id} is given up: {reason}"
+        return RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
 
 
 class Busy:
@@ -161,6 +214,7 @@ class MemberOfRound:
         lags: Whether this member has finished steps, but fewer than the newest.
         gate: What this member passes at each step.
         use: Whether the round was entered.
+        failed_with_others: An error of the body was found to be the fault of members that had gone.
     """
 
     number: int
@@ -188,12 +242,25 @@ class MemberOfRound:
         self._node = node
         self._membership = membership
         self.use: Use = Use()
+        self.failed_with_others: bool = False
         self._watcher = EndWatcher(node, membership, self._ended, lets_newcomers_wait=on_waiting == "wait")
 
     @property
     def ending(self) -> Ending | None:
         """Why the round has ended for this member; None while it goes on."""
         return self._watcher.ending
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by a failure or a loss, and not by anything that was announced."""
+        ending = self.ending
+        gone = ending is not None and ending.kind in (EndKind.LOST, EndKind.LEFT, EndKind.DROPPED)
+        return gone or self.failed_with_others
+
+    @property
+    def has_got_on(self) -> bool:
+        """Whether this member has finished a step in it, as far as `check` and `beat` say, or come to its end."""
+        return self._membership.beats.got_on
 
     def beat(self, step: int) -> None:
         """Say that this member begins a step, where there is nothing to agree upon; `check` says it, too.

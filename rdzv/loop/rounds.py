@@ -48,6 +48,8 @@ from rdzv.loop.member import (
     MemberOfRound,
     OnWaiting,
     SoFar,
+    change_nothing,
+    check_no_progress,
     check_on_waiting,
     judge,
     others_have_gone,
@@ -76,6 +78,7 @@ def rounds(
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
     **overrides: Unpack[Overrides],
 ) -> AsyncGenerator[Round, None]:
     """Take part in a run, round after round, until it is closed.
@@ -85,15 +88,18 @@ def rounds(
         on_waiting: What becomes of a body that never calls `check` when nodes wait to come in: it is cancelled at once
             (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
         progress: Tells the last step that this node has finished, if the steps given to `check` do not.
+        no_progress: After so many rounds, one after the other, that ended by a failure or a loss before any member had
+            finished a step, the run is given up everywhere; 0: never. What was announced does not count.
         overrides: As for `rdzv.connect`.
 
     Raises:
         GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has.
+        RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     check_on_waiting(on_waiting)
-    return rounds_of(handler_of(url, overrides), on_waiting=on_waiting, progress=progress)
+    check_no_progress(no_progress)
+    return rounds_of(handler_of(url, overrides), on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
@@ -109,10 +115,14 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
 
 
 def rounds_of(
-    handler: Handler, *, on_waiting: OnWaiting = "now", progress: Callable[[], int] | None = None
+    handler: Handler,
+    *,
+    on_waiting: OnWaiting = "now",
+    progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
 ) -> AsyncGenerator[Round, None]:
     """The same over a handler, which this enters, and leaves for good."""
-    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress)
+    return rounds_made_by(Round, handler, on_waiting=on_waiting, progress=progress, no_progress=no_progress)
 
 
 async def rounds_made_by(
@@ -121,22 +131,31 @@ async def rounds_made_by(
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
 ) -> AsyncGenerator[SomeRound, None]:
     """The same, of a class that offers more; `make` takes what `Round` takes."""
     check_on_waiting(on_waiting)
+    check_no_progress(no_progress)
     async with handler:
-        so_far = SoFar(handler.node, was_open=not await handler.is_closed(), progress=progress)
+        was_open = not await handler.is_closed()
+        so_far = SoFar(handler.node, was_open=was_open, progress=progress, no_progress=no_progress)
         while so_far.goes_on():
             try:
                 info = await handler.next_rendezvous()
             except (RendezvousGracefulExitError, RendezvousClosedError) as error:
                 so_far.end(error)
                 return
+            if so_far.counts and (given_up := so_far.check(await handler.change_tally(change_nothing))):
+                await handler.set_closed(given_up.reason, given_up=True, status=given_up.status)
+                raise given_up
             round = make(handler, info, so_far.membership, last_rank=so_far.last_rank, on_waiting=on_waiting)
             if await round.begin():
                 yield round
                 round.use.check()
             so_far.left(round)
+            if so_far.counts:
+                with contextlib.suppress(RendezvousError):  # the store is away; the next call says so, if it stays away
+                    await handler.change_tally(so_far.count)
 
 
 class Round(MemberOfRound):
@@ -197,6 +216,7 @@ class Round(MemberOfRound):
                 case Consequence.FIND_OUT:
                     if not await self._others_have_gone():
                         return False
+                    self.failed_with_others = True
                     log.info("%r: %r, because others have gone; meeting again", self, error)
                 case Consequence.RAISE:
                     return False

@@ -343,11 +343,11 @@ class Handler(RendezvousHandler):
         await self._call(accuse(self.node, rank, why), see_to_its_end=True)
 
     async def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
-        """Change what the launchers of the run count together, and return it; `change` gets what it was, or nothing.
+        """Change what the nodes of the run count together, and return it; `change` gets what it was, or nothing.
 
         It runs in the node's thread, and again if another node has changed it meanwhile.
         """
-        return await self._call(_change_tally(self.node, change), see_to_its_end=True)
+        return await self._call(change_tally(self.node, change), see_to_its_end=True)
 
     async def restore(self, key: str) -> bytes | None:
         """Return what any member has kept last under a name; None if nobody has."""
@@ -475,7 +475,8 @@ async def _note_failure(node: Node, why: str) -> None:
         )
 
 
-async def _change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
+async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
+    """In the node's loop: see `Handler.change_tally`."""
     link, membership = await node.connect(), node.membership
     if membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")

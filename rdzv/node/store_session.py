@@ -217,7 +217,7 @@ class Link:
         return result.succeeded
 
     async def change_tally(self, membership: Membership, change: Callable[[bytes], bytes]) -> bytes:
-        """Change what the launchers count, from what it is by then; it stands as long as what the round shares."""
+        """Change what the nodes count together, from what it is by then; it stands as long as what the round shares."""
         while True:
             there = await self.store.get(self._keys.tally)
             before = b"" if there is None else there.value

@@ -44,7 +44,7 @@ from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
-from rdzv.loop.member import check_on_waiting, others_have_gone
+from rdzv.loop.member import check_no_progress, check_on_waiting, others_have_gone
 from rdzv.node.handler import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import same_device
@@ -78,6 +78,7 @@ def rounds(
     on_change: OnChange = "rebuild",
     on_waiting: OnWaiting = "now",
     progress: Callable[[], int] | None = None,
+    no_progress: int = 0,
     **overrides: Any,
 ) -> TorchRounds:
     """Take part in a run, round after round, with a process group in each, until the run is closed.
@@ -92,17 +93,19 @@ def rounds(
         on_waiting: See `rdzv.rounds`. Here a body that never calls `check` is never interrupted by newcomers: they wait
             until the round ends otherwise.
         progress: See `rdzv.rounds`.
+        no_progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
 
     Raises:
         GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has.
+        RunGivenUpError: A body of another member has, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     check_on_waiting(on_waiting)
+    check_no_progress(no_progress)
     if on_change not in get_args(OnChange):
         raise RendezvousSettingsError(f'on_change={shown(on_change)} must be "rebuild"')
-    options: dict[str, Any] = {"on_waiting": on_waiting, "progress": progress}
+    options: dict[str, Any] = {"on_waiting": on_waiting, "progress": progress, "no_progress": no_progress}
     return TorchRounds(url, overrides, backend=backend, timeout=timeout, options=options)
 
 

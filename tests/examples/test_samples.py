@@ -47,6 +47,8 @@ async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", SAMPLES)
 async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code: str, tmp_path: Path) -> None:
     """On the store of the test instead of the machine `head`; nothing else of it is changed."""
+    if "import torch" in code:
+        require("torch")
     async with store.serve() as server, AsyncExitStack() as started:
         here = re.sub(r"tcp://[\w.]+:29400", server.url, code)
         assert here != code, "a sample names a store at its usual port"

@@ -1,20 +1,31 @@
 """R23 **Announced changes cost no step.** A node that drains, or a run that is resized, is known to all before it
-happens; nobody's restart is counted. A verdict not to go on (`GiveUp`) ends the run everywhere, with one reason, kept
-in its record.
+happens; nobody's restart is counted. A verdict not to go on (`GiveUp`, no progress) ends the run
+everywhere, with one reason, kept in its record.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv import Draining, NodesWaiting, Resized
-from rdzv.errors import RendezvousClosedError, RendezvousSettingsError, RendezvousStateError
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousSettingsError,
+    RendezvousStateError,
+    RunGivenUpError,
+)
 from rdzv.loop.ending import EndKind
 from rdzv.loop.rounds import rounds_of
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
 from tests.support.runs import VirtualRun, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.virtual_time
 
@@ -158,3 +169,68 @@ async def test_r23_a_run_without_nodes_and_one_that_is_closed_cannot_be_resized(
         await a.set_closed("done")
         with pytest.raises(RendezvousClosedError, match="is closed: done; it cannot be resized"):
             await a.resize(2, 3)
+
+
+@dataclass(slots=True)
+class FailingRun:
+    """Two nodes in a run that is to be given up for want of progress, and others that come and are killed."""
+
+    run: VirtualRun
+    sizes: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
+    gets_on: bool = False
+    names: Iterator[int] = field(default_factory=itertools.count)
+
+    async def live(self, name: str) -> RunGivenUpError | None:
+        """Go from round to round without finishing a step, unless `gets_on`; what ends the loop."""
+        try:
+            async for round in rounds_of(self.run.handler(name), no_progress=3):
+                self.sizes.setdefault(name, []).append(round.world_size)
+                async with round:
+                    if self.gets_on:
+                        round.beat(0)
+                        round.beat(1)  # and so step 0 is finished
+                    await asyncio.sleep(1_000_000)
+        except RunGivenUpError as error:
+            return error
+        return None
+
+    async def one_comes_and_is_killed(self) -> None:
+        """An arrival, which is announced, and then a loss."""
+        name, rounds = f"killed-{next(self.names)}", len(self.sizes["a"])
+        self.run.start(self.live(name))
+        await until(lambda: len(self.sizes["a"]) == len(self.sizes["b"]) == rounds + 1)
+        self.run.crash(name)
+
+
+async def test_r23_three_losses_without_a_finished_step_end_the_run_everywhere_and_what_is_announced_never_does() -> (
+    None
+):
+    async with a_run() as run:
+        failing = FailingRun(run)
+        lives = [run.start(failing.live(name)) for name in "ab"]
+        await until(lambda: failing.sizes["a"][-1:] == failing.sizes["b"][-1:] == [2])
+        for _ in range(3):
+            await failing.one_comes_and_is_killed()
+            await until(lambda: failing.sizes["a"][-1] == 2 or lives[0].done())
+        ends = [await life for life in lives]
+        told = {(end.reason.partition(":")[0], end.status) for end in ends if end is not None}
+        assert len(ends) == 2
+        assert told == {("the last rounds have failed before a step was finished", 93)}
+        late = run.handler("late")
+        with pytest.raises(RendezvousClosedError, match="the last rounds have failed") as closed:
+            await late.next_rendezvous()
+        assert (closed.value.given_up, closed.value.status) == (True, 93)
+
+
+async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_anew() -> None:
+    async with a_run() as run:
+        failing = FailingRun(run)
+        lives = [run.start(failing.live(name)) for name in "ab"]
+        await until(lambda: failing.sizes["a"][-1:] == failing.sizes["b"][-1:] == [2])
+        for killed in range(5):
+            failing.gets_on = killed == 2
+            await failing.one_comes_and_is_killed()
+            await until(lambda: failing.sizes["a"][-1] == 2)
+        assert not any(life.done() for life in lives)
+        await failing.one_comes_and_is_killed()
+        assert all([await life for life in lives])

@@ -44,10 +44,10 @@ from rdzv.cli.launcher.job import NPROC
 from rdzv.cli.launcher.job_round import Changed, Failed, JobRound, NoProgress, Succeeded, describe, is_to_blame
 from rdzv.cli.launcher.preload import Preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
-from rdzv.cli.launcher.tally import Tally
 from rdzv.cli.top import cost_of
 from rdzv.core.asking import KILL, NATIVE_STACKS, PAUSE, STACKS
 from rdzv.core.state import Closed
+from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

@@ -147,6 +147,11 @@ class Beats:
         return max(self._last[1], self._busy_ended, until if until != -math.inf else -math.inf)
 
     @property
+    def got_on(self) -> bool:
+        """Whether the member has finished a step in this round, or come to its end."""
+        return self._last[2] > 1 or self._number == FINISHED
+
+    @property
     def first(self) -> bool:
         """Whether it has not come beyond its first step."""
         return self._last[2] <= 1

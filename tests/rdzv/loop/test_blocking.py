@@ -76,3 +76,26 @@ def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url:
         assert closed.value.reason == FINISHED
     with pytest.raises(RendezvousClosedError):  # it was closed before this loop began
         next(rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False))
+
+
+def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
+    def fail(name: str) -> RunGivenUpError:
+        first = True
+        try:
+            for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name, no_progress=1):
+                assert first, "what was counted is read before the next body begins"
+                first = False
+                with round:
+                    round.check(0)
+                    round.store.add("here", 1)
+                    raise OSError(f"the collective of {name} has failed")  # noqa: TRY301
+        except RunGivenUpError as error:
+            return error
+        except OSError:
+            return fail(name)  # whose fault it was: it comes again, as a new process would
+        raise AssertionError("the loop has ended without a word")
+
+    both = side_by_side(lambda: fail("a"), lambda: fail("b"))
+    assert {(error.reason, error.status) for error in both if isinstance(error, RunGivenUpError)} == {
+        ("the last rounds have failed before a step was finished: 1 of them, one after the other (no_progress=1)", 93)
+    }

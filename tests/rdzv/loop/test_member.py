@@ -34,6 +34,12 @@ def test_both_twins_refuse_an_on_waiting_that_there_is_not_when_they_are_called(
         rounds(NOWHERE, on_waiting="later")
 
 
+@pytest.mark.parametrize("rounds", [rdzv.rounds, rdzv.sync.rounds])
+def test_both_twins_refuse_a_number_of_rounds_below_none(rounds: Callable[..., object]) -> None:
+    with pytest.raises(RendezvousSettingsError, match="no_progress=-1 must be a number of rounds, or 0"):
+        rounds(NOWHERE, no_progress=-1)
+
+
 class Quiet:
     """As much of a node as asks nothing of a store."""
 

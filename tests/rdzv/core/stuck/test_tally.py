@@ -1,10 +1,10 @@
-"""The room `rdzv.cli.launcher.tally`."""
+"""The room `rdzv.core.stuck.tally`."""
 
 from __future__ import annotations
 
 import pytest
 
-from rdzv.cli.launcher.tally import Tally
+from rdzv.core.stuck.tally import Tally
 from rdzv.errors import RendezvousStateError
 
 
@@ -33,5 +33,5 @@ def test_it_travels_and_what_is_none_is_refused() -> None:
     tally = Tally(restarts=2, fruitless=1, round=4)
     assert Tally.unpack(tally.pack()) == tally
     assert Tally.unpack(b"") == Tally()
-    with pytest.raises(RendezvousStateError, match="the tally of the launchers"):
+    with pytest.raises(RendezvousStateError, match="the tally of the run"):
         Tally.unpack(b"\x07")

@@ -1,4 +1,4 @@
-"""What the launchers of a run count together, in one record of the run's store. Pure.
+"""Pure: what the nodes of a run count together, in one record of the run's store: its launchers, or its `rounds()`.
 
 A restart is a restart of the run, whichever node's process has failed: counts that each node keeps for itself disagree,
 and `--max-restarts 3` on a hundred nodes would be three hundred. A round in which nothing was achieved is one for all,
@@ -51,7 +51,7 @@ class Tally:
                 round=of(int, plain["round"]),
             )
 
-        return unpack("the tally of the launchers", value, build) if value else cls()
+        return unpack("the tally of the run", value, build) if value else cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
         """Return the tally after one node's part in a round is over.
@@ -60,7 +60,7 @@ class Tally:
             round: Its number. Several nodes tell of the same round, and it counts once.
             restart: A process of this node has failed by itself.
             failed: The round has ended by a failure or a loss.
-            achieved: A process of this node has written a checkpoint in it.
+            achieved: A process of this node has written a checkpoint in it, or finished a step.
         """
         fruitless = self.fruitless
         if achieved:
