@@ -1,212 +1,178 @@
-"""Run everything side by side with its peers: `python -m benchmarks [--quick] [--out DIR] [--nodes ...]`.
+"""Run everything side by side with its peers, draw it, and hold it to what is promised.
 
-    (a) a rendezvous of N nodes, in both ways of arriving, the first and the second one; beside PyTorch's c10d
-    (b) what a request costs, one call, and one change told to many; beside an echo, TCPStore and redis
-    (c) what idle members cost
-    (d) how soon a death is heard
+    python -m benchmarks --quick                    a few minutes: whether all of it works; its figures mean little
+    python -m benchmarks                            all of it, within 25 minutes
+    python -m benchmarks --only a idle              the parts of section (a), and the part `idle`; the rest is kept
+    python -m benchmarks --draw                     figures and judgement once more, of what was measured
+    python -m benchmarks --draw --docs              the same into the documents: tables, figures, the README's rows
 
-It writes `results.json` and a figure for each section, fits how each cost grows with N, and checks what the README and
-docs/benchmarks.md promise. It fails if a promise is not kept: those are ratios within this run, so that they hold on
-any machine. Peers that are not installed are left out, and named.
+Sections: (a) a rendezvous of N nodes, in both ways of arriving, the first and the second one, beside PyTorch's `c10d`
+and `etcd-v2`; (b) what a request costs, one call, one change told to many, and process groups, beside an echo, TCPStore
+and redis; (c) what idle members cost; (d) how soon a death is heard.
+
+Results are in `benchmark-results/results.json`, written anew after each measurement: an interruption loses nothing, and
+`--only` goes on with the parts that are missing. A peer that is not installed is named, and left out; a part that fails
+is told of, and the others go on. The exit status is 1 if a promised ratio is broken, or a part has failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import subprocess
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks import arrivals, barrier, idle, load, regroup, support
-from benchmarks.figures import Figure, draw, growth
+from benchmarks import load, pytorch, support
+from benchmarks.whole import pages, pictures, promises, runner
+from benchmarks.whole.parts import PARTS
+from benchmarks.whole.results import Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-NODES = (4, 64, 256, 1024)
-TORCH_NODES_MOST = 128  # its nodes share one record, which all of them rewrite: more take minutes
-GROWTH_MOST = 1.25  # the exponent that N log N comes out as between 4 and 10,000, and a little for noise
-BYTES_GROWTH_MOST = 1.5  # bytes per node at most, times those at 64 nodes
-FAN_OUT_MOST = 3.0  # times a bare broadcast
-FASTER_THAN_C10D = 20.0  # at any number of nodes
-TOLD_WITHIN = 1.0  # seconds from SIGKILL; 0.1 on a machine that is not busy
+    from benchmarks.whole.results import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGET = 25.0  # minutes
+QUICK = 0.4  # of which `--quick` has this share
 
 
-class Report:
-    """What was measured, and which promises hold."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, Any] = {"machine": support.describe_machine(), "left_out": []}
-        self.checks: list[tuple[str, float, float, bool]] = []
-
-    def check(self, what: str, value: float, *, most: float | None = None, least: float | None = None) -> None:
-        """Compare a figure with its bound; a figure that could not be taken is no failure."""
-        bound = most if most is not None else least
-        assert bound is not None, "a promise has a bound"
-        kept = math.isnan(value) or (value <= bound if most is not None else value >= bound)
-        self.checks.append((what, value, bound, kept))
-        limit = "at most" if most is not None else "at least"
-        print(f"{'kept  ' if kept else 'BROKEN'} {what}: {value:.2f} ({limit} {bound:g})", flush=True)
+def chosen(only: Sequence[str]) -> list[str]:
+    """The parts that these names mean: parts, and the letters of sections."""
+    unknown = set(only) - set(PARTS) - {part.section for part in PARTS.values()}
+    if unknown:
+        raise SystemExit(f"no part or section is called {', '.join(sorted(unknown))}; parts: {', '.join(PARTS)}")
+    return [name for name, part in PARTS.items() if not only or name in only or part.section in only]
 
 
-def rendezvous(report: Report, nodes: list[int], runs: int, processes: int) -> dict[str, Figure]:
-    """Section (a)."""
-    rows: list[dict[str, Any]] = []
-    theirs: list[tuple[int, float]] = []
-    for count in nodes:
-        for each in zip(*(arrivals.measure(count, processes) for _ in range(runs)), strict=True):
-            row = {
-                name: support.median([asdict(one)[name] for one in each]) for name in asdict(each[0]) if name != "which"
-            }
-            rows.append({**row, "which": each[0].which})
-        parked = support.median([barrier.measure_ours(count, processes)[0] for _ in range(runs)])
-        rows.append({"nodes": count, "which": "parked", "seconds": parked})
-        if support.HAS_TORCH and count <= TORCH_NODES_MOST:
-            theirs.append((count, barrier.measure_torch(count, processes, 120.0)))
-        print(f"{count} nodes are measured", flush=True)
-    report.results["rendezvous"] = rows
-    report.results["c10d"] = [{"nodes": count, "seconds": seconds} for count, seconds in theirs]
+def left_out() -> dict[str, str]:
+    """Who cannot take part on this machine, and why."""
+    missing = {kind: pytorch.why_not(kind) for kind in pytorch.KINDS}
+    if not support.HAS_TORCH:
+        missing["TCPStore"] = "PyTorch is not installed"
+    if not load.HAS_REDIS:
+        missing["redis"] = "redis-server or the package redis is not installed"
+    return {name: why for name, why in missing.items() if why}
 
-    def points(which: str, name: str, *, times_nodes: bool = False) -> list[tuple[float, float]]:
-        return [
-            (row["nodes"], row[name] * (row["nodes"] if times_nodes else 1)) for row in rows if row["which"] == which
-        ]
 
-    for which in ("first", "again"):
-        costs = points(which, "server_cpu", times_nodes=True)
-        report.check(
-            f"the server's processor in a rendezvous ({which}) grows with N to the power of",
-            growth(costs[1:]),
-            most=GROWTH_MOST,
+def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, options: Sequence[str]) -> None:
+    """Measure these parts within so many seconds: each has its share of what those before it have left."""
+    results.data |= {
+        "machine": support.describe_machine(),
+        "date": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "commit": _commit(),
+        "left_out": left_out(),
+    }
+    print(results.data["machine"])
+    for name, why in results.data["left_out"].items():
+        print(f"left out: {name}: {why}")
+    began = time.monotonic()
+    for number, name in enumerate(parts):
+        part = PARTS[name]
+        results.begin(name)
+        of_part = results.data["parts"][name]
+        if part.lacks():
+            of_part["status"] = f"left out: {part.lacks()}"
+            print(f"[{number + 1}/{len(parts)}] {name} is left out: {part.lacks()}", flush=True)
+            results.save(path)
+            continue
+        since = time.monotonic()
+        share = part.seconds / sum(PARTS[each].seconds for each in parts[number:] if not PARTS[each].lacks())
+        allowed = max(1.0, (began + seconds - since) * share)
+        print(f"[{number + 1}/{len(parts)}] {name}: {part.says}; at most {allowed:.0f} s", flush=True)
+
+        def keep(row: Row, name: str = name) -> None:
+            results.add(name, row)
+            results.save(path)
+
+        of_part["status"], of_part["errors"] = runner.run(
+            runner.command_of(name, ["--seconds", f"{allowed:.0f}", *options]),
+            seconds=allowed,
+            row=keep,
+            say=lambda line: print(f"    {line}", flush=True),
         )
-        of_64 = dict(points(which, "bytes")).get(64)
-        if of_64 is not None:
-            most = max(value for count, value in points(which, "bytes") if count >= 64)
-            report.check(f"bytes per node ({which}), times those at 64 nodes", most / of_64, most=BYTES_GROWTH_MOST)
-    of_parked = dict(points("parked", "seconds"))
-    for count, seconds in theirs:
-        report.check(
-            f"c10d takes so many times as long, {count} nodes parked",
-            seconds / of_parked[count],
-            least=FASTER_THAN_C10D,
+        of_part["seconds"] = round(time.monotonic() - since, 1)
+        results.save(path)
+        print(
+            f"    {of_part['status']} after {of_part['seconds']:.0f} s; {_clock(time.monotonic() - began)} so far",
+            flush=True,
         )
-    lines: dict[str, Sequence[tuple[float, float]]] = {
-        "all at once": points("first", "seconds"),
-        "again, at once": points("again", "seconds"),
-        "parked": points("parked", "seconds"),
-        **({"c10d, parked": theirs} if theirs else {}),
-    }
-    return {
-        "rendezvous": Figure(title="Until every node has its rank", across="nodes", up="seconds", lines=lines),
-        "rendezvous-cost": Figure(
-            title="Processor time per node",
-            across="nodes",
-            up="seconds",
-            lines={
-                "server, first": points("first", "server_cpu"),
-                "server, again": points("again", "server_cpu"),
-                "node, first": points("first", "node_cpu"),
-                "node, again": points("again", "node_cpu"),
-            },
-        ),
-    }
 
 
-def requests(report: Report, seconds: float, watchers: list[int]) -> dict[str, Figure]:
-    """Section (b)."""
-    costs = {
-        who: {
-            operation: load.measure(who, operation, count=64, processes=2, seconds=seconds)
-            for operation in load.OPERATIONS
-        }
-        for who in load.peers()
-    }
-    report.results["requests"] = {
-        who: {operation: {"server_cpu": cost, "per_second": rate} for operation, (cost, rate) in of.items()}
-        for who, of in costs.items()
-    }
-    for operation in load.OPERATIONS:
-        ratio = costs["rdzv"][operation][0] / costs["echo"][operation][0]
-        report.results[f"{operation}_over_echo"] = ratio
-        print(f"{operation}: {ratio:.2f} times a bare echo's processor", flush=True)
-    fan_out = {
-        who: [(count, load.measure_fan_out(who, count, times=30)) for count in watchers] for who in ("rdzv", "echo")
-    }
-    report.results["fan_out"] = fan_out
-    (_, ours), (_, bare) = fan_out["rdzv"][-1], fan_out["echo"][-1]
-    report.check(f"one change told to {watchers[-1]}, times a bare broadcast", ours / bare, most=FAN_OUT_MOST)
-    return {
-        "fan-out": Figure(
-            title="The server's processor for one change",
-            across="watchers",
-            up="seconds",
-            lines={"rdzv": fan_out["rdzv"], "bare broadcast": fan_out["echo"]},
+def _commit() -> str:
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
         )
-    }
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return said.stdout.strip()
 
 
-def idling(report: Report, nodes: list[int], processes: int) -> dict[str, Figure]:
-    """Section (c)."""
-    rows = [idle.measure(count, processes) for count in nodes]
-    report.results["idle"] = rows
-    points = [(row["nodes"], row["cpu"]) for row in rows]
-    report.check("an idle server's processor grows with N to the power of", growth(points), most=GROWTH_MOST)
-    return {
-        "idle": Figure(
-            title="The server, for idle members", across="members", up="share of a core", lines={"rdzv": points}
-        )
-    }
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
-def detection(report: Report, runs: int) -> dict[str, Figure]:
-    """Section (d)."""
-    told: list[float] = []
-    for _ in range(runs):
-        told += regroup.measure(8, 1.0, killed=1, kill_coordinator=False)[0]
-    report.results["told"] = told
-    report.check("seconds from SIGKILL until a survivor is told, median", support.median(told), most=TOLD_WITHIN)
-    return {}
+def tell(results: Results) -> list[str]:
+    """Print what became of each promise and each aim; what went wrong, in words."""
+    wrong = []
+    words = {True: "kept", False: "BROKEN", None: "not measured"}
+    print("\nPromised:")
+    for verdict in promises.judge(promises.PROMISES, results):
+        value = "" if math.isnan(verdict.value) else f": {verdict.value:.3g}"
+        line = f"{verdict.limit.sentence}{value} ({verdict.limit.bound})"
+        print(f"  {words[verdict.kept]:12}  {line}")
+        if verdict.kept is False:
+            wrong.append(f"broken: {line}")
+    print("\nAimed at:")
+    for verdict in promises.judge(promises.AIMS, results):
+        value = "" if math.isnan(verdict.value) else f": {verdict.value:.3g}"
+        says = {True: "reached", False: "missed", None: "not measured"}[verdict.kept]
+        print(f"  {says:12}  {verdict.limit.sentence}{value} ({verdict.limit.bound})")
+    for name, part in results.data["parts"].items():
+        wrong += [f"failed: {name}: {error}" for error in part["errors"]]
+    print("\n" + ("\n".join(wrong) if wrong else "Nothing that is promised is broken."), flush=True)
+    return wrong
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few nodes and one run of each: a minute or two")
-    parser.add_argument("--nodes", type=int, nargs="+", help="how many meet; up to 10000 on 2 cores")
-    parser.add_argument("--runs", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="few nodes, and one run of each")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help=f"for all of it (default: {BUDGET:g})")
+    parser.add_argument("--nodes", type=int, nargs="+", help="how many meet, and idle (default: 4 to 10000)")
     parser.add_argument("--processes", type=int, default=4, help="that carry the nodes")
-    parser.add_argument("--only", nargs="+", choices=tuple("abcd"), default=list("abcd"), help="these sections")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="these parts, or sections: a b c d")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw and judge what was measured")
+    parser.add_argument("--docs", action="store_true", help="write the documents, too")
     parser.add_argument("--out", type=Path, default=Path("benchmark-results"), help="where results and figures go")
     options = parser.parse_args()
-    nodes = options.nodes or ([4, 64, 128] if options.quick else list(NODES))
-    runs = 1 if options.quick else options.runs
-    report = Report()
-    print(report.results["machine"], flush=True)
-    for name, there in (("torch", support.HAS_TORCH), ("redis", load.HAS_REDIS)):
-        if not there:
-            report.results["left_out"].append(name)
-            print(f"{name} is not installed, and left out")
-    sections: dict[str, Callable[[], dict[str, Figure]]] = {
-        "a": lambda: rendezvous(report, nodes, runs, options.processes),
-        "b": lambda: requests(report, 1.0 if options.quick else 3.0, [100, 1000]),
-        "c": lambda: idling(report, nodes, options.processes),
-        "d": lambda: detection(report, runs),
-    }
-    figures: dict[str, Figure] = {}
-    for letter in options.only:
-        figures |= sections[letter]()
+    path = options.out / "results.json"
+    results = Results.load(path)
+    if options.draw:
+        if not results.data["parts"]:
+            parser.exit(2, f"there are no results at {path}\n")
+    else:
+        more = ["--processes", f"{options.processes}", *(["--quick"] if options.quick else [])]
+        more += ["--nodes", *map(str, options.nodes)] if options.nodes else []
+        minutes = options.budget or (BUDGET * QUICK if options.quick else BUDGET)
+        try:
+            measure(results, path, chosen(options.only), minutes * 60, more)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted; what was measured is in {path}")
     options.out.mkdir(parents=True, exist_ok=True)
-    report.results["checks"] = [
-        {"what": what, "value": value, "bound": bound, "kept": kept} for what, value, bound, kept in report.checks
-    ]
-    (options.out / "results.json").write_text(json.dumps(report.results, indent=1) + "\n")
-    for name, figure in figures.items():
-        (options.out / f"{name}.svg").write_text(draw(figure))
-    broken = [what for what, *_, kept in report.checks if not kept]
-    print(f"{len(report.checks) - len(broken)} of {len(report.checks)} promises kept; {options.out}/results.json")
-    sys.exit(1 if broken else 0)
+    for name, text in pictures.svgs(results).items():
+        (options.out / name).write_text(text, encoding="utf-8")
+    if options.docs:
+        for written in pages.write(ROOT, results):
+            print(f"wrote {written.relative_to(ROOT)}")
+    wrong = tell(results)
+    print(f"{path}")
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

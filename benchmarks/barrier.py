@@ -16,19 +16,15 @@ PyTorch's nodes sleep a second between looks and rewrite one record that holds a
 from __future__ import annotations
 
 import argparse
-import gc
-import pickle
 import random
-import threading
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import rdzv
 import store
-from benchmarks import support
+from benchmarks import pytorch, support
 from benchmarks.support import Worker, ms, ratio
 from rdzv.node.handler import Handler
 
@@ -77,7 +73,7 @@ async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
             for handler in some:
                 group.start_soon(join, handler)
             await _until(lambda some=some: all(one.reason != NOT_WAITING for one in some) or bool(results))
-        _as_in_a_process_of_its_own()
+        support.as_in_a_process_of_its_own()
         pipe.send("parked")
         await _until(lambda: len(results) == len(names))
         pipe.send((began, results))
@@ -87,46 +83,6 @@ async def _our_nodes(pipe: Connection, url: str, names: list[str]) -> None:
 async def _until(condition: Any) -> None:
     while not condition():  # noqa: ASYNC110  how often this looks has no part in what is measured
         await anyio.sleep(0.02)
-
-
-def _as_in_a_process_of_its_own() -> None:
-    """A node does not pay for the garbage collector's walks over all the others that happen to share its process."""
-    gc.collect()
-    gc.freeze()
-
-
-def torch_nodes(pipe: Connection, port: int, run_id: str, count: int, size: int) -> None:
-    """Carry some of PyTorch's nodes, a thread and a connection each."""
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-
-    results: list[Result] = []
-    handlers = []
-    for _ in range(count):
-        tcp_store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-        backend = C10dRendezvousBackend(tcp_store, run_id)
-        handlers.append(DynamicRendezvousHandler.from_backend(run_id, tcp_store, backend, size, size, "127.0.0.1"))
-
-    def node(handler: Any) -> None:
-        try:
-            info = handler.next_rendezvous()
-            results.append((info.rank, info.world_size, time.monotonic()))
-        except Exception:  # noqa: BLE001  whatever it is, the run is void
-            traceback.print_exc()
-
-    threads = [threading.Thread(target=node, args=(handler,)) for handler in handlers]
-    pipe.send("connected")
-    pipe.recv()
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    _as_in_a_process_of_its_own()
-    pipe.send("parked")
-    for thread in threads:
-        thread.join()
-    pipe.send((began, results))
-    pipe.recv()
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
@@ -149,23 +105,8 @@ def measure_ours(size: int, processes: int) -> tuple[float, float, float]:
 
 def measure_torch(size: int, processes: int, patience: float) -> float:
     """The same for PyTorch: seconds."""
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-
-    with support.workers((support.torch_server,)) as (server,):
-        port, run_id = server.hear(timeout=60), "barrier"
-        backend = C10dRendezvousBackend(TCPStore("127.0.0.1", port, wait_for_workers=False), run_id)
-        shares = support.shares(size - 1, processes)
-        calls = [(torch_nodes, port, run_id, count, size) for count in [*map(len, shares), 1]]
-        with support.workers(*calls) as all_workers:
-            last = park(all_workers, patience)
-            deadline = time.monotonic() + patience
-            while (found := backend.get_state()) is None or len(pickle.loads(found[0]).participants) < size - 1:
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-                time.sleep(0.2)
-            time.sleep(random.uniform(*SETTLE))
-            return complete(all_workers, last, size, patience)[0]
+    with pytorch.Round("c10d", size, processes, patience, parked=True) as their_round:
+        return their_round.seconds
 
 
 def park(all_workers: list[Worker], patience: float) -> Worker:

@@ -1,4 +1,4 @@
-"""One blocking call from Python: our blocking client and shared store, PyTorch's TCPStore, a bare socket echo.
+"""One blocking call from Python: our blocking client and shared store, TCPStore, redis, a bare socket echo.
 
     python -m benchmarks.calls [--one-core]
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import rdzv
 import store
-from benchmarks import support
+from benchmarks import load, support
 from benchmarks.support import ratio, us
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 VALUE = b"x" * 100
 OURS = "rdzv.torch.TorchStore"
 TORCH = "torch TCPStore"
+ECHO = "socket echo"
 
 
 def echo_server(pipe: Connection) -> None:
@@ -113,6 +114,23 @@ def of_echo(port: int) -> Operations:
     return dict.fromkeys(("get", "set", "add", "compare_set"), echo)
 
 
+def of_redis(port: int) -> Operations:
+    """The client that most of Python speaks to redis with."""
+    import redis  # type: ignore[import-not-found,unused-ignore]
+
+    client = redis.Redis(port=port)
+    client.set("key", VALUE)
+    client.set("swapped", b"0")
+    swap = client.register_script(load.COMPARE_AND_SET)
+    turns = itertools.cycle([(b"0", b"1"), (b"1", b"0")])
+    return {
+        "get": lambda: client.get("key"),
+        "set": lambda: client.set("key", VALUE),
+        "add": lambda: client.incr("counter"),
+        "compare_set": lambda: swap(keys=["swapped"], args=next(turns)),
+    }
+
+
 @contextlib.contextmanager
 def contenders() -> Iterator[dict[str, Operations]]:
     """All that can take part, connected."""
@@ -121,13 +139,32 @@ def contenders() -> Iterator[dict[str, Operations]]:
         url = stack.enter_context(support.serving())
         echo, *torch = stack.enter_context(support.workers(*calls))
         client = stack.enter_context(store.sync.connect(url))
+        redis = [stack.enter_context(load.serving("redis"))[0]] if load.HAS_REDIS else []
         handler = stack.enter_context(rdzv.sync.connect(f"{url}/calls?min_nodes=1", is_host=False))
         yield {
             "store.sync.Client": of_client(client),
             "rdzv.sync.SharedStore": of_shared_store(handler.next_rendezvous().store),
             **(torch_stores(url, torch[0].hear(60)) if torch else {}),
-            "socket echo": of_echo(echo.hear(60)),
+            **({"redis-py": of_redis(redis[0])} if redis else {}),
+            ECHO: of_echo(echo.hear(60)),
         }
+
+
+def measure(batches: int, calls: int) -> dict[tuple[str, str], float]:
+    """Seconds of one call, by who is called and what for: the median of so many batches of calls."""
+    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with contenders() as all_contenders:
+        operations = list(all_contenders[ECHO])
+        for number in range(batches + 1):
+            for operation in operations:
+                for name, its_calls in all_contenders.items():
+                    call = its_calls[operation]
+                    began = time.perf_counter()
+                    for _ in range(calls):
+                        call()
+                    if number:  # the first batch warms up
+                        measured[name, operation].append((time.perf_counter() - began) / calls)
+    return {what: support.median(values) for what, values in measured.items()}
 
 
 def main() -> None:
@@ -140,25 +177,15 @@ def main() -> None:
     if options.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print(support.describe_machine() + (", of which one is used" if options.one_core else ""))
-    batches: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with contenders() as all_contenders:
-        operations = list(all_contenders["socket echo"])
-        for number in range(options.batches + 1):
-            for operation in operations:
-                for name, calls in all_contenders.items():
-                    call = calls[operation]
-                    began = time.perf_counter()
-                    for _ in range(options.calls):
-                        call()
-                    if number:  # the first batch warms up
-                        batches[name, operation].append((time.perf_counter() - began) / options.calls)
+    medians = measure(options.batches, options.calls)
+    names = list(dict.fromkeys(name for name, _ in medians))
+    operations = list(dict.fromkeys(operation for _, operation in medians))
     if not support.HAS_TORCH:
         print("PyTorch is not installed: ours alone")
-    medians = {what: support.median(values) for what, values in batches.items()}
-    rows = [[name, *(us(medians[name, operation]) for operation in operations)] for name in all_contenders]
+    rows = [[name, *(us(medians[name, operation]) for operation in operations)] for name in names]
     support.table("One blocking call, median, us", ["", *operations], rows)
     if support.HAS_TORCH:
-        ours = [name for name in all_contenders if name not in (TORCH, "socket echo")]
+        ours = [name for name in names if name not in (TORCH, ECHO, "redis-py")]
         rows = [[name, *(ratio(medians[TORCH, each], medians[name, each]) for each in operations)] for name in ours]
         support.table("How many times longer TCPStore takes", ["", *operations], rows)
 

@@ -11,7 +11,7 @@ import argparse
 import time
 
 import store
-from benchmarks import arrivals, support
+from benchmarks import arrivals, pytorch, support
 
 SETTLE = 5.0  # seconds until the round's own traffic is over
 
@@ -20,14 +20,10 @@ def measure(nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, f
     """What they cost per second, all of them together."""
     with support.served() as server, store.sync.connect(server.url, timeout=600) as observer:
         url = f"{server.url}/idle?min_nodes={nodes}&join_timeout=3600"
-        names = [[f"node-{number}" for number in share] for share in support.shares(nodes, processes)]
-        with support.workers(*((arrivals.our_nodes, url, some) for some in names)) as workers:
+        with support.workers(*arrivals.start(url, nodes, processes)) as workers:
             for worker in workers:
                 assert worker.hear(arrivals.PATIENCE) == "ready"
-            for worker in workers:
-                worker.pipe.send("meet")
-            for worker in workers:
-                worker.hear(arrivals.PATIENCE)
+            arrivals.meet(workers, parked=False)
             time.sleep(SETTLE)
             before, used, began = observer.stats(), support.cpu_seconds(server.pid), time.monotonic()
             time.sleep(seconds)
@@ -40,6 +36,22 @@ def measure(nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, f
                 "requests": (after["requests"] - before["requests"]) / took,
                 "memory": support.peak_memory(server.pid),
             }
+
+
+def measure_pytorch(kind: str, nodes: int, processes: int, *, seconds: float = 10.0) -> dict[str, float]:
+    """The same for PyTorch's nodes, whose agents ask once a second; bytes are those of their record."""
+    with pytorch.Round(kind, nodes, processes, 120.0, parked=False) as their_round:
+        their_round.watch()
+        time.sleep(SETTLE)
+        sent, used, began = (
+            their_round.count_bytes(),
+            support.cpu_seconds(their_round.server_pid),
+            time.monotonic(),
+        )
+        time.sleep(seconds)
+        used, sent = support.cpu_seconds(their_round.server_pid) - used, their_round.count_bytes() - sent
+        took = time.monotonic() - began
+        return {"nodes": nodes, "cpu": used / took, "bytes": sent / took}
 
 
 def main() -> None:

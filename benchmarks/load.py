@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
+import math
 import shutil
 import socket
 import subprocess
@@ -30,9 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
+    Calls = dict[str, Callable[..., object]]
+
 VALUE = b"x" * 100
 PATIENCE = 120.0
 OPERATIONS = ("get", "set", "add", "compare_set")
+MANY = "multi_get"  # of as many keys, beside those who have it
+OPEN = contextlib.ExitStack()  # what this process keeps connected until its end
+KEYS = [f"key-{number}" for number in range(100)]
 HAS_REDIS = importlib.util.find_spec("redis") is not None and shutil.which("redis-server") is not None
 
 
@@ -71,19 +77,19 @@ def echo_server(pipe: Connection) -> None:
     support.run(serve())
 
 
-def _our_call(address: Any, operation: str) -> Callable[[], object]:
-    client = store.sync.connect(address).__enter__()
-    client.put("key", VALUE)
-    calls: dict[str, Callable[[], object]] = {
+def _our_calls(address: Any) -> Calls:
+    client = OPEN.enter_context(store.sync.connect(address))
+    return {
+        "put": lambda key: client.put(key, VALUE),
         "get": lambda: client.get("key"),
         "set": lambda: client.put("key", VALUE),
         "add": lambda: client.add("counter", 1),
         "compare_set": lambda: client.compare_and_set("key", VALUE, expected_value=VALUE),
+        MANY: lambda: client.get_many(KEYS),
     }
-    return calls[operation]
 
 
-def _echo_call(address: Any, operation: str) -> Callable[[], object]:  # noqa: ARG001
+def _echo_calls(address: Any) -> Calls:
     sock = socket.create_connection(("127.0.0.1", address))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -91,57 +97,78 @@ def _echo_call(address: Any, operation: str) -> Callable[[], object]:  # noqa: A
         sock.sendall(VALUE)
         sock.recv(65536)
 
-    return call
+    return {"put": lambda _: None, **dict.fromkeys(OPERATIONS, call)}
 
 
-def _torch_call(address: Any, operation: str) -> Callable[[], object]:
+def _torch_calls(address: Any) -> Calls:
     from torch.distributed import TCPStore
 
     client = TCPStore("127.0.0.1", address, is_master=False, wait_for_workers=False)
-    client.set("key", VALUE.decode())
-    calls: dict[str, Callable[[], object]] = {
+    text = VALUE.decode()
+    return {
+        "put": lambda key: client.set(key, text),
         "get": lambda: client.get("key"),
-        "set": lambda: (client.set("key", VALUE.decode()), client.check(["key"])),  # which waits until it has it
+        "set": lambda: (client.set("key", text), client.check(["key"])),  # which waits until it has it
         "add": lambda: client.add("counter", 1),
-        "compare_set": lambda: client.compare_set("key", VALUE.decode(), VALUE.decode()),
+        "compare_set": lambda: client.compare_set("key", text, text),
+        MANY: lambda: client.multi_get(KEYS),
     }
-    return calls[operation]
 
 
-def _redis_call(address: Any, operation: str) -> Callable[[], object]:
+COMPARE_AND_SET = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('set', KEYS[1], ARGV[2]) end"
+
+
+def _redis_calls(address: Any) -> Calls:
     import redis  # type: ignore[import-not-found,unused-ignore]
 
     client = redis.Redis(port=address)
-    calls: dict[str, Callable[[], object]] = {
+    swap = client.register_script(COMPARE_AND_SET)
+    return {
+        "put": lambda key: client.set(key, VALUE),
         "get": lambda: client.get("key"),
         "set": lambda: client.set("key", VALUE),
         "add": lambda: client.incr("counter"),
-        "compare_set": lambda: client.eval("return redis.call('get', KEYS[1])", 1, "key"),
+        "compare_set": lambda: swap(keys=["key"], args=[VALUE, VALUE]),
+        MANY: lambda: client.mget(KEYS),
     }
-    return calls[operation]
 
 
-CALLS = {"rdzv": _our_call, "echo": _echo_call, "TCPStore": _torch_call, "redis": _redis_call}
+CALLS = {"rdzv": _our_calls, "echo": _echo_calls, "TCPStore": _torch_calls, "redis": _redis_calls}
 
 
-def callers(pipe: Connection, who: str, address: Any, operation: str, count: int) -> None:
-    """So many callers, each in a thread, who call until they are told to stop; tell how often each word."""
-    calls = [CALLS[who](address, operation) for _ in range(count)]
+def callers(pipe: Connection, who: str, address: Any, count: int) -> None:
+    """So many callers, each in a thread, who do what is said until they are told to stop; tell how often each word."""
+    calls = [CALLS[who](address) for _ in range(count)]
+    for key in ("key", *KEYS):
+        calls[0]["put"](key)
     done = [0] * count
     stop = threading.Event()
 
-    def run(number: int) -> None:
-        call = calls[number]
+    def run(number: int, call: Callable[[], object]) -> None:
         while not stop.is_set():
             call()
             done[number] += 1
 
-    for number in range(count):
-        threading.Thread(target=run, args=(number,), daemon=True).start()
-    pipe.send("calling")
-    while pipe.recv() != "end":
-        pipe.send(sum(done))
-    stop.set()
+    threads: list[threading.Thread] = []
+    pipe.send("connected")
+    while True:
+        match pipe.recv():
+            case "count":
+                pipe.send(sum(done))
+            case "stop":
+                stop.set()
+                for thread in threads:
+                    thread.join()
+                stop.clear()
+                pipe.send("stopped")
+            case operation:
+                threads = [
+                    threading.Thread(target=run, args=(number, calls[number][operation]), daemon=True)
+                    for number in range(count)
+                ]
+                for thread in threads:
+                    thread.start()
+                pipe.send("calling")
 
 
 @contextlib.contextmanager
@@ -156,29 +183,52 @@ def serving(who: str) -> Iterator[tuple[Any, int]]:
         with subprocess.Popen(
             ["redis-server", "--port", str(port), "--save", ""], stdout=subprocess.DEVNULL
         ) as process:
-            time.sleep(1)
-            yield port, process.pid
-            process.kill()
+            try:
+                _until_it_answers(port)
+                yield port, process.pid
+            finally:
+                process.kill()
     else:
         with support.workers((echo_server if who == "echo" else support.torch_server,)) as (worker,):
             assert worker.process.pid is not None
             yield worker.hear(PATIENCE), worker.process.pid
 
 
-def measure(who: str, operation: str, *, count: int, processes: int, seconds: float) -> tuple[float, float]:
-    """Seconds of the server's processor for one request, and requests per second."""
+def _until_it_answers(port: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"redis-server does not listen at port {port}")
+
+
+def operations_of(who: str) -> tuple[str, ...]:
+    """What is asked of this server: an echo has no keys."""
+    return OPERATIONS if who == "echo" else (*OPERATIONS, MANY)
+
+
+def measure(who: str, *, count: int, processes: int, seconds: float) -> dict[str, tuple[float, float]]:
+    """By operation: seconds of the server's processor for one request, and requests per second."""
+    found = {}
     with serving(who) as (address, pid):
-        calls = [(callers, who, address, operation, len(share)) for share in support.shares(count, processes)]
+        calls = [(callers, who, address, len(share)) for share in support.shares(count, processes)]
         with support.workers(*calls) as workers:
             for worker in workers:
-                assert worker.hear(PATIENCE) == "calling"
-            time.sleep(0.3)  # until all of them are at it
-            began, used = time.monotonic(), support.cpu_seconds(pid)
-            before = sum(worker.ask("count", PATIENCE) for worker in workers)
-            time.sleep(seconds)
-            after = sum(worker.ask("count", PATIENCE) for worker in workers)
-            used, took = support.cpu_seconds(pid) - used, time.monotonic() - began
-    return used / (after - before), (after - before) / took
+                assert worker.hear(PATIENCE) == "connected"
+            for operation in operations_of(who):
+                for worker in workers:
+                    worker.ask(operation, PATIENCE)
+                time.sleep(0.3)  # until all of them are at it
+                began, used = time.monotonic(), support.cpu_seconds(pid)
+                before = sum(worker.ask("count", PATIENCE) for worker in workers)
+                time.sleep(seconds)
+                after = sum(worker.ask("count", PATIENCE) for worker in workers)
+                used, took = support.cpu_seconds(pid) - used, time.monotonic() - began
+                found[operation] = used / (after - before), (after - before) / took
+                for worker in workers:
+                    worker.ask("stop", PATIENCE)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ fan-out
@@ -222,7 +272,7 @@ def measure_fan_out(who: str, count: int, *, times: int) -> float:
     ):
         assert worker.hear(PATIENCE) == "listening"
         if who == "rdzv":
-            client = store.sync.connect(address).__enter__()
+            client = OPEN.enter_context(store.sync.connect(address))
 
             def tell() -> object:
                 return client.put("watched", VALUE)
@@ -255,14 +305,10 @@ def main() -> None:
     print(support.describe_machine())
     rows = []
     for who in peers():
-        row = [who]
-        for operation in OPERATIONS:
-            cost, _ = measure(
-                who, operation, count=options.callers, processes=options.processes, seconds=options.seconds
-            )
-            row.append(us(cost))
-        rows.append(row)
-    support.table(f"The server's processor per request, us, {options.callers} callers", ["", *OPERATIONS], rows)
+        found = measure(who, count=options.callers, processes=options.processes, seconds=options.seconds)
+        rows.append([who, *(us(found.get(each, (math.nan, 0.0))[0]) for each in (*OPERATIONS, MANY))])
+    header = ["", *OPERATIONS, "100 keys"]
+    support.table(f"The server's processor per request, us, {options.callers} callers", header, rows)
     rows = [
         [str(count), *(us(measure_fan_out(who, count, times=30)) for who in ("rdzv", "echo"))]
         for count in options.watchers

@@ -27,11 +27,12 @@ from store.net.threads import loop_factory
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkServerProcess
+    from multiprocessing.context import ForkServerProcess, SpawnProcess
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 CONTEXT = multiprocessing.get_context("forkserver")
+FRESH = multiprocessing.get_context("spawn")  # an interpreter of its own, whose memory is its own, too
 OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # loaded at first use otherwise
 CONTEXT.set_forkserver_preload([*OURS, *(["rdzv.torch"] if HAS_TORCH else [])])
 
@@ -40,7 +41,7 @@ CONTEXT.set_forkserver_preload([*OURS, *(["rdzv.torch"] if HAS_TORCH else [])])
 class Worker:
     """A process, and the pipe to it."""
 
-    process: ForkServerProcess
+    process: ForkServerProcess | SpawnProcess
     pipe: Connection
 
     def ask(self, message: object, timeout: float) -> Any:
@@ -59,13 +60,14 @@ class Worker:
 
 
 @contextlib.contextmanager
-def workers(*calls: tuple[Any, ...]) -> Iterator[list[Worker]]:
+def workers(*calls: tuple[Any, ...], fresh: bool = False) -> Iterator[list[Worker]]:
     """One process per call, which is a function and its arguments after the pipe; at the end they are killed."""
-    started = []
+    context = FRESH if fresh else CONTEXT
+    started: list[Worker] = []
     try:
         for function, *arguments in calls:
-            ours, theirs = CONTEXT.Pipe()
-            process = CONTEXT.Process(target=function, args=(theirs, *arguments))
+            ours, theirs = context.Pipe()
+            process = context.Process(target=function, args=(theirs, *arguments))
             process.start()
             theirs.close()
             started.append(Worker(process, ours))
@@ -87,8 +89,8 @@ class Served:
 
 @contextlib.contextmanager
 def served() -> Iterator[Served]:
-    """A new store in a process of its own."""
-    with workers((_serve,)) as (server,):
+    """A new store in a process of its own, which was not forked: its memory is what a store needs."""
+    with workers((_serve,), fresh=True) as (server,):
         assert server.process.pid is not None
         yield Served(server.hear(timeout=60), server.process.pid)
 

@@ -26,7 +26,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = f"rdzv {version}"
 html_copy_source = False
-html_extra_path = ["status.schema.json", "history.schema.json"]
+html_extra_path = ["status.schema.json", "history.schema.json", "benchmarks.schema.json", "benchmarks.json"]
 
 autodoc_default_options = {"members": True, "inherited-members": False}
 autodoc_member_order = "bysource"

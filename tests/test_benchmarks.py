@@ -1,70 +1,308 @@
-"""What the benchmarks reckon with, and draw: the parts of them that measure nothing."""
+"""What the benchmarks reckon with, draw, judge and write: the parts of them that measure nothing."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 
-from benchmarks import arrivals, support
-from benchmarks.__main__ import Report
-from benchmarks.figures import Figure, draw, growth
+from benchmarks import __main__ as command
+from benchmarks import arrivals, pytorch, support
+from benchmarks.whole import figures, growth, pages, pictures, promises, runner
+from benchmarks.whole import parts as parts_room
+from benchmarks.whole.figures import Bars, Lines, draw, quantity
+from benchmarks.whole.parts import PARTS, Part, Plan, Step
+from benchmarks.whole.promises import AIMS, PROMISES, Limit
+from benchmarks.whole.results import Results
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[1]
 SVG = "{http://www.w3.org/2000/svg}"
+SIZES = (4, 64, 256, 1024, 4096, 10_000)
+
+
+def kept_results() -> Results:
+    """What the documents were made of."""
+    return Results.load(ROOT / "docs" / "benchmarks.json")
+
+
+# ------------------------------------------------------------------------------------------ growth
+
+
+def measured(cost: Callable[[float], float], seed: int = 0, noise: float = 0.0) -> list[tuple[float, float]]:
+    chance = random.Random(seed)
+    return [(n, cost(n) * math.exp(chance.gauss(0, noise))) for n in SIZES]
 
 
 @pytest.mark.parametrize(
-    ("cost", "power"),
+    ("cost", "exponent"),
     [(lambda n: 5 * n, 1.0), (lambda n: n * n, 2.0), (lambda _: 7, 0.0), (lambda n: n * math.log(n), 1.17)],
 )
-def test_growth_is_the_power_of_n_that_fits(cost: object, power: float) -> None:
+def test_the_power_of_n_that_fits_is_found(cost: object, exponent: float) -> None:
     assert callable(cost)
-    assert growth([(n, cost(n)) for n in (64, 256, 1024, 4096)]) == pytest.approx(power, abs=0.01)
+    assert growth.power([(n, cost(n)) for n in (64, 256, 1024, 4096)]) == pytest.approx(exponent, abs=0.01)
 
 
 @pytest.mark.parametrize("points", [[], [(4, 1.0)], [(4, 1.0), (4, 2.0)], [(4, 1.0), (8, 0.0)]])
 def test_fewer_than_two_sizes_have_no_growth(points: list[tuple[float, float]]) -> None:
-    assert math.isnan(growth(points))
+    assert math.isnan(growth.power(points))
+    assert math.isnan(growth.fit(points).above)
+
+
+@pytest.mark.parametrize(
+    ("cost", "terms"),
+    [
+        (lambda n: 3 + 2 * n, {"1": 3, "N": 2}),
+        (lambda n: 2 * n * math.log2(n), {"N log N": 2}),
+        (lambda n: 40 + n * n / 50, {"1": 40, "N^2": 0.02}),
+    ],
+)
+def test_the_terms_of_a_cost_are_found(cost: Any, terms: dict[str, float]) -> None:
+    found = {name: factor for name, factor in growth.fit(measured(cost)).terms.items() if factor > 1e-6}
+    assert found == pytest.approx(terms, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "cost", [lambda n: 0.3 * n, lambda n: 30 + 0.3 * n, lambda n: n * math.log2(n), lambda n: 9 + n * math.log2(n)]
+)
+def test_what_grows_like_n_log_n_passes_with_errors_of_ten_percent(cost: Any, seed: int) -> None:
+    assert growth.fit(measured(cost, seed, 0.1)).above <= growth.ABOVE_MOST
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("cost", [lambda n: n**1.5, lambda n: n * n, lambda n: 1000 + n + n * n / 1000])
+def test_what_grows_faster_does_not(cost: Any, seed: int) -> None:
+    assert growth.fit(measured(cost, seed, 0.1)).above > growth.ABOVE_MOST
+
+
+# ------------------------------------------------------------------------------------------ figures
 
 
 def test_a_figure_has_a_line_for_each_who_was_measured_and_a_point_for_each_value_above_zero() -> None:
     lines = {"us & them": [(4, 0.1), (64, 1.0)], "theirs": [(4, 0.0), (64, 20.0)], "nobody": []}
-    root = ElementTree.fromstring(draw(Figure(title="a < b", across="nodes", up="seconds", lines=lines)))
+    figure = Lines(title="a < b", across="nodes", up="seconds", unit="s", lines=lines, dashed=frozenset({"theirs"}))
+    root = ElementTree.fromstring(draw(figure))
     texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"a < b", "nodes", "seconds", "us & them", "theirs", "nobody"} <= set(texts)
+    assert {"a < b", "nodes", "seconds", "us & them", "theirs", "nobody", "4", "64", "100 ms", "10 s"} <= set(texts)
     assert len(list(root.iter(f"{SVG}polyline"))) == 3
+    assert sum("stroke-dasharray" in line.attrib for line in root.iter(f"{SVG}polyline")) == 1
     circles = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in root.iter(f"{SVG}circle")]
     assert len(circles) == 3, "zero has no place on a logarithmic axis"
     assert circles[0][0] < circles[1][0]
     assert circles[0][1] > circles[1][1], "more is further up"
 
 
-def test_a_figure_without_any_value_can_be_drawn() -> None:
-    ElementTree.fromstring(draw(Figure(title="", across="", up="", lines={})))
+def test_bars_are_as_high_as_their_values_and_who_was_not_measured_has_none() -> None:
+    groups = {"get": {"us": 2e-5, "them": 1e-5}, "set": {"us": 4e-5, "them": math.nan}}
+    root = ElementTree.fromstring(draw(Bars(title="cost", up="seconds", unit="s", groups=groups)))
+    heights = [float(bar.attrib["height"]) for bar in root.iter(f"{SVG}rect")]
+    assert heights == pytest.approx([heights[1] * 2, heights[1], heights[1] * 4], abs=0.3)
+    assert {"get", "set", "us", "them", "10 µs"} <= {text.text for text in root.iter(f"{SVG}text")}
 
 
-def test_a_promise_is_kept_up_to_its_bound_and_by_what_could_not_be_measured() -> None:
-    report = Report()
-    report.check("small", 1.0, most=1.0)
-    report.check("too large", 1.1, most=1.0)
-    report.check("large", 20.0, least=20.0)
-    report.check("too small", 19.0, least=20.0)
-    report.check("unknown", math.nan, most=1.0)
-    report.check("none at all", 0.0, most=0.0)
-    assert [(what, kept) for what, _, _, kept in report.checks] == [
-        ("small", True),
-        ("too large", False),
-        ("large", True),
-        ("too small", False),
-        ("unknown", True),
-        ("none at all", True),
+@pytest.mark.parametrize(
+    "figure",
+    [
+        Lines(title="", across="", up="", lines={}),
+        Bars(title="", up="", groups={}),
+        Bars(title="", up="", groups={"a": {}}),
+    ],
+)
+def test_a_figure_without_any_value_can_be_drawn(figure: Lines | Bars) -> None:
+    ElementTree.fromstring(draw(figure))
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#131416"], ids=["light", "dark"])
+@pytest.mark.parametrize("colour", [*figures.COLOURS, figures.TEXT])
+def test_every_colour_has_contrast_on_light_and_on_dark_pages(colour: str, page: str) -> None:
+    bright, dim = sorted((luminance(colour), luminance(page)), reverse=True)
+    assert (bright + 0.05) / (dim + 0.05) >= (4 if colour == figures.TEXT else 3)
+
+
+def test_quantities_have_the_prefix_that_suits_them() -> None:
+    shown = [quantity(*each) for each in ((0.0125, "s"), (3.0, "s"), (1e-5, "s"), (2048, "B"), (0, "s"), (1024, ""))]
+    assert shown == ["12.5 ms", "3 s", "10 µs", "2.05 kB", "0 s", "1,024"]
+    assert quantity(1234.0, "s") == "1,234 s"
+
+
+# ------------------------------------------------------------------------------------------ results and judgement
+
+
+def test_results_are_kept_after_each_row_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "results.json"
+    results = Results.load(path)
+    results.begin("idle")
+    results.add("idle", {"nodes": 4, "cpu": math.nan})
+    for cpu in (3.0, 1.0, 2.0):
+        results.add("idle", {"nodes": 64, "cpu": cpu})
+    results.save(path)
+    again = Results.load(path)
+    assert again.data == results.data
+    assert again.points("idle", "nodes", "cpu") == [(64, 2.0)], "the median; what is not a number is no point"
+    assert again.totals("idle", "cpu") == [(64, 128.0)]
+    assert math.isnan(again.value("idle", "cpu", nodes=4))
+    assert again.rows("rendezvous") == []
+    again.begin("idle")
+    assert again.rows("idle") == [], "what is measured anew replaces the old"
+
+
+def test_results_of_another_format_are_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"format": 99}')
+    with pytest.raises(SystemExit, match="format 99"):
+        Results.load(tmp_path / "results.json")
+
+
+def test_a_promise_is_kept_up_to_its_bound_and_not_judged_where_nothing_was_measured() -> None:
+    up_to, from_on = partial(Limit, sentence="", most=1.0), partial(Limit, sentence="", least=20.0)
+    cases = [
+        (1.0, up_to, True),
+        (1.1, up_to, False),
+        (20, from_on, True),
+        (19, from_on, False),
+        (math.nan, up_to, None),
     ]
+    limits = [limit(measured=partial(lambda value, _: value, value)) for value, limit, _ in cases]
+    assert [verdict.kept for verdict in promises.judge(limits, Results())] == [kept for *_, kept in cases]
+
+
+def test_nothing_is_judged_of_an_empty_run() -> None:
+    assert {verdict.kept for verdict in promises.judge([*PROMISES, *AIMS], Results())} == {None}
+
+
+def test_a_broken_promise_is_named_and_so_is_a_part_that_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results()
+    results.begin("fan-out")
+    for who, cost in (("rdzv", 4.0), ("echo", 1.0)):
+        results.add("fan-out", {"who": who, "watchers": 1000, "server_cpu": cost})
+    results.begin("idle")
+    results.data["parts"]["idle"]["errors"] = ["64 members: TimeoutError"]
+    broken, failed = command.tell(results)
+    assert broken.startswith("broken: a change is told to 1,000 watchers")
+    assert failed == "failed: idle: 64 members: TimeoutError"
+    assert broken in capsys.readouterr().out
+
+
+def test_a_cost_that_grows_with_the_square_breaks_the_promise_of_n_log_n() -> None:
+    (limit,) = (each for each in PROMISES if "N log N" in each.sentence)
+    for power, kept in ((1, True), (2, False)):
+        results = Results()
+        results.begin("idle")
+        for nodes in SIZES:
+            results.add("idle", {"who": "rdzv", "nodes": nodes, "cpu": nodes**power / 1e9})
+        assert [verdict.kept for verdict in promises.judge([limit], results)] == [kept]
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+def plan_of(*steps: Step) -> Part:
+    def make(_: Plan) -> Iterator[Step]:
+        yield from steps
+
+    return Part(section="a", says="", seconds=1, steps=make)
+
+
+def test_a_step_that_fails_is_told_of_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> list[dict[str, Any]]:
+        raise ValueError("no\nluck")
+
+    monkeypatch.setitem(PARTS, "two", plan_of(Step("first", fail), Step("second", lambda: [{"a": 1}])))
+    parts_room.run("two", Plan(), 60)
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED first: ValueError: no luck" in lines
+    assert 'ROW {"a": 1}' in lines
+
+
+def test_no_step_is_begun_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+
+    def slow() -> list[dict[str, Any]]:
+        clock[0] += 60
+        return [{}]
+
+    def quick() -> list[dict[str, Any]]:
+        clock[0] += 1
+        return [{}]
+
+    steps = [Step("slow", slow), Step("quick", quick), Step("slow", slow), Step("quick", quick)]
+    monkeypatch.setitem(PARTS, "two", plan_of(*steps))
+    parts_room.run("two", Plan(), 100, clock=lambda: clock[0])
+    told = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith("ROW")]
+    assert told == ["slow", "quick", "SKIPPED slow", "quick"], "the second slow one would take longer than is left"
+
+
+def test_a_part_gives_its_rows_as_they_come_and_its_end() -> None:
+    rows: list[dict[str, Any]] = []
+    said: list[str] = []
+
+    def ran(code: str, seconds: float = 60.0) -> tuple[str, list[str]]:
+        return runner.run([sys.executable, "-c", code], seconds=seconds, row=rows.append, say=said.append)
+
+    assert ran("print('ROW {\"a\": NaN}'); print('going on')") == ("done", [])
+    assert math.isnan(rows[0]["a"])
+    assert said == ["going on"]
+    assert ran("print('SKIPPED x: 1 s are left')") == ("stopped", [])
+    assert ran("print('FAILED x: no'); raise SystemExit(3)") == ("failed", ["x: no", "ended with exit status 3"])
+    hangs = "print('ROW {\"b\": 1}', flush=True); import time; time.sleep(600)"
+    assert ran(hangs, seconds=0.5 - runner.GRACE) == ("failed", [f"killed {runner.GRACE:g} s after its time"])
+    assert len(rows) <= 2, "what it had measured before is kept, if it was that quick"
+
+
+def test_parts_are_chosen_by_name_and_by_section() -> None:
+    assert command.chosen([]) == list(PARTS)
+    assert command.chosen(["c", "fan-out"]) == ["fan-out", "idle", "idle-peers"]
+    with pytest.raises(SystemExit, match="no part or section is called nothing"):
+        command.chosen(["nothing"])
+
+
+@pytest.mark.parametrize("name", list(PARTS))
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_part_has_steps_of_which_none_runs_before_all_sizes_have_had_their_turn(name: str, quick: bool) -> None:
+    names = [step.name for step in PARTS[name].steps(Plan(quick=quick))]
+    assert names or PARTS[name].lacks() or name.endswith("-peers")
+    first = list(dict.fromkeys(names))
+    assert names[: len(first)] == first
+
+
+def test_a_peer_that_is_not_installed_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "HAS_TORCH", False)
+    assert command.left_out()["c10d"] == "PyTorch is not installed"
+    assert PARTS["groups"].lacks() == "PyTorch is not installed"
+    monkeypatch.setattr(support, "HAS_TORCH", True)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    assert pytorch.why_not("c10d") == ""
+    assert pytorch.why_not("etcd-v2") == "etcd is not installed"
 
 
 def test_nodes_are_shared_out_evenly_over_processes() -> None:
     assert support.shares(10, 4) == [range(2), range(2, 5), range(5, 7), range(7, 10)]
     assert support.shares(2, 4) == [range(1), range(1, 2)]
+    names = [names for *_, names in arrivals.start("url", 10, 3)]
+    assert [len(some) for some in names] == [1, 2, 3, 3, 1]
+    assert len({name for some in names for name in some}) == 10
 
 
 def test_bytes_are_those_between_two_looks_at_the_servers_figures() -> None:
@@ -77,3 +315,57 @@ def test_what_was_not_measured_is_shown_as_that() -> None:
     assert (support.ms(0.0125), support.us(0.0000125), support.ratio(3.0, 1.5)) == ("12.5", "12.5", "2.00x")
     assert math.isnan(support.median([]))
     assert support.median([3.0, 1.0, 2.0]) == 2.0
+
+
+# ------------------------------------------------------------------------------------------ the documents
+
+
+def test_the_results_in_the_documents_are_what_the_schema_says() -> None:
+    schema = json.loads((ROOT / "docs" / "benchmarks.schema.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(kept_results().data, schema)
+    assert set(schema["properties"]["parts"]["properties"]) == set(PARTS)
+
+
+@pytest.mark.parametrize("page", ["README.md", *pages.BLOCKS])
+def test_a_page_says_what_was_measured(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text == pages.render(page, text, kept_results()), "python -m benchmarks --draw --docs writes it"
+
+
+def test_the_figures_show_what_was_measured() -> None:
+    drawn = pictures.svgs(kept_results())
+    assert set(drawn) == {path.name for path in (ROOT / "docs" / "pictures").glob("bench-*.svg")}
+    for name, text in drawn.items():
+        assert text == (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8"), name
+        ElementTree.fromstring(text)
+
+
+def test_pages_can_be_written_of_results_in_which_everything_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "pictures").mkdir(parents=True)
+    for page in ("README.md", *pages.BLOCKS):
+        (tmp_path / page).write_text((ROOT / page).read_text(encoding="utf-8"), encoding="utf-8")
+    written = pages.write(tmp_path, Results())
+    assert len(written) == 2 + len(pages.BLOCKS), "the results, the README and the pages; no figure"
+    assert "not measured" in (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def test_a_page_that_lacks_a_block_is_told_of() -> None:
+    with pytest.raises(ValueError, match=r"docs/scaling\.md has the blocks \[\]"):
+        pages.render("docs/scaling.md", "nothing", Results())
+    with pytest.raises(ValueError, match=r"README\.md has 0 rows that begin with 'last arrival"):
+        pages.render("README.md", "nothing", Results())
+
+
+def plain(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def test_every_promised_ratio_is_checked_and_every_checked_one_is_promised() -> None:
+    readme, measured_page = plain("README.md"), plain("docs/benchmarks.md")
+    assert [each.sentence for each in PROMISES if each.in_readme and each.sentence not in readme] == []
+    assert [each.sentence for each in PROMISES if each.sentence not in measured_page] == []
+    ratios = re.findall(r"[\d.,]+ times", readme)
+    assert ratios == [
+        ratio for each in PROMISES if each.in_readme for ratio in re.findall(r"[\d.,]+ times", each.sentence)
+    ]

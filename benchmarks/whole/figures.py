@@ -1,0 +1,169 @@
+"""Pure: a figure as SVG: lines over logarithmic axes, or bars in groups.
+
+The documents show these figures. They are drawn here, since a plotting library would be the largest thing that the
+benchmarks need. The same values give the same text. There is no background, and all colours have contrast to white and
+to the black of a dark page: whoever shows the figure decides, and need not tell it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["COLOURS", "GRID", "TEXT", "Bars", "Lines", "draw", "quantity"]
+
+WIDTH, HEIGHT = 760, 400
+LEFT, RIGHT, TOP, BOTTOM = 78, 200, 44, 54
+COLOURS = ("#3a7fc1", "#d9534f", "#3f9457", "#b8760b", "#9468d0", "#178f96", "#c2558f", "#7a7a7a")
+TEXT, GRID = "#777777", "#8888884d"
+PREFIXES = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Points over a size, one line for each who was measured; both axes are logarithmic.
+
+    Attributes:
+        title: What is shown.
+        across: What the horizontal axis counts.
+        up: What the vertical one shows, with its unit in words.
+        unit: Of the vertical axis: "s", "B", or none.
+        lines: The points of each line, by its name.
+        dashed: The names of those that are not ours.
+    """
+
+    title: str
+    across: str
+    up: str
+    unit: str = ""
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    dashed: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """A group of bars for each thing that was done, a bar for each who did it.
+
+    Attributes:
+        title: What is shown.
+        up: What the vertical axis shows, with its unit in words.
+        unit: "s", "B", or none.
+        groups: By what was done, the values by who did it.
+    """
+
+    title: str
+    up: str
+    unit: str = ""
+    groups: Mapping[str, Mapping[str, float]]
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with its unit, in the prefix that suits it: 0.0125 s are 12.5 ms."""
+    if not unit:
+        return f"{value:,.0f}" if value >= 1 else f"{value:.3g}"
+    if value == 0:
+        return f"0 {unit}"
+    step = min(max(math.floor(math.log10(value) / 3 + 1e-9), -3), 3)
+    if unit == "s":
+        step = min(step, 0)
+    scaled = value / 1000.0**step
+    return f"{scaled:,.3g} {PREFIXES[step]}{unit}" if scaled < 1000 else f"{scaled:,.0f} {PREFIXES[step]}{unit}"
+
+
+def draw(figure: Lines | Bars) -> str:
+    """The figure, as the text of an SVG file."""
+    middle = (HEIGHT - BOTTOM + TOP) / 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
+        f'<g font-family="system-ui, sans-serif" font-size="12" fill="{TEXT}">',
+        f"<title>{escape(figure.title)}</title>",
+        f'<text x="{LEFT}" y="24" font-size="15" font-weight="600">{escape(figure.title)}</text>',
+        f'<text transform="translate(16 {middle:g}) rotate(-90)" text-anchor="middle">{escape(figure.up)}</text>',
+        *(_lines(figure) if isinstance(figure, Lines) else _bars(figure)),
+    ]
+    return "\n".join((*parts, "</g>", "</svg>\n"))
+
+
+def _lines(figure: Lines) -> Iterator[str]:
+    points = [point for line in figure.lines.values() for point in line if point[0] > 0 and point[1] > 0]
+    xs, ys = ([point[axis] for point in points] or [1.0] for axis in (0, 1))
+    low_x, high_x = math.log10(min(xs)) - 0.05, math.log10(max(xs)) + 0.05
+    low_y, high_y = _decades(min(ys), max(ys))
+
+    def x(value: float) -> float:
+        return LEFT + (math.log10(value) - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - (math.log10(value) - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM)
+
+    for size in sorted(set(xs)):
+        yield _line(x(size), TOP, x(size), HEIGHT - BOTTOM)
+        yield _text(x(size), HEIGHT - BOTTOM + 18, quantity(size, ""), "middle")
+    for decade in range(low_y, high_y + 1):
+        yield _line(LEFT, y(10.0**decade), WIDTH - RIGHT, y(10.0**decade))
+        yield _text(LEFT - 8, y(10.0**decade) + 4, quantity(10.0**decade, figure.unit), "end")
+    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, figure.across, "middle")
+    for number, (name, line) in enumerate(figure.lines.items()):
+        colour, dash = COLOURS[number % len(COLOURS)], ' stroke-dasharray="6 4"' * (name in figure.dashed)
+        shown = [(x(a), y(b)) for a, b in sorted(line) if a > 0 and b > 0]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in shown)
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+        yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{colour}"/>' for a, b in shown)
+        yield from _key(number, name, colour, dash)
+
+
+def _bars(figure: Bars) -> Iterator[str]:
+    names = list(dict.fromkeys(name for group in figure.groups.values() for name in group))
+    known = (value for group in figure.groups.values() for value in group.values() if not math.isnan(value))
+    most = max(known, default=0.0) or 1.0
+    step = 10.0 ** math.floor(math.log10(most))
+    step = next(each for each in (step / 5, step / 2, step, step * 2) if most / each <= 6)
+    top = math.ceil(most / step) * step
+
+    def y(value: float) -> float:
+        return HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
+
+    for number in range(round(top / step) + 1):
+        yield _line(LEFT, y(step * number), WIDTH - RIGHT, y(step * number))
+        yield _text(LEFT - 8, y(step * number) + 4, quantity(step * number, figure.unit), "end")
+    room = (WIDTH - LEFT - RIGHT) / max(1, len(figure.groups))
+    width = room * 0.8 / max(1, len(names))
+    for place, (what, group) in enumerate(figure.groups.items()):
+        left = LEFT + room * (place + 0.1)
+        yield _text(LEFT + room * (place + 0.5), HEIGHT - BOTTOM + 18, what, "middle")
+        for number, name in enumerate(names):
+            value = group.get(name, math.nan)
+            if math.isnan(value):
+                continue
+            yield (
+                f'<rect x="{left + width * number:.1f}" y="{y(value):.1f}" width="{width * 0.92:.1f}" '
+                f'height="{HEIGHT - BOTTOM - y(value):.1f}" fill="{COLOURS[number % len(COLOURS)]}">'
+                f"<title>{escape(name)}: {escape(quantity(value, figure.unit))}</title></rect>"
+            )
+    for number, name in enumerate(names):
+        yield from _key(number, name, COLOURS[number % len(COLOURS)], "")
+
+
+def _key(number: int, name: str, colour: str, dash: str) -> Iterator[str]:
+    left, at = WIDTH - RIGHT + 16, TOP + 20 * number + 10
+    yield f'<path d="M{left} {at}h24" stroke="{colour}" stroke-width="3"{dash}/>'
+    yield _text(left + 32, at + 4, name, "start")
+
+
+def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{GRID}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _decades(low: float, high: float) -> tuple[int, int]:
+    """The powers of ten between which these lie; at least one apart."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    return first, max(last, first + 1)

@@ -1,0 +1,442 @@
+"""The tables in the documents, made of the results: each between two comments in a page, which name it.
+
+    <!-- measured: NAME -->
+    ...
+    <!-- measured: end -->
+
+`python -m benchmarks --docs` writes them; a test holds the pages to the results that lie beside them. Of the README's
+table the rows in `README_ROWS` are made of them, too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from benchmarks.load import MANY, OPERATIONS
+from benchmarks.whole import growth, pictures, promises
+from benchmarks.whole.figures import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from benchmarks.whole.promises import Verdict
+    from benchmarks.whole.results import Results
+
+__all__ = ["BLOCKS", "README_ROWS", "render", "write"]
+
+US = {"who": "rdzv"}
+TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "again")]
+PEERS = ("c10d", "etcd-v2")
+MARKED = re.compile(r"<!-- measured: ([\w-]+) -->\n.*?<!-- measured: end -->", re.DOTALL)
+HUNDRED_THOUSAND = 100_000
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: float, unit: str = "s") -> str:
+    return "-" if math.isnan(value) else quantity(value, unit)
+
+
+def _number(value: float, digits: int = 1) -> str:
+    return "-" if math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def _sizes(results: Results, part: str, across: str = "nodes") -> list[int]:
+    return sorted({row[across] for row in results.rows(part)})
+
+
+# ------------------------------------------------------------------------------------------ docs/benchmarks.md
+
+
+def _machine(results: Results) -> str:
+    parts = results.data["parts"]
+    troubles = [f"`{name}`: {'; '.join(part['errors'])}" for name, part in parts.items() if part["errors"]]
+    left_out = [f"{name} ({why})" for name, why in results.data["left_out"].items()]
+    return "\n".join(
+        [
+            f"On {results.data['machine']}, on {results.data['date']}; everything on this one machine, medians.",
+            *([f"Left out: {', '.join(left_out)}."] if left_out else []),
+            *([f"What went wrong: {'. '.join(troubles)}."] if troubles else []),
+        ]
+    )
+
+
+def _rendezvous(results: Results) -> str:
+    def row(nodes: int) -> list[str]:
+        ours = [
+            _shown(results.value("rendezvous", "seconds", **US, nodes=nodes, way=way, which=which))
+            for way, which in TURNS
+        ]
+        theirs = [
+            _shown(results.value(kind, "seconds", nodes=nodes, way=way))
+            for way in ("at once", "parked")
+            for kind in PEERS
+        ]
+        return [f"{nodes:,}", *ours[:2], *theirs[:2], *ours[2:], *theirs[2:]]
+
+    header = [
+        *("nodes", "at once, first", "again", "`c10d`", "`etcd-v2`"),
+        *("parked, first", "again", "`c10d`", "`etcd-v2`"),
+    ]
+    sizes = sorted({*_sizes(results, "rendezvous"), *_sizes(results, "c10d"), *_sizes(results, "etcd-v2")})
+    return _table(header, map(row, sizes))
+
+
+def _costs(results: Results) -> str:
+    def row(nodes: int, way: str, which: str) -> list[str]:
+        def of(figure: str) -> float:
+            return results.value("rendezvous", figure, **US, nodes=nodes, way=way, which=which)
+
+        return [
+            *(f"{nodes:,}", f"{way}, {which}", _number(of("requests")), _number(of("pushed"))),
+            *(_number(of("bytes"), 0), _number(of("connections") / nodes, 2)),
+            *(_shown(of("server_cpu")), _shown(of("node_cpu")), _shown(of("coordinator_cpu"))),
+            _shown(of("server_memory"), "B"),
+        ]
+
+    header = [
+        *("nodes", "", "requests", "pushed", "bytes", "connections", "server's processor", "node's processor"),
+        *("coordinator's processor, whole", "server's memory, whole"),
+    ]
+    rows = [row(nodes, way, which) for nodes in _sizes(results, "rendezvous") for way, which in TURNS]
+    return _table(header, rows)
+
+
+def _peers_bytes(results: Results) -> str:
+    def row(nodes: int) -> list[str]:
+        ours = results.value("rendezvous", "bytes", **US, nodes=nodes, way="parked", which="first")
+        theirs = [results.value(kind, "bytes", nodes=nodes, way="parked") for kind in PEERS]
+        cpu = [results.value(kind, "server_cpu", nodes=nodes, way="at once") for kind in PEERS]
+        mine = results.value("rendezvous", "server_cpu", **US, nodes=nodes, way="at once", which="first")
+        return [
+            f"{nodes:,}",
+            *(_shown(value, "B") for value in (ours, *theirs)),
+            *(_shown(value) for value in (mine, *cpu)),
+        ]
+
+    header = [
+        "nodes",
+        "bytes per node: `rdzv`",
+        "`c10d`",
+        "`etcd-v2`",
+        "server per node: `rdzv`",
+        "`c10d`",
+        "`etcd-v2`",
+    ]
+    return _table(header, map(row, sorted({*_sizes(results, "c10d"), *_sizes(results, "etcd-v2")})))
+
+
+def _requests(results: Results) -> str:
+    def row(who: str) -> list[str]:
+        costs = [results.value("requests", "server_cpu", who=who, operation=each) for each in (*OPERATIONS, MANY)]
+        rates = [results.value("requests", "per_second", who=who, operation=each) for each in ("get", "set")]
+        return [who, *map(_shown, costs), *(_number(rate, 0) for rate in rates)]
+
+    header = ["", *OPERATIONS, "100 keys", "gets per second", "sets per second"]
+    return _table(header, map(row, dict.fromkeys(each["who"] for each in results.rows("requests"))))
+
+
+def _calls(results: Results) -> str:
+    def row(part: str, who: str) -> list[str]:
+        return [who, *(_shown(results.value(part, "seconds", who=who, operation=each)) for each in OPERATIONS)]
+
+    tables = []
+    for part, words in (("calls", "on all cores"), ("calls-one-core", "all on one core")):
+        names = dict.fromkeys(each["who"] for each in results.rows(part))
+        tables.append(_table([words, *OPERATIONS], [row(part, who) for who in names]))
+    return "\n\n".join(tables)
+
+
+def _fan_out(results: Results) -> str:
+    def row(watchers: int) -> list[str]:
+        ours, bare = (results.value("fan-out", "server_cpu", who=who, watchers=watchers) for who in ("rdzv", "echo"))
+        told = results.value("fan-out", "seconds", who="rdzv", watchers=watchers)
+        return [f"{watchers:,}", _shown(ours), _shown(bare), _number(ours / bare, 2), _shown(told)]
+
+    header = ["watchers", "server's processor", "bare broadcast's", "ratio", "until the last has it"]
+    rates = [(clients, results.value("throughput", "per_second", clients=clients)) for clients in (1, 8)]
+    puts = ", ".join(f"{_number(rate, 0)} from {clients}" for clients, rate in rates)
+    says = f"Acknowledged puts per second, of 256 concurrent callers in so many processes: {puts}."
+    return _table(header, map(row, _sizes(results, "fan-out", "watchers"))) + f"\n\n{says}"
+
+
+def _groups(results: Results) -> str:
+    def row(ranks: int) -> list[str]:
+        cells = []
+        for phase in ("both", "new_group"):
+            pair = [results.value("groups", "seconds", who=who, ranks=ranks, phase=phase) for who in sides]
+            cells += [*map(_shown, pair), _number(pair[0] / pair[1], 2)]
+        return [f"{ranks}", *cells]
+
+    sides = ("TorchStore", "TCPStore")
+    header = [
+        "ranks",
+        "first group: `TorchStore`",
+        "`TCPStore`",
+        "ratio",
+        "10 more: `TorchStore`",
+        "`TCPStore`",
+        "ratio",
+    ]
+    return _table(header, map(row, _sizes(results, "groups", "ranks")))
+
+
+def _idle(results: Results) -> str:
+    def row(part: str, who: str, nodes: int) -> list[str]:
+        cpu, sent, memory = (results.value(part, each, who=who, nodes=nodes) for each in ("cpu", "bytes", "memory"))
+        return [f"{nodes:,}", who, f"{cpu:.2%}", f"{_shown(sent, 'B')}/s", _shown(memory, "B")]
+
+    rows = [row("idle", "rdzv", nodes) for nodes in _sizes(results, "idle")]
+    rows += [row("idle-peers", each["who"], each["nodes"]) for each in results.rows("idle-peers")]
+    return _table(["members", "", "server's core", "bytes", "server's memory"], rows)
+
+
+def _detection(results: Results) -> str:
+    def row(nodes: int, victim: str) -> list[str]:
+        figures = [
+            results.value("detection", each, nodes=nodes, victim=victim) for each in ("told", "told_last", "next_round")
+        ]
+        return [f"{nodes}", f"`rdzv`, a {victim}", *map(_shown, figures), "-"]
+
+    rows = [row(nodes, victim) for nodes in _sizes(results, "detection") for victim in ("member", "coordinator")]
+    rows += [
+        [f"{each['nodes']}", f"`{each['who']}`, a member", "never", "never", "-", _shown(each["removed"])]
+        for each in results.rows("detection-peers")
+    ]
+    header = [
+        "nodes",
+        "killed",
+        "survivors are told",
+        "the last of them",
+        "in the next round",
+        "removed from the record",
+    ]
+    return _table(header, rows)
+
+
+def _growth(results: Results) -> str:
+    def row(name: str, points: Sequence[tuple[float, float]]) -> list[str]:
+        fit = growth.fit(points)
+        terms = " + ".join(f"{factor:.3g} {term}".removesuffix(" 1") for term, factor in fit.terms.items())
+        judged = not math.isnan(fit.above) and max(n for n, _ in points) >= growth.JUDGED_FROM
+        return [
+            name,
+            f"{min((n for n, _ in points), default=0):,} to {max((n for n, _ in points), default=0):,}",
+            _number(fit.exponent, 2),
+            terms or "-",
+            f"{fit.above:.0%}" if judged else "too few nodes",
+        ]
+
+    header = ["all nodes together", "N", "best power of N", "fitted (log of base 2)", "more than N log N"]
+    return _table(header, [row(name, of(results)) for name, of in promises.COSTS.items()])
+
+
+def _verdicts(verdicts: Sequence[Verdict], words: tuple[str, str, str]) -> str:
+    def row(verdict: Verdict) -> list[str]:
+        says = words[2] if verdict.kept is None else words[0] if verdict.kept else f"**{words[1]}**"
+        value = "-" if math.isnan(verdict.value) else f"{verdict.value:,.3g}"
+        return [verdict.limit.sentence, verdict.limit.bound, value, says]
+
+    return _table(["", "limit", "measured", ""], map(row, verdicts))
+
+
+def _promises(results: Results) -> str:
+    return _verdicts(promises.judge(promises.PROMISES, results), ("kept", "broken", "not measured"))
+
+
+def _aims(results: Results) -> str:
+    return _verdicts(promises.judge(promises.AIMS, results), ("reached", "missed", "not measured"))
+
+
+def _figures(*names: str) -> Callable[[Results], str]:
+    def shown(results: Results) -> str:
+        known = pictures.figures(results)
+        lines = [f"![{known[name].title}](pictures/bench-{name}.svg)" for name in names if name in known]
+        return "\n\n".join(lines) or "Nothing of this was measured."
+
+    return shown
+
+
+# ------------------------------------------------------------------------------------------ docs/scaling.md
+
+
+def _largest(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return max(points, default=(math.nan, math.nan))
+
+
+class Constants:
+    """What one more node costs, at the most nodes that were measured."""
+
+    def __init__(self, results: Results) -> None:
+        first = {**US, "way": "at once", "which": "first"}
+        again = {**first, "which": "again"}
+        self.nodes, self.server_first = _largest(results.points("rendezvous", "nodes", "server_cpu", **first))
+        _, self.server_again = _largest(results.points("rendezvous", "nodes", "server_cpu", **again))
+        _, self.requests_first = _largest(results.points("rendezvous", "nodes", "requests", **first))
+        _, self.requests_again = _largest(results.points("rendezvous", "nodes", "requests", **again))
+        _, self.bytes_first = _largest(results.points("rendezvous", "nodes", "bytes", **first))
+        _, self.bytes_again = _largest(results.points("rendezvous", "nodes", "bytes", **again))
+        _, self.node_first = _largest(results.points("rendezvous", "nodes", "node_cpu", **first))
+        size, coordinator = _largest(results.points("rendezvous", "nodes", "coordinator_cpu", **again))
+        self.coordinator = coordinator / size
+        size, connections = _largest(results.points("rendezvous", "nodes", "connections", **again))
+        self.connections = connections / size
+        self.idle_nodes, cpu = _largest(results.points("idle", "nodes", "cpu", **US))
+        _, requests = _largest(results.points("idle", "nodes", "requests", **US))
+        _, sent = _largest(results.points("idle", "nodes", "bytes", **US))
+        self.renewals = requests / self.idle_nodes
+        self.renewal = cpu / requests
+        self.idle_bytes = sent / self.idle_nodes
+        memory = results.points("idle", "nodes", "memory", **US)
+        (few, least), (many, most) = min(memory, default=(math.nan,) * 2), _largest(memory)
+        self.memory = (most - least) / (many - few) if many > few else math.nan
+
+
+def _constants(results: Results) -> str:
+    known = Constants(results)
+    at, idle = f"{known.nodes:,.0f} nodes at once", f"{known.idle_nodes:,.0f} idle members"
+    rows = [
+        ("requests per node", f"{_number(known.requests_first)} first, {_number(known.requests_again)} again", at),
+        (
+            "the server's processor, per node",
+            f"{_shown(known.server_first)} first, {_shown(known.server_again)} again",
+            at,
+        ),
+        ("bytes per node", f"{_shown(known.bytes_first, 'B')} first, {_shown(known.bytes_again, 'B')} again", at),
+        ("a node's own processor", f"{_shown(known.node_first)} first", at),
+        ("the coordinator's processor, per node", f"{_shown(known.coordinator)} again", at),
+        ("connections per node", _number(known.connections, 2), f"{at}; one more once it uses its round's store"),
+        ("renewals, per member and second", _number(known.renewals, 2), idle),
+        ("the server's processor, per renewal", _shown(known.renewal), idle),
+        ("bytes per second, per member", _shown(known.idle_bytes, "B"), idle),
+        ("the server's memory, per member", _shown(known.memory, "B"), idle),
+    ]
+    return _table(["constant", "measured", "with"], rows)
+
+
+def _on_paper(results: Results) -> str:
+    known, many = Constants(results), HUNDRED_THOUSAND
+    renewals = many * 3 / 10  # three in a `ttl`
+    share = renewals * known.renewal
+    rows = [
+        ("the first round", f"{_number(many * known.server_first)} s of one core", "the server's one loop"),
+        ("each further round", f"{_number(many * known.server_again)} s of one core", "the same"),
+        (
+            "the coordinator, each further round",
+            f"{_number(many * known.coordinator)} s of one core",
+            "its node's loop: beside the server's, and less",
+        ),
+        (
+            "renewals, `ttl=10`",
+            f"{_number(renewals, 0)} a second, {_percent(share)} of one core",
+            "the server's one loop, before anybody does anything",
+        ),
+        (
+            "renewals, `ttl=60`",
+            f"{_number(renewals / 6, 0)} a second, {_percent(share / 6)} of one core",
+            "nothing",
+        ),
+        ("bytes of the first round", _shown(many * known.bytes_first, "B"), "nothing"),
+        ("memory", _shown(many * known.memory, "B"), "`memory_bytes_max`, 2 GiB, for the part that the store counts"),
+    ]
+    return _table(["what", "at 100,000", "where it breaks"], rows)
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+BLOCKS: dict[str, dict[str, Callable[[Results], str]]] = {
+    "docs/benchmarks.md": {
+        "machine": _machine,
+        "promises": _promises,
+        "aims": _aims,
+        "growth": _growth,
+        "rendezvous": _rendezvous,
+        "rendezvous-figures": _figures("rendezvous", "messages", "processor", "coordinator", "memory"),
+        "costs": _costs,
+        "peers": _peers_bytes,
+        "peers-figures": _figures("bytes"),
+        "requests": _requests,
+        "requests-figures": _figures("requests"),
+        "calls": _calls,
+        "calls-figures": _figures("calls"),
+        "fan-out": _fan_out,
+        "fan-out-figures": _figures("fan-out"),
+        "groups": _groups,
+        "groups-figures": _figures("groups"),
+        "idle": _idle,
+        "idle-figures": _figures("idle", "idle-bytes"),
+        "detection": _detection,
+        "detection-figures": _figures("detection"),
+    },
+    "docs/scaling.md": {"machine": _machine, "constants": _constants, "on-paper": _on_paper},
+}
+"""By page, what makes each block."""
+
+
+# ------------------------------------------------------------------------------------------ README.md
+
+
+def _of(results: Results, part: str, figure: str, nodes: Sequence[int], unit: str, **what: object) -> str:
+    values = [results.value(part, figure, nodes=each, **what) for each in nodes]
+    return " / ".join(_shown(value, unit) for value in values)
+
+
+def _row_of_barrier(results: Results) -> list[str]:
+    ours = _of(results, "rendezvous", "seconds", (4, 64), "s", **US, way="parked", which="first")
+    theirs = [_of(results, kind, "seconds", (4, 64), "s", way="parked") for kind in PEERS]
+    return ["last arrival to everyone done, 4 / 64 nodes", ours, *theirs]
+
+
+def _row_of_bytes(results: Results) -> list[str]:
+    ours = _of(results, "rendezvous", "bytes", (64, 256), "B", **US, way="parked", which="first")
+    theirs = [_of(results, kind, "bytes", (64, 256), "B", way="parked") for kind in PEERS]
+    return ["bytes per node of a round, 64 / 256 nodes", ours, *theirs]
+
+
+README_ROWS: tuple[Callable[[Results], list[str]], ...] = (_row_of_barrier, _row_of_bytes)
+"""Rows of the README's table: what they are called, and a cell for each who was measured."""
+
+
+# ------------------------------------------------------------------------------------------ writing
+
+
+def render(page: str, text: str, results: Results) -> str:
+    """The page with what was measured: its blocks, or the README's rows."""
+    if page == "README.md":
+        for make in README_ROWS:
+            name, *cells = make(results)
+            line = f"| {name} | {' | '.join(cells)} |"
+            text, found = re.subn(rf"^\| {re.escape(name)} \|.*$", line.replace("\\", r"\\"), text, flags=re.MULTILINE)
+            if found != 1:
+                raise ValueError(f"README.md has {found} rows that begin with {name!r}, and not one")
+        return text
+    blocks = BLOCKS[page]
+    named = [match[1] for match in MARKED.finditer(text)]
+    if sorted(named) != sorted(blocks):
+        raise ValueError(f"{page} has the blocks {sorted(named)}, and not {sorted(blocks)}")
+    return MARKED.sub(
+        lambda match: f"<!-- measured: {match[1]} -->\n\n{blocks[match[1]](results)}\n\n<!-- measured: end -->", text
+    )
+
+
+def write(root: Path, results: Results) -> list[Path]:
+    """Write the results, the figures and the pages of a tree; what was written."""
+    kept = root / "docs" / "benchmarks.json"
+    results.save(kept)
+    written = [kept]
+    for name, text in pictures.svgs(results).items():
+        written.append(root / "docs" / "pictures" / name)
+        written[-1].write_text(text, encoding="utf-8")
+    for page in ("README.md", *BLOCKS):
+        path = root / page
+        path.write_text(render(page, path.read_text(encoding="utf-8"), results), encoding="utf-8")
+        written.append(path)
+    return written

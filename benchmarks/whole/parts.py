@@ -1,0 +1,292 @@
+"""The parts of the whole run, each a list of steps: a step is one measurement, and gives rows.
+
+    python -m benchmarks.whole.parts NAME [--quick] [--seconds 60] [--nodes ...]
+
+runs one part, and prints each row as JSON on a line of its own, behind the word ROW. The steps come in the order of
+what matters: every size once, before any of them a second time. No step is begun when the part's time is over, or when
+it took longer before than is left. A step that fails is told of, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks import arrivals, calls, idle, load, pytorch, regroup, support, throughput, torch_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from benchmarks.whole.results import Row
+
+NODES = (4, 64, 256, 1024, 4096, 10_000)
+QUICK_NODES = (4, 16, 64, 128)
+PEER_NODES = (4, 64, 128, 256)  # its nodes share one record, which all of them rewrite: more take minutes
+PEER_PATIENCE = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is to be measured."""
+
+    quick: bool = False
+    nodes: tuple[int, ...] = NODES
+    processes: int = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement; the same name again is the same once more."""
+
+    name: str
+    measure: Callable[[], list[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is measured together.
+
+    Attributes:
+        section: (a) the rendezvous, (b) calls, (c) what idles, (d) how soon a death is heard.
+        says: What is measured, in words.
+        seconds: Its share of a whole run of 25 minutes.
+        steps: What is done, in this order.
+        lacks: Why it cannot be measured here; empty if it can.
+    """
+
+    section: str
+    says: str
+    seconds: float
+    steps: Callable[[Plan], Iterator[Step]]
+    lacks: Callable[[], str] = lambda: ""
+
+
+def _rendezvous(plan: Plan) -> Iterator[Step]:
+    def measure(nodes: int, way: str, run: int) -> list[Row]:
+        return [{"who": "rdzv", "run": run, **asdict(one)} for one in arrivals.measure(nodes, plan.processes, way)]
+
+    for run in range(1 if plan.quick else 5):
+        for nodes in plan.nodes:
+            if run < _runs(nodes):
+                for way in arrivals.WAYS:
+                    yield Step(f"{nodes} nodes, {way}", partial(measure, nodes, way, run))
+
+
+def _runs(nodes: int) -> int:
+    """How often a size is measured: small ones vary more, and cost less."""
+    return 5 if nodes <= 256 else 3 if nodes <= 1024 else 2
+
+
+def _pytorch(kind: str, plan: Plan) -> Iterator[Step]:
+    def measure(nodes: int, way: str, run: int) -> list[Row]:
+        parked = way == "parked"
+        with pytorch.Round(kind, nodes, plan.processes, PEER_PATIENCE, parked=parked) as one:
+            figures = {"seconds": one.seconds, "bytes": one.bytes, "server_cpu": one.server_cpu}
+        return [{"who": kind, "nodes": nodes, "way": way, "which": "first", "run": run, **figures}]
+
+    for run in range(1 if plan.quick else 3):
+        for nodes in PEER_NODES[: 2 if plan.quick else None]:
+            for way in ("parked", "at once"):
+                yield Step(f"{nodes} nodes, {way}", partial(measure, nodes, way, run))
+
+
+def _requests(plan: Plan) -> Iterator[Step]:
+    def measure(who: str, run: int) -> list[Row]:
+        found = load.measure(who, count=64, processes=2, seconds=0.5 if plan.quick else 1.5)
+        return [
+            {"who": who, "operation": operation, "run": run, "server_cpu": cost, "per_second": rate}
+            for operation, (cost, rate) in found.items()
+        ]
+
+    for run in range(1 if plan.quick else 3):
+        for who in load.peers():
+            yield Step(f"requests of {who}", partial(measure, who, run))
+
+
+def _calls(cores: int, plan: Plan) -> Iterator[Step]:
+    def measure(run: int) -> list[Row]:
+        if cores == 1 and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before any process is forked
+        found = calls.measure(10 if plan.quick else 40, 100)
+        return [
+            {"who": who, "operation": operation, "cores": cores, "run": run, "seconds": seconds}
+            for (who, operation), seconds in found.items()
+        ]
+
+    for run in range(1 if plan.quick else 3):
+        yield Step(f"all calls, {cores} cores", partial(measure, run))
+
+
+def _fan_out(plan: Plan) -> Iterator[Step]:
+    def cost(who: str, watchers: int, run: int) -> list[Row]:
+        seconds = load.measure_fan_out(who, watchers, times=30)
+        return [{"who": who, "watchers": watchers, "run": run, "server_cpu": seconds}]
+
+    def told(watchers: int, run: int) -> list[Row]:
+        seconds = support.median(throughput.measure_fan_out(watchers, 2, puts=30))
+        return [{"who": "rdzv", "watchers": watchers, "run": run, "seconds": seconds}]
+
+    for run in range(1 if plan.quick else 3):
+        for watchers in (1, 10, 100, 1000):
+            for who in ("rdzv", "echo"):
+                yield Step(f"{watchers} of {who}", partial(cost, who, watchers, run))
+            yield Step(f"{watchers}, until the last has it", partial(told, watchers, run))
+
+
+def _throughput(plan: Plan) -> Iterator[Step]:
+    def measure(clients: int, run: int) -> list[Row]:
+        rate = throughput.measure_puts(clients, 256, 0.5 if plan.quick else 2.0)
+        return [{"who": "rdzv", "clients": clients, "callers": 256, "run": run, "per_second": rate}]
+
+    for run in range(1 if plan.quick else 3):
+        for clients in (1, 8):
+            yield Step(f"puts of {clients} clients", partial(measure, clients, run))
+
+
+def _groups(plan: Plan) -> Iterator[Step]:
+    def measure(who: str, ranks: int, run: int) -> list[Row]:
+        found = torch_groups.measure(who == "TorchStore", ranks, 2 if plan.quick else 10)
+        return [
+            {"who": who, "ranks": ranks, "phase": phase, "run": run, "seconds": cost.wall / 1e3, "cpu": cost.cpu / 1e3}
+            for phase, cost in found.items()
+        ]
+
+    for run in range(1 if plan.quick else 3):
+        for ranks in (8,) if plan.quick else (8, 24, 64):
+            sides = ("TorchStore", "TCPStore")
+            for who in sides if run % 2 else reversed(sides):
+                yield Step(f"{ranks} ranks over {who}", partial(measure, who, ranks, run))
+
+
+def _idle(plan: Plan) -> Iterator[Step]:
+    def measure(nodes: int) -> list[Row]:
+        return [{"who": "rdzv", **idle.measure(nodes, plan.processes, seconds=4.0 if plan.quick else 10.0)}]
+
+    for nodes in plan.nodes:
+        yield Step(f"{nodes} members", partial(measure, nodes))
+
+
+def _idle_peers(plan: Plan) -> Iterator[Step]:
+    def measure(kind: str, nodes: int) -> list[Row]:
+        seconds = 4.0 if plan.quick else 10.0
+        return [{"who": kind, **idle.measure_pytorch(kind, nodes, plan.processes, seconds=seconds)}]
+
+    for kind in filter(lambda kind: not pytorch.why_not(kind), pytorch.KINDS):
+        for nodes in (4,) if plan.quick else (4, 64):
+            yield Step(f"{nodes} members of {kind}", partial(measure, kind, nodes))
+
+
+def _detection(plan: Plan) -> Iterator[Step]:
+    def measure(nodes: int, victim: str, run: int) -> list[Row]:
+        told, done = regroup.measure(nodes, 1.0, killed=1, kill_coordinator=victim == "coordinator")
+        what = {"who": "rdzv", "nodes": nodes, "victim": victim, "run": run}
+        return [{**what, "told": support.median(told), "told_last": max(told), "next_round": max(done)}]
+
+    for run in range(1 if plan.quick else 3):
+        for nodes in (4, 8) if plan.quick else (4, 16, 64):
+            for victim in ("member", "coordinator"):
+                yield Step(f"{nodes} nodes, a {victim} killed", partial(measure, nodes, victim, run))
+
+
+def _detection_peers(plan: Plan) -> Iterator[Step]:  # noqa: ARG001  as all of them
+    def measure(kind: str) -> list[Row]:
+        with pytorch.Round(kind, 4, 3, PEER_PATIENCE, parked=False) as one:
+            one.watch()
+            time.sleep(1.0)
+            return [{"who": kind, "nodes": 4, "victim": "member", "run": 0, "removed": one.lose_one()}]
+
+    for kind in filter(lambda kind: not pytorch.why_not(kind), pytorch.KINDS):
+        yield Step(f"4 nodes of {kind}, one killed", partial(measure, kind))
+
+
+def _without_torch() -> str:
+    return pytorch.why_not("c10d")
+
+
+PARTS = {
+    "rendezvous": Part(
+        section="a", says="N nodes meet, at once and parked, first and again", seconds=480, steps=_rendezvous
+    ),
+    "c10d": Part(
+        section="a",
+        says="the same with PyTorch's c10d",
+        seconds=180,
+        steps=partial(_pytorch, "c10d"),
+        lacks=_without_torch,
+    ),
+    "etcd-v2": Part(
+        section="a",
+        says="the same with PyTorch's etcd-v2",
+        seconds=120,
+        steps=partial(_pytorch, "etcd-v2"),
+        lacks=partial(pytorch.why_not, "etcd-v2"),
+    ),
+    "requests": Part(section="b", says="what a request costs the server, 64 callers", seconds=120, steps=_requests),
+    "calls": Part(section="b", says="one blocking call", seconds=30, steps=partial(_calls, 2)),
+    "calls-one-core": Part(
+        section="b", says="one blocking call, all on one core", seconds=30, steps=partial(_calls, 1)
+    ),
+    "fan-out": Part(section="b", says="one change told to many", seconds=70, steps=_fan_out),
+    "throughput": Part(section="b", says="puts per second", seconds=25, steps=_throughput),
+    "groups": Part(section="b", says="gloo process groups", seconds=120, steps=_groups, lacks=_without_torch),
+    "idle": Part(section="c", says="what N idle members cost", seconds=180, steps=_idle),
+    "idle-peers": Part(
+        section="c", says="what idle members of PyTorch's cost", seconds=90, steps=_idle_peers, lacks=_without_torch
+    ),
+    "detection": Part(section="d", says="how soon a death is heard", seconds=60, steps=_detection),
+    "detection-peers": Part(
+        section="d", says="how soon PyTorch removes the dead", seconds=60, steps=_detection_peers, lacks=_without_torch
+    ),
+}
+
+
+def run(name: str, plan: Plan, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """Measure one part within so many seconds, and print its rows."""
+    began = clock()
+    took: dict[str, float] = {}
+    for step in PARTS[name].steps(plan):
+        since = clock()
+        left = began + seconds - since
+        if left < took.get(step.name, 0.0):
+            print(f"SKIPPED {step.name}: {left:.0f} s are left", flush=True)
+            continue
+        try:
+            rows = step.measure()
+        except Exception as error:  # noqa: BLE001  the other steps have their own chance
+            traceback.print_exc()
+            print(f"FAILED {step.name}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+            rows = []
+        took[step.name] = clock() - since
+        for row in rows:
+            print("ROW", json.dumps(row), flush=True)
+        print(f"{step.name}: {took[step.name]:.1f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("name", choices=PARTS)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--nodes", type=int, nargs="+")
+    parser.add_argument("--processes", type=int, default=4)
+    options = parser.parse_args()
+    nodes = tuple(options.nodes or (QUICK_NODES if options.quick else NODES))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each node, and two in its own process
+    with contextlib.suppress(KeyboardInterrupt):
+        run(options.name, Plan(quick=options.quick, nodes=nodes, processes=options.processes), options.seconds)
+        return
+    sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

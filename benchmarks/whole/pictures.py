@@ -1,0 +1,256 @@
+"""Which figures there are, and what they show; each from the results alone. A part that is missing leaves its out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from benchmarks.load import MANY, OPERATIONS
+from benchmarks.whole.figures import Bars, Lines, draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.whole.results import Results
+
+__all__ = ["figures", "svgs"]
+
+PEERS = ("c10d", "etcd-v2")
+TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "again")]
+US = {"who": "rdzv"}
+FIRST = {**US, "way": "at once", "which": "first"}
+AGAIN = {**US, "way": "at once", "which": "again"}
+
+
+def _rendezvous(results: Results) -> Lines:
+    ours = {
+        f"rdzv, {way}, {which}": results.points("rendezvous", "nodes", "seconds", **US, way=way, which=which)
+        for way, which in TURNS
+    }
+    theirs = {
+        f"{kind}, {way}": results.points(kind, "nodes", "seconds", way=way)
+        for kind in PEERS
+        for way in ("at once", "parked")
+    }
+    return Lines(
+        title="Until every node has its rank",
+        across="nodes",
+        up="seconds",
+        unit="s",
+        lines={**ours, **theirs},
+        dashed=frozenset(theirs),
+    )
+
+
+def _bytes(results: Results) -> Lines:
+    theirs = {kind: results.points(kind, "nodes", "bytes", way="parked") for kind in PEERS}
+    return Lines(
+        title="Bytes per node of one round",
+        across="nodes",
+        up="bytes",
+        unit="B",
+        lines={
+            "rdzv, first": results.points("rendezvous", "nodes", "bytes", **FIRST),
+            "rdzv, again": results.points("rendezvous", "nodes", "bytes", **AGAIN),
+            **theirs,
+        },
+        dashed=frozenset(theirs),
+    )
+
+
+def _messages(results: Results) -> Lines:
+    return Lines(
+        title="Messages per node of one round",
+        across="nodes",
+        up="messages",
+        lines={
+            "requests, first": results.points("rendezvous", "nodes", "requests", **FIRST),
+            "requests, again": results.points("rendezvous", "nodes", "requests", **AGAIN),
+            "pushed, first": results.points("rendezvous", "nodes", "pushed", **FIRST),
+            "pushed, again": results.points("rendezvous", "nodes", "pushed", **AGAIN),
+        },
+    )
+
+
+def _processor(results: Results) -> Lines:
+    theirs = {f"server of {kind}": results.points(kind, "nodes", "server_cpu", way="at once") for kind in PEERS}
+    return Lines(
+        title="Processor time of one round, per node",
+        across="nodes",
+        up="seconds of a core",
+        unit="s",
+        lines={
+            "server, first": results.points("rendezvous", "nodes", "server_cpu", **FIRST),
+            "server, again": results.points("rendezvous", "nodes", "server_cpu", **AGAIN),
+            "node, first": results.points("rendezvous", "nodes", "node_cpu", **FIRST),
+            "node, again": results.points("rendezvous", "nodes", "node_cpu", **AGAIN),
+            **theirs,
+        },
+        dashed=frozenset(theirs),
+    )
+
+
+def _coordinator(results: Results) -> Lines:
+    return Lines(
+        title="Processor time of one round, whole process",
+        across="nodes",
+        up="seconds of a core",
+        unit="s",
+        lines={
+            "server, first": results.totals("rendezvous", "server_cpu", **FIRST),
+            "server, again": results.totals("rendezvous", "server_cpu", **AGAIN),
+            "coordinator, first": results.points("rendezvous", "nodes", "coordinator_cpu", **FIRST),
+            "coordinator, again": results.points("rendezvous", "nodes", "coordinator_cpu", **AGAIN),
+        },
+    )
+
+
+def _memory(results: Results) -> Lines:
+    return Lines(
+        title="Memory of the server's process, at most",
+        across="nodes",
+        up="bytes",
+        unit="B",
+        lines={
+            "in a round": results.points("rendezvous", "nodes", "server_memory", **AGAIN),
+            "idle members": results.points("idle", "nodes", "memory", **US),
+        },
+    )
+
+
+def _requests(results: Results) -> Bars:
+    rows = results.rows("requests")
+    return Bars(
+        title="The server's processor for one request, 64 callers",
+        up="seconds of a core",
+        unit="s",
+        groups={
+            operation: {
+                who: results.value("requests", "server_cpu", who=who, operation=operation)
+                for who in dict.fromkeys(row["who"] for row in rows if row["operation"] == operation)
+            }
+            for operation in (*OPERATIONS, MANY)
+        },
+    )
+
+
+def _calls(results: Results) -> Bars:
+    rows = results.rows("calls")
+    return Bars(
+        title="One blocking call",
+        up="seconds",
+        unit="s",
+        groups={
+            operation: {
+                who: results.value("calls", "seconds", who=who, operation=operation)
+                for who in dict.fromkeys(row["who"] for row in rows)
+            }
+            for operation in OPERATIONS
+        },
+    )
+
+
+def _fan_out(results: Results) -> Lines:
+    return Lines(
+        title="One change told to many",
+        across="watchers",
+        up="seconds",
+        unit="s",
+        lines={
+            "server's processor": results.points("fan-out", "watchers", "server_cpu", who="rdzv"),
+            "bare broadcast's": results.points("fan-out", "watchers", "server_cpu", who="echo"),
+            "until the last has it": results.points("fan-out", "watchers", "seconds", who="rdzv"),
+        },
+        dashed=frozenset({"bare broadcast's"}),
+    )
+
+
+def _groups(results: Results) -> Lines:
+    named = {"both": "first group", "new_group": "10 new groups"}
+    return Lines(
+        title="gloo process groups",
+        across="ranks",
+        up="seconds",
+        unit="s",
+        lines={
+            f"{who}, {words}": results.points("groups", "ranks", "seconds", who=who, phase=phase)
+            for phase, words in named.items()
+            for who in ("TorchStore", "TCPStore")
+        },
+        dashed=frozenset(f"TCPStore, {words}" for words in named.values()),
+    )
+
+
+def _idle(results: Results) -> Lines:
+    theirs = {f"server of {kind}": results.points("idle-peers", "nodes", "cpu", who=kind) for kind in PEERS}
+    return Lines(
+        title="The server, for members that do nothing",
+        across="members",
+        up="share of a core",
+        lines={"server of rdzv": results.points("idle", "nodes", "cpu", **US), **theirs},
+        dashed=frozenset(theirs),
+    )
+
+
+def _idle_bytes(results: Results) -> Lines:
+    theirs = {kind: results.points("idle-peers", "nodes", "bytes", who=kind) for kind in PEERS}
+    return Lines(
+        title="Bytes per second of members that do nothing",
+        across="members",
+        up="bytes per second, all together",
+        unit="B",
+        lines={"rdzv": results.points("idle", "nodes", "bytes", **US), **theirs},
+        dashed=frozenset(theirs),
+    )
+
+
+def _detection(results: Results) -> Lines:
+    theirs = {f"{kind}, removed": results.points("detection-peers", "nodes", "removed", who=kind) for kind in PEERS}
+    return Lines(
+        title="From SIGKILL of a node",
+        across="nodes",
+        up="seconds",
+        unit="s",
+        lines={
+            f"{victim}: {words}": results.points("detection", "nodes", figure, victim=victim)
+            for victim in ("member", "coordinator")
+            for figure, words in (("told", "told"), ("next_round", "next round"))
+        }
+        | theirs,
+        dashed=frozenset(theirs),
+    )
+
+
+FIGURES: dict[str, tuple[str, Callable[[Results], Lines | Bars]]] = {
+    "rendezvous": ("rendezvous", _rendezvous),
+    "bytes": ("rendezvous", _bytes),
+    "messages": ("rendezvous", _messages),
+    "processor": ("rendezvous", _processor),
+    "coordinator": ("rendezvous", _coordinator),
+    "memory": ("rendezvous", _memory),
+    "requests": ("requests", _requests),
+    "calls": ("calls", _calls),
+    "fan-out": ("fan-out", _fan_out),
+    "groups": ("groups", _groups),
+    "idle": ("idle", _idle),
+    "idle-bytes": ("idle", _idle_bytes),
+    "detection": ("detection", _detection),
+}
+"""Each figure by its name: the part that it is of, and what draws it."""
+
+
+def figures(results: Results) -> dict[str, Lines | Bars]:
+    """The figures of which something was measured; a line without points is left out."""
+    found: dict[str, Lines | Bars] = {}
+    for name, (part, make) in FIGURES.items():
+        if results.rows(part):
+            figure = make(results)
+            if isinstance(figure, Lines):
+                figure = replace(figure, lines={label: points for label, points in figure.lines.items() if points})
+            found[name] = figure
+    return found
+
+
+def svgs(results: Results) -> dict[str, str]:
+    """Each figure as the text of a file, by the file's name."""
+    return {f"bench-{name}.svg": draw(figure) for name, figure in figures(results).items()}

@@ -1,0 +1,312 @@
+"""Each ratio that the README or docs/benchmarks.md promises: its sentence, how it is taken from the results, its limit.
+
+A promise is a ratio within one run, so that it holds on any machine; `python -m benchmarks` fails if one is broken, and
+names it. What was not measured is said to be that, and breaks nothing. An aim is a figure that we want to reach on a
+machine like the one that the documents were measured on: it is shown as reached or missed, and fails nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.whole import growth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from benchmarks.whole.results import Results
+
+__all__ = ["AIMS", "COSTS", "PROMISES", "Limit", "Verdict", "judge"]
+
+US = {"who": "rdzv"}
+TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "again")]
+Points = "Sequence[tuple[float, float]]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One figure, and what it may be.
+
+    Attributes:
+        sentence: As it stands in the documents.
+        measured: The figure; not a number if it was not measured.
+        most: What it may be at most; or
+        least: what it must be at least.
+        in_readme: Whether the README says so; the others stand in docs/benchmarks.md alone.
+    """
+
+    sentence: str
+    measured: Callable[[Results], float]
+    most: float = math.inf
+    least: float = -math.inf
+    in_readme: bool = False
+
+    @property
+    def bound(self) -> str:
+        return f"at most {self.most:g}" if self.most < math.inf else f"at least {self.least:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a limit: kept, broken, or not measured (none)."""
+
+    limit: Limit
+    value: float
+    kept: bool | None
+
+
+def judge(limits: Sequence[Limit], results: Results) -> list[Verdict]:
+    """Hold the results against each limit."""
+    verdicts = []
+    for limit in limits:
+        value = limit.measured(results)
+        kept = None if math.isnan(value) else limit.least <= value <= limit.most
+        verdicts.append(Verdict(limit=limit, value=value, kept=kept))
+    return verdicts
+
+
+# ------------------------------------------------------------------------------------------ what the figures are
+
+
+def _slower(kind: str, way: str) -> Callable[[Results], float]:
+    """How many times as long the peer takes, where it comes closest to us."""
+
+    def measured(results: Results) -> float:
+        ours = dict(results.points("rendezvous", "nodes", "seconds", **US, way=way, which="first"))
+        theirs = results.points(kind, "nodes", "seconds", way=way)
+        return min((seconds / ours[nodes] for nodes, seconds in theirs if nodes in ours), default=math.nan)
+
+    return measured
+
+
+def _least_known(values: Iterable[float]) -> float:
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _more_bytes(kind: str, nodes: int) -> Callable[[Results], float]:
+    def measured(results: Results) -> float:
+        ours = results.value("rendezvous", "bytes", **US, way="parked", which="first", nodes=nodes)
+        return results.value(kind, "bytes", way="parked", nodes=nodes) / ours
+
+    return measured
+
+
+def _bytes_against_64(results: Results) -> float:
+    found = []
+    for way, which in TURNS:
+        points = dict(results.points("rendezvous", "nodes", "bytes", **US, way=way, which=which))
+        found += [value / points[64] for nodes, value in points.items() if nodes > 64 and 64 in points]
+    return max(found, default=math.nan)
+
+
+def _sooner_heard(kind: str) -> Callable[[Results], float]:
+    def measured(results: Results) -> float:
+        told = results.value("detection", "told", victim="member", nodes=4)
+        return results.value("detection-peers", "removed", who=kind) / told
+
+    return measured
+
+
+def _over(
+    part: str, figure: str, whom: str, operations: Sequence[str], who: str = "rdzv"
+) -> Callable[[Results], float]:
+    """How many times as much ours costs, in the operation in which it costs most."""
+
+    def measured(results: Results) -> float:
+        ratios = [
+            results.value(part, figure, who=who, operation=operation)
+            / results.value(part, figure, who=whom, operation=operation)
+            for operation in operations
+        ]
+        return max(ratios) if not any(map(math.isnan, ratios)) else math.nan
+
+    return measured
+
+
+def _fan_out(results: Results) -> float:
+    ours, bare = (results.value("fan-out", "server_cpu", who=who, watchers=1000) for who in ("rdzv", "echo"))
+    return ours / bare
+
+
+def _groups(results: Results) -> float:
+    ours = dict(results.points("groups", "ranks", "seconds", who="TorchStore", phase="both"))
+    theirs = dict(results.points("groups", "ranks", "seconds", who="TCPStore", phase="both"))
+    return max((ours[ranks] / theirs[ranks] for ranks in ours if ranks >= 24 and ranks in theirs), default=math.nan)
+
+
+def _of_rendezvous(figure: str, nodes: int, **what: object) -> Callable[[Results], float]:
+    return lambda results: results.value("rendezvous", figure, **US, nodes=nodes, **what)
+
+
+COSTS: dict[str, Callable[[Results], Sequence[tuple[float, float]]]] = {
+    **{
+        f"the server's processor, {way}, {which}": (
+            lambda results, way=way, which=which: results.totals(  # type: ignore[misc]
+                "rendezvous", "server_cpu", **US, way=way, which=which
+            )
+        )
+        for way, which in TURNS
+    },
+    **{
+        f"the coordinator's processor, {way}, {which}": (
+            lambda results, way=way, which=which: results.points(  # type: ignore[misc]
+                "rendezvous", "nodes", "coordinator_cpu", **US, way=way, which=which
+            )
+        )
+        for way, which in TURNS
+    },
+    **{
+        f"bytes, {way}, {which}": (
+            lambda results, way=way, which=which: results.totals(  # type: ignore[misc]
+                "rendezvous", "bytes", **US, way=way, which=which
+            )
+        )
+        for way, which in TURNS
+    },
+    "requests, at once, first": lambda results: results.totals(
+        "rendezvous", "requests", **US, way="at once", which="first"
+    ),
+    "messages pushed, at once, first": lambda results: results.totals(
+        "rendezvous", "pushed", **US, way="at once", which="first"
+    ),
+    "the server's memory": lambda results: results.points(
+        "rendezvous", "nodes", "server_memory", **US, way="at once", which="again"
+    ),
+    "the server's processor for one change told to N": lambda results: results.points(
+        "fan-out", "watchers", "server_cpu", who="rdzv"
+    ),
+    "the server's processor for N idle members": lambda results: results.points("idle", "nodes", "cpu", **US),
+    "bytes per second of N idle members": lambda results: results.points("idle", "nodes", "bytes", **US),
+}
+"""What must not grow faster than N log N: all nodes' cost together, by its name."""
+
+
+def _above(results: Results) -> float:
+    """The largest share of a cost that N log N does not explain."""
+    return max(
+        (share for share in map(_share_above, (of(results) for of in COSTS.values())) if share >= 0), default=math.nan
+    )
+
+
+def _share_above(points: Sequence[tuple[float, float]]) -> float:
+    if max((n for n, _ in points), default=0) < growth.JUDGED_FROM:
+        return math.nan
+    return growth.fit(points).above
+
+
+# ------------------------------------------------------------------------------------------ the limits
+
+BASIC = ("get", "set", "add", "compare_set")
+
+PROMISES = (
+    Limit(
+        sentence="`c10d` and `etcd-v2` take at least 20 times as long from the last arrival to everyone done",
+        measured=lambda results: _least_known(_slower(kind, "parked")(results) for kind in ("c10d", "etcd-v2")),
+        least=20,
+        in_readme=True,
+    ),
+    Limit(
+        sentence="with all nodes calling at the same moment, `c10d` takes at least 3 times as long",
+        measured=_slower("c10d", "at once"),
+        least=3,
+    ),
+    Limit(
+        sentence="at 256 nodes `c10d` moves at least 100 times the bytes",
+        measured=_more_bytes("c10d", 256),
+        least=100,
+        in_readme=True,
+    ),
+    Limit(
+        sentence="bytes per node are at most 1.5 times those at 64 nodes, up to 10,000",
+        measured=_bytes_against_64,
+        most=1.5,
+        in_readme=True,
+    ),
+    Limit(
+        sentence="`c10d` takes at least 50 times as long to remove a dead member as our survivors take to be told",
+        measured=_sooner_heard("c10d"),
+        least=50,
+        in_readme=True,
+    ),
+    Limit(
+        sentence="a change is told to 1,000 watchers for at most 3 times the processor time of a bare broadcast",
+        measured=_fan_out,
+        most=3,
+    ),
+    Limit(
+        sentence="no cost of the server or the coordinator grows faster than N log N: at the most nodes, N log N "
+        "explains at least half of each",
+        measured=_above,
+        most=growth.ABOVE_MOST,
+    ),
+)
+
+AT_ONCE = {"way": "at once", "which": "first"}
+AIMS = (
+    *(
+        Limit(
+            sentence=f"{nodes:,} nodes that call at the same moment, seconds",
+            measured=_of_rendezvous("seconds", nodes, **AT_ONCE),
+            most=most,
+        )
+        for nodes, most in ((4, 0.012), (256, 0.15), (1024, 0.5), (4096, 2.5), (10_000, 8.0))
+    ),
+    Limit(
+        sentence="requests per node, 1,024 at once",
+        measured=_of_rendezvous("requests", 1024, **AT_ONCE),
+        most=3,
+    ),
+    Limit(
+        sentence="seconds of the server's processor per node, 1,024 at once",
+        measured=_of_rendezvous("server_cpu", 1024, **AT_ONCE),
+        most=0.00025,
+    ),
+    Limit(
+        sentence="seconds of a node's own processor, 1,024 at once",
+        measured=_of_rendezvous("node_cpu", 1024, **AT_ONCE),
+        most=0.0007,
+    ),
+    Limit(sentence="bytes per node, 4,096 at once", measured=_of_rendezvous("bytes", 4096, **AT_ONCE), most=3000),
+    Limit(
+        sentence="share of a core for 10,000 idle members",
+        measured=lambda results: results.value("idle", "cpu", nodes=10_000),
+        most=0.1,
+    ),
+    Limit(
+        sentence="bytes of the server's memory with 10,000 idle members",
+        measured=lambda results: results.value("idle", "memory", nodes=10_000),
+        most=400e6,
+    ),
+    Limit(
+        sentence="the server's processor for get, set, add and compare_set, times a bare echo's",
+        measured=_over("requests", "server_cpu", "echo", BASIC),
+        most=1.7,
+    ),
+    Limit(
+        sentence="the server's processor for 100 keys at once, times TCPStore's",
+        measured=_over("requests", "server_cpu", "TCPStore", ("multi_get",)),
+        most=1.0,
+    ),
+    Limit(
+        sentence="a blocking get, add or compare_set, times a bare echo",
+        measured=_over("calls", "seconds", "socket echo", ("get", "add", "compare_set"), "store.sync.Client"),
+        most=1.5,
+    ),
+    Limit(
+        sentence="a blocking get, times TCPStore's",
+        measured=_over("calls", "seconds", "torch TCPStore", ("get",), "store.sync.Client"),
+        most=1.0,
+    ),
+    Limit(
+        sentence="the first group of 24 and 64 gloo ranks, times over TCPStore",
+        measured=_groups,
+        most=1.0,
+    ),
+    Limit(
+        sentence="seconds from SIGKILL until the survivors of 4 are told",
+        measured=lambda results: results.value("detection", "told", victim="member", nodes=4),
+        most=0.2,
+    ),
+)

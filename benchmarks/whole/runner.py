@@ -1,0 +1,84 @@
+"""Run one part in a process of its own, and take its rows as they come.
+
+A part that hangs, crashes or leaves processes behind costs itself alone: it has a session of its own, all of which is
+killed when it has ended, or when its time is over by far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+GRACE = 120.0  # seconds beyond its time for the step that was begun
+
+
+def run(
+    command: Sequence[str], *, seconds: float, row: Callable[[dict[str, Any]], None], say: Callable[[str], None]
+) -> tuple[str, list[str]]:
+    """Run it: how it ended ("done", "stopped" early, or "failed"), and what went wrong.
+
+    Args:
+        command: That prints rows, as `benchmarks.whole.parts` does.
+        seconds: After which it should have ended by itself.
+        row: Called with each row.
+        say: Called with each other line.
+    """
+    deadline = time.monotonic() + seconds + GRACE
+    status = "done"
+    errors: list[str] = []
+    with _started(command) as (process, lines):
+        while True:
+            try:
+                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return "failed", [*errors, f"killed {GRACE:g} s after its time"]
+            if line is None:
+                break
+            if line.startswith("ROW "):
+                row(json.loads(line[4:]))
+                continue
+            if line.startswith("FAILED "):
+                errors.append(line.removeprefix("FAILED "))
+            elif line.startswith("SKIPPED "):
+                status = "stopped"
+            say(line)
+        code = process.wait()
+    if code != 0:
+        errors.append(f"ended with exit status {code}")
+    return "failed" if errors else status, errors
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], queue.SimpleQueue[str | None]]]:
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line.rstrip("\n"))
+        lines.put(None)
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            yield process, lines
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def command_of(part: str, options: Sequence[str]) -> list[str]:
+    """What runs a part."""
+    return [sys.executable, "-u", "-m", "benchmarks.whole.parts", part, *options]
