@@ -37,6 +37,11 @@ OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # 
 CONTEXT.set_forkserver_preload([*OURS, *(["rdzv.torch"] if HAS_TORCH else [])])
 
 
+def fork_without_torch() -> None:
+    """Before any process is started: none of them needs PyTorch, which takes seconds to import."""
+    CONTEXT.set_forkserver_preload(OURS)
+
+
 @dataclass
 class Worker:
     """A process, and the pipe to it."""

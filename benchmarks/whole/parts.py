@@ -61,6 +61,7 @@ class Part:
         seconds: Its share of a whole run of 25 minutes.
         steps: What is done, in this order.
         lacks: Why it cannot be measured here; empty if it can.
+        torch: Whether PyTorch takes part.
     """
 
     section: str
@@ -68,6 +69,7 @@ class Part:
     seconds: float
     steps: Callable[[Plan], Iterator[Step]]
     lacks: Callable[[], str] = lambda: ""
+    torch: bool = True
 
 
 def _rendezvous(plan: Plan) -> Iterator[Step]:
@@ -214,7 +216,11 @@ def _without_torch() -> str:
 
 PARTS = {
     "rendezvous": Part(
-        section="a", says="N nodes meet, at once and parked, first and again", seconds=480, steps=_rendezvous
+        section="a",
+        says="N nodes meet, at once and parked, first and again",
+        seconds=480,
+        steps=_rendezvous,
+        torch=False,
     ),
     "c10d": Part(
         section="a",
@@ -235,14 +241,14 @@ PARTS = {
     "calls-one-core": Part(
         section="b", says="one blocking call, all on one core", seconds=30, steps=partial(_calls, 1)
     ),
-    "fan-out": Part(section="b", says="one change told to many", seconds=70, steps=_fan_out),
-    "throughput": Part(section="b", says="puts per second", seconds=25, steps=_throughput),
+    "fan-out": Part(section="b", says="one change told to many", seconds=70, steps=_fan_out, torch=False),
+    "throughput": Part(section="b", says="puts per second", seconds=25, steps=_throughput, torch=False),
     "groups": Part(section="b", says="gloo process groups", seconds=120, steps=_groups, lacks=_without_torch),
-    "idle": Part(section="c", says="what N idle members cost", seconds=180, steps=_idle),
+    "idle": Part(section="c", says="what N idle members cost", seconds=180, steps=_idle, torch=False),
     "idle-peers": Part(
         section="c", says="what idle members of PyTorch's cost", seconds=90, steps=_idle_peers, lacks=_without_torch
     ),
-    "detection": Part(section="d", says="how soon a death is heard", seconds=60, steps=_detection),
+    "detection": Part(section="d", says="how soon a death is heard", seconds=60, steps=_detection, torch=False),
     "detection-peers": Part(
         section="d", says="how soon PyTorch removes the dead", seconds=60, steps=_detection_peers, lacks=_without_torch
     ),
@@ -252,6 +258,8 @@ PARTS = {
 def run(name: str, plan: Plan, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
     """Measure one part within so many seconds, and print its rows."""
     began = clock()
+    if not PARTS[name].torch:
+        support.fork_without_torch()
     took: dict[str, float] = {}
     for step in PARTS[name].steps(plan):
         since = clock()

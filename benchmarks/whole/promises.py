@@ -97,6 +97,8 @@ def _bytes_against_64(results: Results) -> float:
     found = []
     for way, which in TURNS:
         points = dict(results.points("rendezvous", "nodes", "bytes", **US, way=way, which=which))
+        if max(points, default=0) < growth.JUDGED_FROM:
+            continue
         found += [value / points[64] for nodes, value in points.items() if nodes > 64 and 64 in points]
     return max(found, default=math.nan)
 
