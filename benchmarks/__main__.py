@@ -11,8 +11,9 @@ and `etcd-v2`; (b) what a request costs, one call, one change told to many, and 
 and redis; (c) what idle members cost; (d) how soon a death is heard.
 
 Results are in `benchmark-results/results.json`, written anew after each measurement: an interruption loses nothing, and
-`--only` goes on with the parts that are missing. A peer that is not installed is named, and left out; a part that fails
-is told of, and the others go on. The exit status is 1 if a promised ratio is broken, or a part has failed.
+`--only` goes on with the parts that are missing. What a part writes to its standard error is in NAME.log beside them. A
+peer that is not installed is named, and left out; a part that fails is told of, and the others go on. The exit status
+is 1 if a promised ratio is broken, or a part has failed.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, 
         allowed = max(1.0, (began + seconds - since) * share)
         print(f"[{number + 1}/{len(parts)}] {name}: {part.says}; at most {allowed:.0f} s", flush=True)
 
+        path.parent.mkdir(parents=True, exist_ok=True)
+
         def keep(row: Row, name: str = name) -> None:
             results.add(name, row)
             results.save(path)
@@ -93,6 +96,7 @@ def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, 
             seconds=allowed,
             row=keep,
             say=lambda line: print(f"    {line}", flush=True),
+            log=path.parent / f"{name}.log",
         )
         of_part["seconds"] = round(time.monotonic() - since, 1)
         results.save(path)

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib.util
 import itertools
+import logging
 import math
 import multiprocessing
 import os
@@ -117,7 +118,8 @@ def _serve(pipe: Connection) -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on the loop that our own commands use."""
+    """Run a coroutine on the loop that our own commands use; thousands of nodes that say how busy it is stay silent."""
+    logging.disable(logging.WARNING)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(work)
 

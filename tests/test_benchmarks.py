@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -253,16 +254,30 @@ def test_no_step_is_begun_when_the_time_is_over(
     assert told == ["slow", "quick", "SKIPPED slow", "quick"], "the second slow one would take longer than is left"
 
 
-def test_a_part_gives_its_rows_as_they_come_and_its_end() -> None:
+def test_a_step_that_hangs_is_ended_wherever_it_waits() -> None:
+    code = "import time; from benchmarks.whole.parts import limited\nwith limited(0.1): time.sleep(600)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "TimeoutError: not within 0.1 s" in ended.stderr
+
+
+def test_a_part_gives_its_rows_as_they_come_and_its_end(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     said: list[str] = []
 
     def ran(code: str, seconds: float = 60.0) -> tuple[str, list[str]]:
-        return runner.run([sys.executable, "-c", code], seconds=seconds, row=rows.append, say=said.append)
+        return runner.run(
+            [sys.executable, "-c", code], seconds=seconds, row=rows.append, say=said.append, log=tmp_path / "x.log"
+        )
 
-    assert ran("print('ROW {\"a\": NaN}'); print('going on')") == ("done", [])
+    assert ran("print('ROW {\"a\": NaN}'); print('going on'); import sys; print('trouble', file=sys.stderr)") == (
+        "done",
+        [],
+    )
     assert math.isnan(rows[0]["a"])
     assert said == ["going on"]
+    assert (tmp_path / "x.log").read_text() == "trouble\n"
     assert ran("print('SKIPPED x: 1 s are left')") == ("stopped", [])
     assert ran("print('FAILED x: no'); raise SystemExit(3)") == ("failed", ["x: no", "ended with exit status 3"])
     hangs = "print('ROW {\"b\": 1}', flush=True); import time; time.sleep(600)"

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -25,6 +26,7 @@ from benchmarks import arrivals, calls, idle, load, pytorch, regroup, support, t
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from benchmarks.whole.results import Row
 
@@ -32,6 +34,7 @@ NODES = (4, 64, 256, 1024, 4096, 10_000)
 QUICK_NODES = (4, 16, 64, 128)
 PEER_NODES = (4, 64, 128, 256)  # its nodes share one record, which all of them rewrite: more take minutes
 PEER_PATIENCE = 90.0
+STEP_MOST = 150  # seconds for any one step; the longest takes 30 on a quiet machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +258,31 @@ PARTS = {
 }
 
 
-def run(name: str, plan: Plan, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """Measure one part within so many seconds, and print its rows."""
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes longer, wherever it waits; in a process that has no other use for SIGALRM."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"not within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(
+    name: str,
+    plan: Plan,
+    seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    limit: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+) -> None:
+    """Measure one part within so many seconds, each step under a limit, and print its rows."""
     began = clock()
     if not PARTS[name].torch:
         support.fork_without_torch()
@@ -268,7 +294,8 @@ def run(name: str, plan: Plan, seconds: float, clock: Callable[[], float] = time
             print(f"SKIPPED {step.name}: {left:.0f} s are left", flush=True)
             continue
         try:
-            rows = step.measure()
+            with limit():
+                rows = step.measure()
         except Exception as error:  # noqa: BLE001  the other steps have their own chance
             traceback.print_exc()
             print(f"FAILED {step.name}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
@@ -291,7 +318,12 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a socket for each node, and two in its own process
     with contextlib.suppress(KeyboardInterrupt):
-        run(options.name, Plan(quick=options.quick, nodes=nodes, processes=options.processes), options.seconds)
+        run(
+            options.name,
+            Plan(quick=options.quick, nodes=nodes, processes=options.processes),
+            options.seconds,
+            limit=partial(limited, STEP_MOST),
+        )
         return
     sys.exit(130)
 

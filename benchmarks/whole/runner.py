@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 GRACE = 120.0  # seconds beyond its time for the step that was begun
 
 
 def run(
-    command: Sequence[str], *, seconds: float, row: Callable[[dict[str, Any]], None], say: Callable[[str], None]
+    command: Sequence[str],
+    *,
+    seconds: float,
+    row: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+    log: Path,
 ) -> tuple[str, list[str]]:
     """Run it: how it ended ("done", "stopped" early, or "failed"), and what went wrong.
 
@@ -33,11 +39,12 @@ def run(
         seconds: After which it should have ended by itself.
         row: Called with each row.
         say: Called with each other line.
+        log: Where its standard error goes.
     """
     deadline = time.monotonic() + seconds + GRACE
     status = "done"
     errors: list[str] = []
-    with _started(command) as (process, lines):
+    with _started(command, log) as (process, lines):
         while True:
             try:
                 line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -60,7 +67,9 @@ def run(
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], queue.SimpleQueue[str | None]]]:
+def _started(
+    command: Sequence[str], log: Path
+) -> Iterator[tuple[subprocess.Popen[str], queue.SimpleQueue[str | None]]]:
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -69,7 +78,10 @@ def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], qu
             lines.put(line.rstrip("\n"))
         lines.put(None)
 
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with (
+        open(log, "w", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
+    ):
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
