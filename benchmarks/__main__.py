@@ -19,7 +19,7 @@ is 1 if a promised ratio is broken, or a part has failed.
 from __future__ import annotations
 
 import argparse
-import math
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +34,7 @@ from benchmarks.whole.results import Results
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.whole.promises import Verdict
     from benchmarks.whole.results import Row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,12 +63,10 @@ def left_out() -> dict[str, str]:
 def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, options: Sequence[str]) -> None:
     """Measure these parts within so many seconds: each has its share of what those before it have left."""
     results.data |= {
-        "machine": support.describe_machine(),
-        "date": time.strftime("%Y-%m-%d %H:%M %Z"),
-        "commit": _commit(),
+        "machine": support.describe_machine(load=False),
         "left_out": left_out(),
     }
-    print(results.data["machine"])
+    print(support.describe_machine())
     for name, why in results.data["left_out"].items():
         print(f"left out: {name}: {why}")
     began = time.monotonic()
@@ -75,6 +74,7 @@ def measure(results: Results, path: Path, parts: Sequence[str], seconds: float, 
         part = PARTS[name]
         results.begin(name)
         of_part = results.data["parts"][name]
+        of_part |= {"date": time.strftime("%Y-%m-%d"), "commit": _commit(), "load": round(os.getloadavg()[0], 1)}
         if part.lacks():
             of_part["status"] = f"left out: {part.lacks()}"
             print(f"[{number + 1}/{len(parts)}] {name} is left out: {part.lacks()}", flush=True)
@@ -120,22 +120,25 @@ def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
+def _line(verdict: Verdict) -> str:
+    measured = "" if verdict.kept is None else f": {verdict.limit.shown(verdict.value)}"
+    return f"{verdict.limit.sentence}{measured} ({verdict.limit.bound})"
+
+
 def tell(results: Results) -> list[str]:
     """Print what became of each promise and each aim; what went wrong, in words."""
     wrong = []
     words = {True: "kept", False: "BROKEN", None: "not measured"}
     print("\nPromised:")
     for verdict in promises.judge(promises.PROMISES, results):
-        value = "" if math.isnan(verdict.value) else f": {verdict.value:.3g}"
-        line = f"{verdict.limit.sentence}{value} ({verdict.limit.bound})"
+        line = _line(verdict)
         print(f"  {words[verdict.kept]:12}  {line}")
         if verdict.kept is False:
             wrong.append(f"broken: {line}")
     print("\nAimed at:")
     for verdict in promises.judge(promises.AIMS, results):
-        value = "" if math.isnan(verdict.value) else f": {verdict.value:.3g}"
         says = {True: "reached", False: "missed", None: "not measured"}[verdict.kept]
-        print(f"  {says:12}  {verdict.limit.sentence}{value} ({verdict.limit.bound})")
+        print(f"  {says:12}  {_line(verdict)}")
     for name, part in results.data["parts"].items():
         wrong += [f"failed: {name}: {error}" for error in part["errors"]]
     print("\n" + ("\n".join(wrong) if wrong else "Nothing that is promised is broken."), flush=True)

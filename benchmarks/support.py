@@ -165,8 +165,8 @@ def shares(total: int, parts: int) -> list[range]:
     return [range(low, high) for low, high in itertools.pairwise(edges) if low < high]
 
 
-def describe_machine() -> str:
-    """Under what circumstances this was measured."""
+def describe_machine(*, load: bool = True) -> str:
+    """Under what circumstances this was measured; what else it does now, too."""
     from importlib.metadata import PackageNotFoundError, version
 
     def of(package: str) -> str:
@@ -175,9 +175,9 @@ def describe_machine() -> str:
         except PackageNotFoundError:
             return f"{package} not installed"
 
-    load = os.getloadavg()[0]
+    busy = f", load {os.getloadavg()[0]:.1f}" if load else ""
     return (
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, load {load:.1f}; Python "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{busy}; Python "
         f"{platform.python_version()}, {of('uvloop')}, {of('torch')}"
     )
 

@@ -58,9 +58,14 @@ def _machine(results: Results) -> str:
     parts = results.data["parts"]
     troubles = [f"`{name}`: {'; '.join(part['errors'])}" for name, part in parts.items() if part["errors"]]
     left_out = [f"{name} ({why})" for name, why in results.data["left_out"].items()]
+    known = [part for part in parts.values() if part["rows"]]
+    dates, commits = (sorted({part.get(what, "") for part in known} - {""}) for what in ("date", "commit"))
+    loads = [part["load"] for part in known if "load" in part]
+    when = f", {' and '.join(dates)}, of commit {', '.join(commits)}" if dates else ""
+    busy = f" The machine's load was {min(loads):g} to {max(loads):g} when the parts began." if loads else ""
     return "\n".join(
         [
-            f"On {results.data['machine']}, on {results.data['date']}; everything on this one machine, medians.",
+            f"{results.data['machine']}{when}; everything on this one machine, medians.{busy}",
             *([f"Left out: {', '.join(left_out)}."] if left_out else []),
             *([f"What went wrong: {'. '.join(troubles)}."] if troubles else []),
         ]
@@ -240,7 +245,7 @@ def _growth(results: Results) -> str:
 def _verdicts(verdicts: Sequence[Verdict], words: tuple[str, str, str]) -> str:
     def row(verdict: Verdict) -> list[str]:
         says = words[2] if verdict.kept is None else words[0] if verdict.kept else f"**{words[1]}**"
-        value = "-" if math.isnan(verdict.value) else f"{verdict.value:,.3g}"
+        value = "-" if verdict.kept is None else verdict.limit.shown(verdict.value)
         return [verdict.limit.sentence, verdict.limit.bound, value, says]
 
     return _table(["", "limit", "measured", ""], map(row, verdicts))

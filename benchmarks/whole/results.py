@@ -30,7 +30,7 @@ class Results:
     """
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
-        self.data: dict[str, Any] = data or {"format": FORMAT, "machine": "", "date": "", "left_out": {}, "parts": {}}
+        self.data: dict[str, Any] = data or {"format": FORMAT, "machine": "", "left_out": {}, "parts": {}}
 
     @classmethod
     def load(cls, path: Path) -> Results:
