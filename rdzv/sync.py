@@ -32,7 +32,7 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store
+from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store, suspect
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -196,6 +196,10 @@ class Handler(RendezvousHandler):
     def accuse(self, rank: int, why: str) -> None:
         """Say of a member of the round that it does not answer; see the async twin."""
         self._call(accuse(self._of_ours("accuse"), rank, why), see_to_its_end=True)
+
+    def suspect(self, why: str) -> None:
+        """Say that something in the round has failed as it does when a member has died; see the async twin."""
+        self._call(suspect(self._of_ours("suspect"), why), see_to_its_end=True)
 
     def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
         """Change what the nodes of the run count together, and return it; see the async twin."""

@@ -80,6 +80,7 @@ class BlockingHandler(Protocol):
     def restore(self, key: str) -> bytes | None: ...
     def accuse(self, rank: int, why: str) -> None: ...
     def change_tally(self, change: Callable[[bytes], bytes]) -> bytes: ...
+    def suspect(self, why: str) -> None: ...
 
 
 def rounds_of(
@@ -176,7 +177,7 @@ class Round(MemberOfRound):
                     self._handler.set_closed(error.reason, given_up=True, status=error.status)
                     return False
                 case Consequence.FIND_OUT:
-                    if not self._others_have_gone():
+                    if not self._others_have_gone(error):
                         return False
                     self.failed_with_others = True
                     log.info("%r: %r, because others have gone; meeting again", self, error)
@@ -266,7 +267,7 @@ class Round(MemberOfRound):
             self._watcher.changed()
             until_set(self._over)
 
-    def _others_have_gone(self) -> bool:
+    def _others_have_gone(self, error: BaseException | None) -> bool:
         """Find out whether an error of the body is somebody else's; see the async twin."""
         first = False
         store = self.store.clone()
@@ -275,6 +276,8 @@ class Round(MemberOfRound):
             first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
+        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+            self._handler.suspect(f"{type(error).__name__}: {error}")
         self._release()  # not before: others, who fail because of that, would be the first to write
         self._watcher.has_failed()
         until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)

@@ -214,7 +214,7 @@ class Round(MemberOfRound):
                     await self._handler.set_closed(error.reason, given_up=True, status=error.status)
                     return False
                 case Consequence.FIND_OUT:
-                    if not await self._others_have_gone():
+                    if not await self._others_have_gone(error):
                         return False
                     self.failed_with_others = True
                     log.info("%r: %r, because others have gone; meeting again", self, error)
@@ -312,13 +312,15 @@ class Round(MemberOfRound):
             except RoundSupersededError:
                 pass
 
-    async def _others_have_gone(self) -> bool:
+    async def _others_have_gone(self, error: BaseException | None) -> bool:
         """Find out whether an error of the body is somebody else's: a member's that has gone, or has failed before."""
         first = False
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
             first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
         if not first or self.world_size == 1:
             return not first
+        with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
+            await self._handler.suspect(f"{type(error).__name__}: {error}")
         await self._release()  # not before: others, who fail because of that, would be the first to write
         news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
         self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)

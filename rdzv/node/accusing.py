@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.core.stuck.accusing import Accusation
+from rdzv.core.stuck.accusing import SOMEBODY, Accusation
 from rdzv.errors import RendezvousStateError
 from store import LeaseNotFound, Put, StoreError, when
 from store.keeping import RENEWALS_PER_TTL
@@ -31,6 +32,9 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 """Of its TTL: who renews its lease has twice as much left, and a connection that closed leaves `disconnect_ttl`."""
 
+ASKED_ABOUT_MOST: Final = 256
+"""Members of a round in which the store is asked about all: about more, it takes as long as `gone_ttl`."""
+
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 """Seconds between looks at the lease of whom one member accuses: the store may hear of its end a moment later. After
 `gone_ttl`, which is longer than all of them, the lease ends by itself."""
@@ -49,7 +53,7 @@ async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by
         ),
         then=(Put(keys.accusation(accused, by), said.pack(), lease=record.lease),),
     )
-    if result.succeeded:
+    if result.succeeded and accused != SOMEBODY:
         log.warning("run %s, round %d: %s accuses %s: %s", keys.run_id, said.round, by, accused, why)
     return result.succeeded
 
@@ -59,22 +63,32 @@ class AccusationWatch:
 
     Two accusers are believed. One is, if the store doubts the accused, too: it keeps its lease no more, since its
     connections have closed or its keep-alives stay away. That is how a member that was killed is lost before its lease
-    ends: whoever was in a collective with it sees its connections close at the same moment as the store does.
+    ends: whoever was in a collective with it sees its connections close at the same moment as the store does. A
+    collective does not say whose: then the store is asked about all, and believed only where it is about to end a lease
+    since the process has hung up.
 
     Args:
         store: The client.
         keys: The run's keys.
         view: Who is a live member, and the accusations.
         expel: Takes a live member out of the round, and says why.
+        gone_ttl: How long a member's lease outlives its process, as far as the store sees that this has ended.
     """
 
     def __init__(
-        self, store: Store, keys: Keys, view: View, *, expel: Callable[[str, str], Coroutine[Any, Any, None]]
+        self,
+        store: Store,
+        keys: Keys,
+        view: View,
+        *,
+        expel: Callable[[str, str], Coroutine[Any, Any, None]],
+        gone_ttl: float,
     ) -> None:
         self._store = store
         self._keys = keys
         self._view = view
         self._expel = expel
+        self._gone_ttl = gone_ttl
         self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
         self._news = asyncio.Event()
 
@@ -94,7 +108,10 @@ class AccusationWatch:
         if view.round is None:
             return []
         number = view.round.number
-        alone = ((number, one.accused, one.by) for one in view.accusations.standing(round=number, live=view.live))
+        said = view.accusations.standing(round=number, live=view.live)
+        if len(view.live) <= ASKED_ABOUT_MOST:
+            said += view.accusations.of_somebody(round=number, live=view.live)
+        alone = ((number, one.accused, one.by) for one in said)
         return [one for one in alone if one not in self._asked]
 
     async def run(self) -> None:
@@ -108,23 +125,37 @@ class AccusationWatch:
                 await anyio.sleep(pause)
                 for _, accused, by in new:
                     with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
-                        if accused in self._view.live and await self._is_doubted(accused):
-                            await self._expel(accused, self._why(accused, by))
+                        for node_id in await self._doubted(accused, by):
+                            await self._expel(node_id, self._why(accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self._view.accusations.said(self._keys.accusation(accused, by))
+        if accused == SOMEBODY:
+            return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store hears nothing of it"
 
-    async def _is_doubted(self, node_id: str) -> bool:
-        """Whether the lease of a node has less time left than it has while the node renews it."""
+    async def _doubted(self, accused: str, by: str) -> list[str]:
+        """Whom the store doubts, too: of those who may be meant, the ones whose leases their nodes renew no more.
+
+        Where nobody is named, only whose process has ended, as far as the store sees: not one that has a moment to come
+        back, as many have whose connections a proxy has dropped.
+        """
+        if accused != SOMEBODY:
+            return [accused] if accused in self._view.live and await self._remaining(accused) < DOUBTED_BELOW else []
+        others = sorted(self._view.live - {by})
+        found = await asyncio.gather(*(self._remaining(one, at_most=self._gone_ttl) for one in others))
+        return [one for one, remaining in zip(others, found, strict=True) if remaining < DOUBTED_BELOW]
+
+    async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
+        """Which part of its TTL a node's lease has left; 1 if there is none, or if it has more seconds than that."""
         record = await self._store.get(self._keys.node(node_id))
         if record is None or record.lease is None:
-            return False
+            return 1.0
         try:
             lease = await self._store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
-            return False  # it has just ended, of which we shall hear
-        return lease.remaining < lease.ttl * DOUBTED_BELOW
+            return 1.0  # it has just ended, of which we shall hear
+        return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0
 
 
 async def read_accusations(store: Store, keys: Keys, *, round: int) -> list[Accusation]:

@@ -217,6 +217,7 @@ class Candidacy:
                     agreed=self._agreed,
                     node_id=self._node_id,
                     ttl=self._ttl,
+                    gone_ttl=max(self._gone_ttl, self._link.reconnects_in),
                     run_lease=await self._link.run_lease(),
                     stall_rules=self._stall_rules,
                     apart=self._apart,

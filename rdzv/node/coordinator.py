@@ -104,6 +104,7 @@ class Term:
         agreed: The run's settings.
         node_id: Who coordinates.
         ttl: That of a member's lease.
+        gone_ttl: How long it outlives the member's process.
         run_lease: For all that is to outlive the term.
         stall_rules: When a member is stuck.
         apart: Runs what may take its time, if the rules hold code of the user's.
@@ -118,6 +119,7 @@ class Term:
         agreed: Agreed,
         node_id: str,
         ttl: float,
+        gone_ttl: float,
         run_lease: Lease,
         stall_rules: StallRules,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None,
@@ -147,7 +149,7 @@ class Term:
         run = self._store, self._keys, self._view
         self._stall_watch = StallWatch(*run, stall_rules, in_office=self._in_office, wakeup=self._wakeup)
         self._loss_count = LossCount(*run, in_office=self._in_office)
-        self._accusations = AccusationWatch(*run, expel=self._stall_watch.expel)
+        self._accusations = AccusationWatch(*run, expel=self._stall_watch.expel, gone_ttl=gone_ttl)
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
         )

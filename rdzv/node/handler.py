@@ -27,6 +27,7 @@ import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import BUCKET_SIZE, unpack_roster
+from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
@@ -342,6 +343,13 @@ class Handler(RendezvousHandler):
         """
         await self._call(accuse(self.node, rank, why), see_to_its_end=True)
 
+    async def suspect(self, why: str) -> None:
+        """Say that something in the round has failed as it does when a member has died, by whomever it was.
+
+        If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`.
+        """
+        await self._call(suspect(self.node, why), see_to_its_end=True)
+
     async def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
         """Change what the nodes of the run count together, and return it; `change` gets what it was, or nothing.
 
@@ -464,6 +472,14 @@ async def accuse(node: Node, rank: int, why: str) -> None:
         raise node.connection_error(error) from error
     if not done:
         raise RoundSupersededError(over)
+
+
+async def suspect(node: Node, why: str) -> None:
+    """In the node's loop: see `Handler.suspect`. Where it cannot be said, the end of a lease says the same."""
+    link, membership = await node.connect(), node.membership
+    if membership is not None and membership.over is None:
+        with contextlib.suppress(StoreError):
+            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)
 
 
 async def _note_failure(node: Node, why: str) -> None:

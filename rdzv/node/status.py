@@ -25,6 +25,7 @@ from rdzv.core.state import (
     unpack_roster,
     unpack_settings,
 )
+from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.accusing import read_accusations
 from rdzv.node.stuck.others import read_beats
@@ -133,7 +134,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
             for node_id, leaving in head.drains.items()
         },
         resized=_resized(head),
-        accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations)),
+        accused=tuple(sorted((one.accused, one.by, one.why) for one in accusations if one.accused != SOMEBODY)),
         steps=await _steps(store, keys, head, {member.node_id for member in members}),
     )
     return status, history

@@ -4,6 +4,7 @@ The store sees that a node reaches the store; it does not see whether the nodes 
 fails does, and names its peer. One accusation proves nothing: the accuser may be the one that is cut off. Two members
 that accuse the same one are believed, and it is taken out of the round; its own accusations count no more then. In a
 round of two nobody is the second. One is believed where the store doubts the accused, too: see `rdzv.node.accusing`.
+Who sees only that a connection has closed, and not whose, accuses `SOMEBODY`: then the store is asked about all.
 
 An accusation lies beside the nodes' records, so that whoever coordinates hears it in order with what befalls the nodes,
 and nobody else is sent it. It stands on the accuser's lease, and counts in the round that it was made in.
@@ -19,9 +20,10 @@ from rdzv.core.plain_data import of, pack, unpack
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ["ACCUSERS", "WHY_MOST", "Accusation", "Accusations"]
+__all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
 
 ACCUSERS: Final = 2  # who are believed
+SOMEBODY: Final = ""  # who is accused where the accuser does not know whom to name; no node is called so
 WHY_MOST: Final = 120  # characters of why: they travel with the reason for a loss
 
 
@@ -81,6 +83,11 @@ class Accusations:
     def said(self, key: str) -> str:
         """Why one was made; empty if it stands no more."""
         return self._by_key[key].why if key in self._by_key else ""
+
+    def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+        """Those that live members of a round have made without a name."""
+        every = self._by_key.values()
+        return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
     def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Those that live members of a round have made of other ones."""
