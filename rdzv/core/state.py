@@ -6,6 +6,7 @@ be read is `RendezvousStateError`: the store holds something that is not ours.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 __all__ = [
+    "ARRIVALS_MOST",
     "BUCKET_SIZE",
     "NAMED_MOST",
     "Assignment",
@@ -54,6 +56,7 @@ T = TypeVar("T")
 
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
 SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
+ARRIVALS_MOST = 512  # members up to which a round itself says who has which rank, in two bytes each
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
 
 
@@ -282,6 +285,8 @@ class Round:
         in_steps: Whether any member goes from round to round by `rounds()`.
         since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
         checked: Its members check that they reach rank 0 before they take it.
+        arrivals: Which arrival has which rank, in order of rank, so that no member need read its bucket; empty where
+            they are more than `ARRIVALS_MOST`, or lie too far apart.
         revision: The revision of its commit.
     """
 
@@ -296,12 +301,19 @@ class Round:
     in_steps: bool = False
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False
+    arrivals: tuple[int, ...] = ()
     revision: int = 0
+
+    def rank_of(self, arrival: int) -> int | None:
+        """Return the rank of an arrival, if the round itself says so; None: its bucket does, or it has none."""
+        return self.arrivals.index(arrival) if arrival in self.arrivals else None
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
+        arrivals = _pack_arrivals(self.arrivals)
         return pack(
             {
+                **({"arrivals": arrivals} if arrivals is not None else {}),
                 **({"checked": True} if self.checked else {}),
                 "number": self.number,
                 "term": self.term,
@@ -333,10 +345,26 @@ class Round:
                 in_steps=of(bool, plain.get("in_steps", False)),
                 since=_since(plain.get("since")),
                 checked=of(bool, plain.get("checked", False)),
+                arrivals=_unpack_arrivals(plain.get("arrivals")),
                 revision=revision,
             )
 
         return unpack("the round", value, build)
+
+
+def _pack_arrivals(arrivals: Sequence[int]) -> tuple[int, bytes] | None:
+    """Pack arrivals as the least of them, and how far each is from it; None if that takes too much."""
+    least = min(arrivals, default=0)
+    if not 0 < len(arrivals) <= ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
+        return None
+    return least, struct.pack(f">{len(arrivals)}H", *(arrival - least for arrival in arrivals))
+
+
+def _unpack_arrivals(plain: Any) -> tuple[int, ...]:
+    if plain is None:
+        return ()
+    least, after = of(int, plain[0]), of(bytes, plain[1])
+    return tuple(least + distance for (distance,) in struct.iter_unpack(">H", after))
 
 
 def _newest(plain: Any) -> tuple[int, int] | None:

@@ -5,7 +5,8 @@ dead one left lies under its term and is never read (promise R7). Who takes the 
 
 A commit is one transaction, which names everything the decision rested on: the term, the last round, that the run is
 not closed, its settings, and the very arrival of each member. If any of that has changed, nothing is written, and the
-next event of the watch brings a new decision.
+next event of the watch brings a new decision. It also writes who has which rank; where that is too much for one
+transaction, it is written before, under the term.
 
 Where a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
 nodes and waits until its own watch brings it. Everything that had happened to a node before is known then, so that only
@@ -38,6 +39,7 @@ from rdzv.core.decision import (
 from rdzv.core.history import Chronicle, History, pack_history, unpack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.state import (
+    ARRIVALS_MOST,
     BUCKET_SIZE,
     SINCE_MOST,
     Member,
@@ -57,7 +59,7 @@ from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import AccusationWatch
 from rdzv.node.admission import LossCount, OverruledError, take_settings
 from rdzv.node.agreement import Agreement
-from rdzv.node.store_session import SharedLease, portions
+from rdzv.node.store_session import SharedLease, fit_together, portions
 from rdzv.node.stuck.others import StallWatch
 from rdzv.node.wakeup import Wakeup
 from store import (
@@ -89,6 +91,7 @@ __all__ = ["Term"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; an order that takes longer is named as what a round waits for
+MARKERS = 1  # operations of a commit that only some need
 SHARED_TTL_LEAST = 30.0  # seconds that what a round shares outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... and at least so many TTLs of a member: by then no member is left to read it
 REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
@@ -364,7 +367,6 @@ class Term:
         ]
         first = decision.members[0]
         buckets = -(-len(members) // BUCKET_SIZE)
-        await self._write_buckets(decision.number, members, decision.members, buckets)
         round = Round(
             number=decision.number,
             term=self._term,
@@ -377,6 +379,7 @@ class Term:
             in_steps=any(record.progress is not None for record in decision.members),
             since=_since(self._view, members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
+            arrivals=tuple(member.arrival for member in members) if len(members) <= ARRIVALS_MOST else (),
         )
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
@@ -388,10 +391,13 @@ class Term:
         history = self._chronicle.completed(
             round.number, nodes, known=self._view.members, now=now, at=time.time(), arrived=self._view.arrived_at
         )
-        writes: list[Put | Delete] = [
-            self._put(self._keys.round, round.pack()),
-            self._put(self._keys.history, pack_history(history)),
-        ]
+        ranks = self._buckets(decision.number, members, decision.members, buckets)
+        commit = [self._put(self._keys.round, round.pack()), self._put(self._keys.history, pack_history(history))]
+        at_once = fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
+        writes: list[Put | Delete] = [*ranks, *commit] if at_once else [*commit]
+        if not at_once:
+            for portion in portions(ranks, self._store.writes_max):
+                await self._write(portion)
         stand = True
         if len(conditions) > self._store.operations_max:
             del conditions[self._store.operations_max :]
@@ -405,8 +411,9 @@ class Term:
         )
         if result is None or not result.succeeded:
             log.info("run %s: round %d was refused, something has just changed", self._keys.run_id, decision.number)
-            # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
-            await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
+            if not at_once:
+                # What was written for it must go: an attempt with fewer buckets would leave some of it beside its own.
+                await self._store.delete_prefix(self._keys.attempt(decision.number, self._term), when=unchanged)
             if result is not None and take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
@@ -434,10 +441,8 @@ class Term:
         written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
         await self._take_in_until(written)
 
-    async def _write_buckets(
-        self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int
-    ) -> None:
-        """Write ranks by bucket of the node's id, and the roster by rank, under this term."""
+    def _buckets(self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int) -> list[Put]:
+        """The ranks by bucket of the node's id, and the roster by rank, under this term."""
         by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
         for member in members:
             by_bucket[bucket_of(member.node_id, buckets)].append(member)
@@ -458,8 +463,7 @@ class Term:
                 for offset, record in enumerate(records[low : low + BUCKET_SIZE])
             ]
             writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
-        for portion in portions(writes, self._store.writes_max):
-            await self._write(portion)
+        return writes
 
     async def _clear_away(self, round: Round | None) -> None:
         """Delete what older rounds, and coordinators that died before their commit, have left behind.

@@ -26,14 +26,14 @@ from store.net.dialing import NOBODY_LISTENS
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from rdzv.core.keys import Keys
     from rdzv.core.state import Round
     from rdzv.membership import Membership
-    from store import Store
+    from store import Condition, Store
 
-__all__ = ["Link", "SharedLease", "StoreEndingError", "is_away", "portions"]
+__all__ = ["Link", "SharedLease", "StoreEndingError", "fit_together", "is_away", "portions"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ IF_HOSTED = "if a node hosted this store, it ended with that node's process, as 
 SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 SHARED_RENEWALS_PER_TTL = 4
+OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
 WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
 
 
@@ -345,22 +346,37 @@ class SharedLease:
         """Renew it for as long as this node coordinates, beginning with that of the last round, if there is one."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
+            await self._renew()
+        else:
+            # Now, so that no round waits for it once its last node has come. If it fails, `take` tries again.
+            with contextlib.suppress(StoreError):
+                self._lease = await self._store.grant(self._ttl)
+        self._known.set()
         while True:
-            try:
-                if self._lease is not None:
-                    await self._lease.keep_alive()
-            except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
-                self._lease = None
-            except StoreError:
-                pass  # there are more times before it matters
-            self._known.set()
             await anyio.sleep(self._ttl / SHARED_RENEWALS_PER_TTL)
+            await self._renew()
+
+    async def _renew(self) -> None:
+        try:
+            if self._lease is not None:
+                await self._lease.keep_alive()
+        except LeaseNotFound:  # nobody coordinated for so long: no member of the last round is left, either
+            self._lease = None
+        except StoreError:
+            pass  # there are more times before it matters
 
     async def give_back(self) -> None:
         """Revoke it if no round goes with it. It lapses if that cannot be done."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()
+
+
+def fit_together(conditions: Sequence[Condition], writes: Sequence[Put], *, count_most: int) -> bool:
+    """Whether one transaction takes all of this: by the number of writes, and by its bytes."""
+    size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
+    size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes)
+    return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
 def portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:

@@ -12,7 +12,7 @@ from rdzv.core.view import View
 from rdzv.node import coordinator
 from rdzv.shared_store.fencing import Fencing
 from rdzv.shared_store.store import SharedStore
-from store.messages import Guarded, Put, Transact, TransactionResult
+from store.messages import Guarded, Put, Transact
 from store.server.telling import Telling
 from tests.sim.full_node import commits
 from tests.sim.machines import Seams
@@ -100,15 +100,13 @@ class CarelessCommits(HeardClient):
 class LateRanks(HeardClient):
     """Writes who has which rank after it has said that the round is complete."""
 
-    held: Transact | None = None
-
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
-        if isinstance(request, Transact) and any("/ranks/" in one.key for one in request.then):
-            self.held = request
-            return TransactionResult(succeeded=True, results=(0,) * len(request.then), revision=0)
-        response = await super().call(request, timeout=timeout)
-        if commits(request) and self.held is not None:
-            await super().call(self.held, timeout=timeout)
+        if not (isinstance(request, Transact) and commits(request)):
+            return await super().call(request, timeout=timeout)
+        late = tuple(one for one in request.then if "/ranks/" in one.key)
+        rest = tuple(one for one in request.then if one not in late)
+        response = await super().call(replace(request, then=rest), timeout=timeout)
+        await super().call(Transact(when=(), then=late), timeout=timeout)
         return response
 
 

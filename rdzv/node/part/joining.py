@@ -184,14 +184,13 @@ class Joining:
                 now = link.store.time()
                 match follow(me, link.follower.head, now=now):
                     case RoundToCheck(round=round):
-                        async with self._loop.turn():
-                            member = await find_member(
-                                link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival
-                            )
+                        rank = round.rank_of(me.arrival)
+                        if rank is None and not round.arrivals:
+                            rank = await self._read_rank(link, round, me)
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
-                        if member is not None:
-                            return part.become_member(round, member.rank, me, time=asyncio.get_running_loop().time), me
+                        if rank is not None:
+                            return part.become_member(round, rank, me, time=asyncio.get_running_loop().time), me
                         me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):
@@ -212,6 +211,13 @@ class Joining:
                         if round_now is None:
                             raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)
                         link.follower.take_round(round_now)  # it was committed in the last moment, and may hold us
+
+    async def _read_rank(self, link: Link, round: Round, me: Me) -> int | None:
+        """Read which rank this node has in a round, if it is in it."""
+        part = self._part
+        async with self._loop.turn():
+            member = await find_member(link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival)
+        return None if member is None else member.rank
 
     async def _why_not_reached(self, link: Link, membership: Membership) -> str:
         """Why this round is to be given up, if its members check whether all of them reach rank 0, and not all do."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rdzv.core.keys import Keys
 from rdzv.core.state import (
+    ARRIVALS_MOST,
     Closed,
     Member,
     NodeRecord,
@@ -30,7 +31,7 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
@@ -177,7 +178,7 @@ def test_a_record_that_says_little_is_small() -> None:
 
 RECORD = {"incarnation": "1", "address": "h", "port": 1}
 PROGRESS = list(msgpack.unpackb(Progress(phase=Phase.COMPLETE).pack()))
-ROUND = {"number": 0, "term": 1, "size": 1, "buckets": 1, "host": "h", "port": 1}
+ROUND: dict[str, Any] = {"number": 0, "term": 1, "size": 1, "buckets": 1, "host": "h", "port": 1}
 
 
 def without(plain: dict[str, Any], name: str) -> dict[str, Any]:
@@ -263,6 +264,21 @@ def test_a_refusal_names_what_could_not_be_read_and_what_may_have_happened() -> 
     assert "the record of node host3" in message
     assert "another release of rdzv" in message
     assert caught.value.__cause__ is not None
+
+
+@given(st.lists(st.integers(1000, 1000 + 0xFFFF), unique=True, min_size=1, max_size=ARRIVALS_MOST))
+def test_a_round_says_which_arrival_has_which_rank(arrivals: list[int]) -> None:
+    round = Round(**ROUND, arrivals=tuple(arrivals))
+    told = Round.unpack(round.pack(), revision=0)
+    assert told == round
+    assert [told.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    assert told.rank_of(999) is None
+
+
+@pytest.mark.parametrize("arrivals", [(), range(ARRIVALS_MOST + 1), (1, 70_000)])
+def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Iterable[int]) -> None:
+    round = Round(**ROUND, arrivals=tuple(arrivals))
+    assert Round.unpack(round.pack(), revision=1).arrivals == ()
 
 
 def test_nouns_are_frozen() -> None:

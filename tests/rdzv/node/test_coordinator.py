@@ -11,7 +11,7 @@ import pytest
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousTimeoutError
 from store import Limits
-from store.messages import Delete, Guarded, Put, Request, Transact
+from store.messages import Delete, Grant, Guarded, Put, Request, Transact
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
@@ -82,6 +82,26 @@ async def test_a_commit_that_was_refused_leaves_none_of_its_buckets() -> None:
         assert infos[0].world_size == 10
         assert len(await infos[3].participants()) == 10
         assert len([key for key in run.keys("rounds/") if "/store/" not in key]) == 2
+
+
+async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_its_rank() -> None:
+    """Ranks were written, a lease granted and the round committed one after the other, and then read by every node."""
+    async with VirtualRun(min_nodes=20) as run:
+        nodes = [run.handler(f"n{number}") for number in range(20)]
+        first = await run.join(nodes[0])
+        asked: list[Request[Any]] = []
+
+        async def hook(request: Request[Any], when: str) -> None:
+            if when == "before":
+                asked.append(request)
+
+        run.clients["n0"].hook = hook
+        assert_one_round(await asyncio.gather(first, *(node.next_rendezvous() for node in nodes[1:])))
+        (commit,) = [request for request in asked if commits_in(request)]
+        assert isinstance(commit, Transact)
+        assert sum("/ranks/" in operation.key for operation in commit.then) == 2
+        assert not any("/ranks/" in str(request) for request in asked if request is not commit)
+        assert not any(isinstance(request, Grant) for request in asked)
 
 
 ETCD_LIMITS = Limits(operations_max=128)
