@@ -34,7 +34,15 @@ from store.errors import (
     unsent,
 )
 from store.etcd import leases
-from store.etcd.codec import OPERATIONS_MAX, Cluster, Failure, entry_in, events_of, range_of, watch_requests
+from store.etcd.codec import (
+    OPERATIONS_MAX,
+    Cluster,
+    Failure,
+    entry_in,
+    events_of,
+    range_of,
+    watch_requests,
+)
 from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts
@@ -149,7 +157,8 @@ class Client(interface.Store):
                 self.name, self.members.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
             )
             with told:
-                await self.call(Ping(), timeout=self._connect_timeout)
+                deadline = self.time() + self._connect_timeout
+                await self.while_usable(lambda: self.members.start(deadline))
             self._ends = await self._ends_of_the_way()
         except StoreTimeoutError as error:
             await self.aclose()

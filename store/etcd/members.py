@@ -108,9 +108,11 @@ class Members:
         self._minding: asyncio.Task[None] | None = None
         self._balance_at = math.inf
 
-    async def start(self) -> None:
-        """Be ready to ask; nothing is asked yet."""
+    async def start(self, deadline: float | None = None) -> None:
+        """Be ready to ask; and connected to a member that has answered, if there is a deadline for that."""
         self._open = True
+        if deadline is not None:
+            await self._connection(deadline, 1.0, "a question", None)
 
     async def aclose(self) -> None:
         """Hang up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, range_of, spans
-from store.etcd.transactions import Write, transaction
+from store.etcd.transactions import nested, unnested
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -46,20 +46,14 @@ class Reads:
         if not guard and len(asked) == 1:
             reply = await self.members.ask("KV/Range", asked[0], deadline=deadline, what="reading")
             return [reply], reply.header.revision
-        write = Write(guard=tuple(guard))
-        body = transaction(write, None, hidden=self.hidden)
-        requests = [{"request_range": each} for each in asked]
-        if guard:
-            body["success"][0]["request_txn"]["success"] = requests
-        else:
-            body["success"] = requests
+        requests: Asked = [{"request_range": each} for each in asked]
+        body = {"success": nested(guard, requests, []) if guard else requests}
         reply = await self.members.ask("KV/Txn", body, deadline=deadline, what="reading")
         responses: Sequence[pb.ResponseOp] = reply.responses
         if guard:
-            inner = responses[0].response_txn
-            if not inner.succeeded:
+            held, responses = unnested(guard, responses)
+            if not held:
                 raise broken(guard)
-            responses = inner.responses
         return [response.response_range for response in responses], reply.header.revision
 
     async def get_many(self, keys: Sequence[str], guard: tuple[Condition, ...], deadline: float) -> Listing:

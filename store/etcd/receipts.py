@@ -1,7 +1,9 @@
 """Shell: the receipts of one client, on which its writes rest: see `writes`.
 
 They are keys of this client's own, each for one write at a time, on a lease of their own: nothing stays behind of a
-client that has gone.
+client that has gone. A write that puts a key on a lease which it has granted itself has its receipt on that one: while
+an answer is looked for, the lease can only lapse together with all that the write did, and a copy of the write that
+comes later is refused, since its lease is gone. So a client that writes nothing else needs no further lease.
 """
 
 from __future__ import annotations
@@ -42,9 +44,19 @@ class Receipts:
         self._lease: int | None = None
         self._good_until = -math.inf
         self._taking = asyncio.Lock()
+        self._writers_lease: int | None = None  # the last one that a write has granted itself ...
+        self._free_on_it: list[Receipt] = []  # ... and the receipts that are on it
 
-    async def take(self, deadline: float) -> Receipt:
-        """Return a receipt that nobody else uses."""
+    def is_writers(self, lease: int | None) -> bool:
+        """Whether this lease was granted by a write, which had its receipt on it."""
+        return lease is not None and lease == self._writers_lease
+
+    async def take(self, deadline: float, *, on: int | None = None) -> Receipt:
+        """Return a receipt that nobody else uses; `on` is a lease that the write has granted itself."""
+        if on is not None:
+            if not self.is_writers(on):
+                self._writers_lease, self._free_on_it = on, []
+            return self._free_on_it.pop() if self._free_on_it else self._new(on)
         async with self._taking:
             now = anyio.current_time()
             if self._lease is None or now > self._good_until:
@@ -52,17 +64,23 @@ class Receipts:
                 self._lease, ttl = await granted(self._members, RECEIPTS_TTL, deadline)
                 self._good_until = now + ttl - RECEIPTS_LEAST
                 self._free.clear()
-        if self._free:
-            return self._free.pop()
-        return Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=self._lease)
+        return self._free.pop() if self._free else self._new(self._lease)
+
+    def _new(self, lease: int) -> Receipt:
+        return Receipt(key=self._prefix + secrets.token_hex(12), revision=0, lease=lease)
 
     def give_back(self, receipt: Receipt) -> None:
         """Free a receipt whose revision is known. A receipt that is not given back lapses."""
         if receipt.lease == self._lease:
             self._free.append(receipt)
+        elif self.is_writers(receipt.lease):
+            self._free_on_it.append(receipt)
 
-    async def stand(self, deadline: float) -> bool:
-        """Return whether their lease is still there; if not, the next one is on a new one."""
+    async def stand(self, receipt: Receipt, deadline: float) -> bool:
+        """Return whether the lease of receipts is still there, as far as it is theirs; if not, a new one is granted."""
+        if self.is_writers(receipt.lease):
+            self._free_on_it.clear()  # whether it is there, the next attempt of the write will be told
+            return True
         asked = {"ID": self._lease}
         reply = await self._members.ask("Lease/LeaseTimeToLive", asked, deadline=deadline, what="a question")
         if reply.TTL > 0:
@@ -87,12 +105,14 @@ async def granted(members: Members, ttl: float, deadline: float, *, id: int | No
     """
     lease = id or secrets.randbelow(CHOSEN_LEASE_LEAST - 1) + 1
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
-    try:
-        reply = await members.ask("Lease/LeaseGrant", asked, deadline=deadline, what="Grant")
-    except Failure as failure:
-        if failure.trouble is not FailureKind.LEASE_EXISTS:
-            raise
-        # It was an attempt of ours whose answer was lost, or is one that several share.
-        reply = await members.ask("Lease/LeaseTimeToLive", {"ID": lease}, deadline=deadline, what="Grant")
-        return lease, float(reply.grantedTTL or math.ceil(ttl))
-    return lease, float(reply.TTL)
+    while True:
+        try:
+            reply = await members.ask("Lease/LeaseGrant", asked, deadline=deadline, what="Grant")
+        except Failure as failure:
+            if failure.trouble is not FailureKind.LEASE_EXISTS:
+                raise
+            # An attempt of ours has granted it, now or some time ago, or it is one that several share: its TTL is to
+            # begin now.
+            reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
+        if reply.TTL > 0:
+            return lease, float(reply.TTL)

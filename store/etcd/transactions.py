@@ -9,6 +9,9 @@ rests on that receipt being as this client last knew it.
           if what was read still holds      for an `Add` or `Append`, which rest on a value
             write the receipt, and do what was asked
 
+Each `if` is a transaction that is nested in the one above, and so is a `Create`: if the key is missing, write it. etcd
+knows no "or", so that a value which may also be missing takes two, one within the other.
+
 The receipt says which of the branches was taken, and its revision is that of the write, so an answer that was lost is
 made up from the store as it was then (`recovery`). A branch that only reads leaves no receipt at the first attempt,
 since doing it again does no harm; after an answer was lost every branch leaves one, so that the earlier copy, should it
@@ -17,7 +20,7 @@ still be on its way, finds the receipt changed, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from store.errors import StoreUsageError
@@ -56,8 +59,8 @@ __all__ = [
     "Outcome",
     "Receipt",
     "Write",
-    "alternatives",
     "answer",
+    "nested",
     "normal",
     "outcome",
     "recovered",
@@ -65,6 +68,7 @@ __all__ = [
     "resolved",
     "rests_on",
     "transaction",
+    "unnested",
 ]
 
 ADD_MAX: Final = 2**63 - 1
@@ -121,7 +125,7 @@ class Write:
     def only_deletes(self) -> bool:
         """Whether it makes room rather than taking it."""
         operations = (*self.then.operations, *self.otherwise.operations)
-        return not any(isinstance(operation, Put) for operation in operations)
+        return not any(isinstance(operation, Put | Create) for operation in operations)
 
 
 class _Mark:
@@ -204,28 +208,6 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
             raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
 
 
-def alternatives(write: Write) -> list[Write]:
-    """Return the writes to try one after the other, of which the first that succeeds counts: etcd knows no "or".
-
-    Raises:
-        StoreUsageError: It would write also where its conditions do not hold: that would be done twice.
-    """
-    places = [place for place, condition in enumerate(write.when) if condition.target is Target.VALUE_IF_ANY]
-    if places and write.otherwise.writes:
-        raise StoreUsageError("a transaction at etcd with value_if_any among its conditions only reads otherwise")
-    found = [write]
-    for place in places:
-        key, expected = write.when[place].key, write.when[place].expected
-        is_so = Condition(key=key, target=Target.VALUE, expected=expected)
-        is_missing = Condition(key=key, target=Target.EXISTS, expected=False)
-        found = [
-            replace(one, when=(*one.when[:place], condition, *one.when[place + 1 :]))
-            for one in found
-            for condition in (is_so, is_missing)
-        ]
-    return found
-
-
 def _check(operations: Sequence[Operation]) -> None:
     """Refuse what the embedded store would, and in its words, before anything is sent."""
     written = set()
@@ -245,8 +227,8 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 def rests_on(branch: Branch) -> list[str]:
-    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to, or creates."""
-    return [operation.key for operation in branch.operations if isinstance(operation, Add | Append | Create)]
+    """Return the keys whose values must be read before a branch can be sent: what it adds or appends to."""
+    return [operation.key for operation in branch.operations if isinstance(operation, Add | Append)]
 
 
 def resolved(branch: Branch, entries: Mapping[str, Entry | None]) -> Branch:
@@ -259,16 +241,10 @@ def resolved(branch: Branch, entries: Mapping[str, Entry | None]) -> Branch:
     conditions: list[Condition] = []
     sums: dict[int, int] = {}
     for place, operation in enumerate(branch.operations):
-        if not isinstance(operation, Add | Append | Create):
+        if not isinstance(operation, Add | Append):
             operations.append(operation)
             continue
         entry = entries[operation.key]
-        if isinstance(operation, Create):
-            there = entry is not None
-            put = Put(operation.key, operation.value, lease=operation.lease)
-            operations.append(Get(operation.key) if there else put)
-            conditions.append(Condition(key=operation.key, target=Target.EXISTS, expected=there))
-            continue
         if isinstance(operation, Add):
             sums[place] = _sum(operation, entry)
             value = b"%d" % sums[place]
@@ -316,13 +292,13 @@ def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bo
         if not branch.rests_on:
             return leaf(branch, mark)
         look = Branch(operations=tuple(Get(condition.key) for condition in branch.rests_on))
-        return [_nested(branch.rests_on, leaf(branch, mark), leaf(look, _Mark.STALE))]
+        return nested(branch.rests_on, leaf(branch, mark), leaf(look, _Mark.STALE))
 
     requests = case(write.then, _Mark.THEN)
     if write.when:
-        requests = [_nested(write.when, requests, case(write.otherwise, _Mark.OTHERWISE))]
+        requests = nested(write.when, requests, case(write.otherwise, _Mark.OTHERWISE))
     if write.guard:
-        requests = [_nested(write.guard, requests, leaf(Branch(), _Mark.GUARD))]
+        requests = nested(write.guard, requests, leaf(Branch(), _Mark.GUARD))
     if receipt is None:
         return {"success": requests}
     as_known = Condition(key=receipt.key, target=Target.MOD_REVISION, expected=receipt.revision)
@@ -333,8 +309,24 @@ def transaction(write: Write, receipt: Receipt | None, *, hidden: str, fence: bo
     }
 
 
-def _nested(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> Fields:
-    return {"request_txn": {"compare": list(map(compare, conditions)), "success": success, "failure": failure}}
+def nested(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> list[Fields]:
+    """The transaction, within another one, that does this if all conditions hold and else that; see `unnested`."""
+    plain, if_any = _by_kind(conditions)
+    for one in if_any:
+        there = Condition(key=one.key, target=Target.EXISTS, expected=True)
+        is_so = Condition(key=one.key, target=Target.VALUE, expected=one.expected)
+        success = _if((there,), _if((is_so,), success, failure), success)
+    return _if(plain, success, failure)
+
+
+def _if(conditions: Sequence[Condition], success: list[Fields], failure: list[Fields]) -> list[Fields]:
+    return [{"request_txn": {"compare": list(map(compare, conditions)), "success": success, "failure": failure}}]
+
+
+def _by_kind(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
+    """Those that etcd has a word for, and the others."""
+    if_any = [condition for condition in conditions if condition.target is Target.VALUE_IF_ANY]
+    return [condition for condition in conditions if condition not in if_any], if_any
 
 
 def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
@@ -347,8 +339,11 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
             return [{"request_delete_range": {"key": key.encode()}}]
         case DeletePrefix(prefix=prefix):
             return [{"request_delete_range": range_of(span)} for span in spans(prefix, hidden)]
-        case Add() | Append() | Create():
-            raise AssertionError("what is added or created has been resolved")
+        case Create(key=key, value=value, lease=lease):
+            missing = Condition(key=key, target=Target.EXISTS, expected=False)
+            return _if((missing,), _requests(Put(key, value, lease=lease), hidden), _requests(Get(key), hidden))
+        case Add() | Append():
+            raise AssertionError("what is added has been resolved")
 
 
 def outcome(
@@ -363,15 +358,15 @@ def outcome(
     branch, mark = write.then, _Mark.THEN
     reread: list[str] = []
     if write.guard:
-        held, responses = _unnested(responses)
+        held, responses = unnested(write.guard, responses)
         if not held:
             branch, mark = Branch(), _Mark.GUARD
     if write.when and mark == _Mark.THEN:
-        held, responses = _unnested(responses)
+        held, responses = unnested(write.when, responses)
         if not held:
             branch, mark = write.otherwise, _Mark.OTHERWISE
     if branch.rests_on:
-        held, responses = _unnested(responses)
+        held, responses = unnested(branch.rests_on, responses)
         if not held:
             reread = [condition.key for condition in branch.rests_on]
             branch, mark = Branch(operations=tuple(map(Get, reread))), _Mark.STALE
@@ -392,9 +387,20 @@ def outcome(
     )
 
 
-def _unnested(responses: Sequence[pb.ResponseOp]) -> tuple[bool, Sequence[pb.ResponseOp]]:
+def unnested(
+    conditions: Sequence[Condition], responses: Sequence[pb.ResponseOp]
+) -> tuple[bool, Sequence[pb.ResponseOp]]:
+    """Whether the conditions of `nested` held, and what was answered to what was done then."""
     inner = responses[0].response_txn
-    return inner.succeeded, inner.responses
+    if not inner.succeeded:
+        return False, inner.responses
+    for _ in _by_kind(conditions)[1]:
+        inner = inner.responses[0].response_txn
+        if inner.succeeded:  # it is there, and is it so?
+            inner = inner.responses[0].response_txn
+            if not inner.succeeded:
+                return False, inner.responses
+    return True, inner.responses
 
 
 def _result(
@@ -403,6 +409,9 @@ def _result(
     match operation:
         case Get():
             return entry_in(raw[0].response_range)
+        case Create():
+            created = raw[0].response_txn
+            return revision if created.succeeded else entry_in(created.responses[0].response_range)
         case Delete():
             return raw[0].response_delete_range.deleted > 0
         case DeletePrefix():
@@ -441,6 +450,8 @@ def recovery(write: Write, found: Entry, *, hidden: str) -> Fields:
         for request in _requests(operation, hidden):
             if "request_range" in request:
                 requests.append({"request_range": {**request["request_range"], "revision": revision}})
+            elif isinstance(operation, Create):
+                requests.append({"request_range": range_of(operation.key, revision=found.mod_revision)})
             elif "request_delete_range" in request:
                 counted = {**request["request_delete_range"], "revision": revision, "count_only": True}
                 requests.append({"request_range": counted})
@@ -456,6 +467,10 @@ def recovered(write: Write, found: Entry, reply: pb.TxnResponse, *, hidden: str)
         match operation:
             case Get():
                 results.append(entry_in(next(raw).response_range))
+            case Create():
+                there = entry_in(next(raw).response_range)
+                assert there is not None, "it was there, or was written"
+                results.append(there if there.mod_revision < found.mod_revision else found.mod_revision)
             case Delete():
                 results.append(next(raw).response_range.count > 0)
             case DeletePrefix():

@@ -3,6 +3,10 @@
 Each write leaves a receipt, as `transactions` explains. When an answer was lost, the receipt says what came of the
 write (`_recovered`). If the receipts' lease has lapsed before an answer could be had, nobody can know any more, and the
 caller is told so.
+
+**Leases that a transaction grants** are granted just before it; but for those on which it creates a key unless that is
+there. The guess is that it is, as for all but the first who come, and with it the lease: then nothing need be granted.
+If it is not, etcd does nothing, and says that a lease is missing.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ from store.etcd.rpc.extra import etcd_pb2 as pb
 from store.etcd.transactions import (
     Receipt,
     Write,
-    alternatives,
     answer,
     normal,
     outcome,
@@ -31,13 +34,13 @@ from store.etcd.transactions import (
     rests_on,
     transaction,
 )
-from store.messages import Put, Revoke, Transact
+from store.messages import Create, Put, Revoke, Transact
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from store.etcd.codec import Fields
-    from store.etcd.members import RetryState
+    from store.etcd.members import Members, RetryState
     from store.etcd.reads import Reads
     from store.etcd.receipts import Receipts
     from store.etcd.transactions import Outcome
@@ -65,18 +68,11 @@ class Writes:
         """Carry out a write once, and give its response."""
         write = normal(request, guard)
         leases: list[int] = []
+        grants = _Grants(self._members, request, deadline)
+        own = next(filter(lambda it: it in grants or self._receipts.is_writers(it), _leases(write, Put)), None)
         try:
-            for grant in request.grants if isinstance(request, Transact) else ():
-                # One that turns out not to be needed lapses: others may have put keys on it meanwhile.
-                await leases_of.grant(self._members, grant.ttl, deadline, id=grant.id)
             write, leases = await self._on_leases(write, deadline)
-            *others, last = alternatives(write)
-            for write in others:  # each only reads if it does not succeed
-                done = await self._until_done(write, deadline, doubt)
-                if done.succeeded or done.refused:
-                    break
-            else:
-                done = await self._until_done(write := last, deadline, doubt)
+            done = await self._until_done(write, grants, own, deadline, doubt)
         except BaseException:
             await self._revoke(leases)
             raise
@@ -109,8 +105,11 @@ class Writes:
                 with contextlib.suppress(StoreError, Failure):
                     await leases_of.call(self._members, Revoke(lease=lease), anyio.current_time() + HANG_UP_WITHIN)
 
-    async def _until_done(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+    async def _until_done(
+        self, write: Write, grants: _Grants, own: int | None, deadline: float, doubt: RetryState
+    ) -> Outcome:
         """Carry out a write; again and again if what it adds to changes meanwhile."""
+        await grants.make(_leases(write, Put).keys() - _leases(write, Create).keys())
         keys = list(dict.fromkeys((*rests_on(write.then), *rests_on(write.otherwise))))
         entries: dict[str, Entry | None] = {}
         if keys:
@@ -120,7 +119,7 @@ class Writes:
             now = write
             if keys:
                 now = replace(write, then=resolved(write.then, entries), otherwise=resolved(write.otherwise, entries))
-            done = await self._once(now, deadline, doubt)
+            done = await self._once(now, grants, own, deadline, doubt)
             if not done.stale:
                 return done
             doubt.any = False  # that it was found stale is an answer: nothing was done
@@ -130,10 +129,13 @@ class Writes:
                 listing = await self._reads.get_many(keys, (), deadline)
                 entries.update(zip(keys, listing.entries, strict=True))
 
-    async def _once(self, write: Write, deadline: float, doubt: RetryState) -> Outcome:
+    async def _once(
+        self, write: Write, grants: _Grants, own: int | None, deadline: float, doubt: RetryState
+    ) -> Outcome:
         """Send a write until it is answered, so that it is done once."""
+        taken: Receipt | None = None
         while True:
-            receipt = await self._receipts.take(deadline)
+            receipt = taken = taken or await self._receipts.take(deadline, on=own)
             fenced = False
 
             def body(receipt: Receipt = receipt) -> Fields:
@@ -148,18 +150,23 @@ class Writes:
                     raise
                 return await self._delete_without_receipt(write, deadline, doubt)
             except LeaseNotFound:
+                if await grants.make(_leases(write, Create)):
+                    continue  # with the same receipt: an earlier copy may still be on its way
                 if doubt.any:
                     raise _nobody_knows(self._members.name) from None
-                if await self._receipts.stand(deadline):
+                if await self._receipts.stand(receipt, deadline):
                     raise
-                continue  # it was the receipts' lease that has lapsed
+                taken = None  # it was the receipts' lease that has lapsed
+                continue
             except StoreError as error:
                 if not doubt.any or isinstance(error, ConnectionLost | StoreTimeoutError):
                     raise
                 raise ConnectionLost(str(error), maybe_applied=True) from error
             done = outcome(write, receipt, reply, hidden=self._reads.hidden, fence=fenced)
             if done.mark is None and not doubt.any:
-                await self._receipts.stand(deadline)  # its lease has lapsed while we slept, and nothing was done
+                # Its lease has lapsed while we slept, and nothing was done.
+                await self._receipts.stand(receipt, deadline)
+                taken = None
                 continue
             if done.mark is None:
                 done = await self._recovered(write, receipt, done.found, deadline)
@@ -191,6 +198,31 @@ class Writes:
             deleted = pb.ResponseOp(response_delete_range=reply)
             reply = pb.TxnResponse(header=reply.header, succeeded=True, responses=[deleted])
         return outcome(write, None, reply, hidden=self._reads.hidden)
+
+
+class _Grants:
+    """The leases that a transaction grants, each once it is known to be needed; one that was not is not there."""
+
+    def __init__(self, members: Members, request: Request[Any], deadline: float) -> None:
+        self._members, self._deadline = members, deadline
+        self._to_make = {grant.id: grant.ttl for grant in request.grants} if isinstance(request, Transact) else {}
+
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._to_make
+
+    async def make(self, leases: Collection[int]) -> bool:
+        """Grant these, as far as they were not; return whether there were any."""
+        needed = self._to_make.keys() & set(leases)
+        for lease in needed:
+            await leases_of.grant(self._members, self._to_make[lease], self._deadline, id=lease)
+            del self._to_make[lease]  # from now on others may put keys on it: if it is not needed after all, it lapses
+        return bool(needed)
+
+
+def _leases(write: Write, kind: type[Put | Create]) -> dict[int, None]:
+    """Return the leases on which a write puts keys, or creates them; a set that keeps its order."""
+    operations = (*write.then.operations, *write.otherwise.operations)
+    return dict.fromkeys(one.lease for one in operations if isinstance(one, kind) and one.lease)
 
 
 def _nobody_knows(name: str) -> ConnectionLost:

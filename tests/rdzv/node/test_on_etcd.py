@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,8 @@ from rdzv import Closed, MembersLostError, NodesLost, QueueEmptyError, RoundSupe
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from rdzv.node.handler import Handler
+from store.etcd import members as members_room
+from store.etcd.rpc.connection import Connection
 from tests.guarantees.test_real_processes_handlers import PAUSED, told
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
@@ -162,6 +164,35 @@ async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> 
         infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))
         assert_one_round(infos)
         assert len(await infos[0].participants()) == NODES
+
+
+async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node that is not the first: it were nine and one. To connect costs two, and opens a watch."""
+    for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # nothing is asked again because the machine is busy
+        monkeypatch.setattr(members_room, name, 600.0)
+    asked: dict[Connection, list[str]] = {}
+    ask = Connection.ask
+
+    async def heard(self: Connection, method: str, *arguments: Any, **options: Any) -> Any:
+        if method != "Lease/LeaseKeepAlive":  # a matter of time
+            asked.setdefault(self, []).append(method)
+        return await ask(self, method, *arguments, **options)
+
+    monkeypatch.setattr(Connection, "ask", heard)
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
+        connecting = (stack.enter_async_context(rdzv.connect(f"{url}?min_nodes=3", node_id=name)) for name in "abc")
+        nodes = [await one for one in connecting]
+        observer = await stack.enter_async_context(rdzv.connect(url))
+        _, *others = [asked[connection] for connection in list(asked)[:3]]
+        meeting = [asyncio.create_task(nodes[0].next_rendezvous())]
+        while (await observer.status()).coordinator is None:  # noqa: ASYNC110  it is told by no event
+            await asyncio.sleep(0.02)
+        assert others == [["KV/Range"] * 2] * 2
+        infos = await asyncio.gather(*meeting, *(node.next_rendezvous() for node in nodes[1:]))
+        assert_one_round(infos)
+        assert [some[2:] for some in others] == [["Lease/LeaseGrant", "KV/Txn"]] * 2
+        assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
+        assert [some[4:] for some in others] == [["KV/Txn"]] * 2
 
 
 async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:

@@ -20,6 +20,7 @@ from store.errors import (
     AuthenticationError,
     ConditionFailed,
     ConnectionLost,
+    LeaseNotFound,
     LimitExceeded,
     ProtocolError,
     StoreError,
@@ -31,7 +32,7 @@ from store.etcd import choice as choice_room
 from store.etcd import members as members_room
 from store.etcd.client import Client
 from store.etcd.codec import Cluster, Failure, FailureKind
-from store.messages import Revoke
+from store.messages import CHOSEN_LEASE_LEAST, Create, Grant, Guarded, Revoke, TransactionResult
 from store.net.certificates import client_context
 from tests.store.etcd.test_members import time_is_over
 from tests.support.etcd import Etcd, encoded, serve_etcd
@@ -167,6 +168,141 @@ async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_w
         await lease.revoke()
         assert [entry.key.removeprefix(at) for entry in await client.list(at)] == ["n", "s"]
         assert losses.lost > 50
+
+
+class Asked(list[str]):
+    """The requests that a client makes."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__()
+        self._send = client.members._send
+        client.members._send = self.send  # type: ignore[assignment, method-assign]  # it listens
+
+    async def send(self, connection: Connection, method: str, *rest: Any) -> Any:
+        """In place of the members' own."""
+        self.append(method)
+        return await self._send(connection, method, *rest)
+
+
+def chosen() -> int:
+    """A lease's id, as one that a transaction grants."""
+    return CHOSEN_LEASE_LEAST + random.getrandbits(60)
+
+
+async def arrive(client: Client, at: str, name: str, *, own: int, shared: int) -> TransactionResult:
+    """Put one key on a lease of one's own, and others on one that all share, as a node does that arrives."""
+    return await client.transact(
+        when=[when.value_if_any(at + "settings") == b"x", when.missing(at + name)],
+        then=[
+            store.Put(at + name, b"", lease=own),
+            store.Put(at + "settings", b"x", lease=shared),
+            Create(at + "lease", name.encode(), lease=shared),
+        ],
+        otherwise=[store.Get(at + "settings")],
+        grants=[Grant(ttl=60, id=own), Grant(ttl=60, id=shared)],
+    )
+
+
+async def test_whoever_arrives_grants_one_lease_and_asks_once_more(etcd: Etcd, at: str) -> None:
+    """Each granted the lease that all share, was told that it is there, asked for its TTL, read what it would create,
+    and took another lease for its receipts."""
+    shared = chosen()
+    async with client_of(etcd.url) as first, client_of(etcd.url) as second:
+        created = await arrive(first, at, "a", own=chosen(), shared=shared)
+        assert created.results[2] == created.revision
+        leases = len(etcd.members[0].ask("lease/leases")["leases"])
+        asked = Asked(second)
+        found = await arrive(second, at, "b", own=(own := chosen()), shared=shared)
+        assert asked == ["Lease/LeaseGrant", "KV/Txn"]
+        assert isinstance(found.results[2], store.Entry)
+        assert (found.results[2].value, found.results[2].lease) == (b"a", shared)
+        assert len(etcd.members[0].ask("lease/leases")["leases"]) == leases + 1
+        await second.put(at + "b", b"again", lease=own)
+        assert asked[2:] == ["KV/Txn"]
+
+
+async def test_those_who_come_first_at_once_all_come(etcd: Etcd, at: str) -> None:
+    shared = chosen()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client_of(etcd.url)) for _ in range(5)]
+        arriving = (arrive(one, at, f"n{n}", own=chosen(), shared=shared) for n, one in enumerate(clients))
+        results = await asyncio.gather(*arriving)
+        assert all(result.succeeded for result in results)
+        assert sum(result.results[2] == result.revision for result in results) == 1
+
+
+async def test_a_value_that_may_be_missing_is_one_condition_and_what_is_done_otherwise_may_write(
+    etcd: Etcd, at: str
+) -> None:
+    async with client_of(etcd.url) as client:
+
+        async def write() -> TransactionResult:
+            return await client.transact(
+                when=[when.missing(at + "none"), when.value_if_any(at + "s") == b"x"],
+                then=[store.Put(at + "then", b"")],
+                otherwise=[store.Get(at + "s"), store.Put(at + "otherwise", b"")],
+            )
+
+        assert (await write()).succeeded
+        await client.put(at + "s", b"x")
+        assert (await write()).succeeded
+        assert await client.get(at + "otherwise") is None
+        await client.put(at + "s", b"y")
+        refused = await write()
+        assert not refused.succeeded
+        assert isinstance(refused.results[0], store.Entry)
+        assert refused.results[0].value == b"y"
+        assert await client.get(at + "otherwise") is not None
+        read = store.Get(at + "then")
+        assert (await client.call(Guarded(when=(when.value_if_any(at + "s") == b"y",), request=read))).entry
+        with pytest.raises(ConditionFailed):
+            await client.call(Guarded(when=(when.value_if_any(at + "s") == b"x",), request=read))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed: int) -> None:
+    shared = chosen()
+    async with client_of(etcd.url) as client:
+        losses = Losses(client, seed=seed, fates=("pass", "pass", "unsent", "unheard", "late"))
+        revisions = {}
+        for number in range(8):
+            result = await arrive(client, at, f"n{number}", own=chosen(), shared=shared)
+            assert result.succeeded
+            revisions[f"{at}n{number}"] = result.revision
+            created = result.results[2]
+            assert created.value == b"n0" if isinstance(created, store.Entry) else created == result.revision
+            assert isinstance(created, store.Entry) is (number > 0)
+        losses.fates = ("pass",)
+        assert {entry.key: entry.mod_revision for entry in await client.list(at + "n")} == revisions
+        assert losses.lost > 10
+
+
+async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(etcd: Etcd, at: str) -> None:
+    """Its receipt goes with its lease: after a lost answer, nobody can tell any more."""
+    async with client_of(etcd.url) as client:
+        await arrive(client, at, "a", own=(own := chosen()), shared=chosen())
+        losses = Losses(client, seed=1, fates=("unheard",))
+        writing = asyncio.create_task(client.put(at + "a", b"1", lease=own))
+        async with asyncio.timeout(30):
+            await losses.until(1)
+        etcd.members[0].ask("lease/revoke", ID=str(own))
+        losses.fates = ("pass",)
+        with pytest.raises(ConnectionLost) as caught:
+            await writing
+        assert caught.value.maybe_applied
+        with pytest.raises(LeaseNotFound):
+            await client.put(at + "a", b"2", lease=own)
+
+
+async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(etcd: Etcd, at: str) -> None:
+    """It was taken for as fresh as the attempt that used it, and could lapse long before it was renewed."""
+    async with client_of(etcd.url) as client:
+        asked, own = Asked(client), chosen()
+        for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
+            put = store.Put(at + "a", b"", lease=own)
+            result = await client.transact(when=[condition], then=[put], grants=[Grant(ttl=60, id=own)])
+            assert result.succeeded is succeeds
+        assert asked == ["Lease/LeaseGrant", "KV/Txn", "Lease/LeaseGrant", "Lease/LeaseKeepAlive", "KV/Txn"]
 
 
 async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(etcd: Etcd, at: str) -> None:

@@ -21,7 +21,7 @@ from store.etcd.transactions import (
     rests_on,
     transaction,
 )
-from store.messages import Add, Append, Delete, DeletePrefix, Entry, Get, Put, Transact
+from store.messages import Add, Append, Create, Delete, DeletePrefix, Entry, Get, Put, Transact
 
 RECEIPT = Receipt(key="rec/1", revision=9, lease=77)
 HIDDEN = "rec/"
@@ -104,6 +104,18 @@ def test_an_outcome_without_anything_in_it_is_still_one() -> None:
     reply = pb.TxnResponse(header=pb.ResponseHeader(revision=12), succeeded=True, responses=[nested])
     done = outcome(write, RECEIPT, reply, hidden=HIDDEN)
     assert (done.succeeded, done.stale, done.refused, done.results, done.receipt) == (False, False, False, (), 9)
+
+
+def test_a_key_that_was_created_is_told_from_one_that_was_there_after_a_lost_answer() -> None:
+    write = Write(then=Branch(operations=(Create("mine", b"1"), Create("theirs", b"1"))))
+    found = Entry(key="rec/1", value=b"then", create_revision=2, mod_revision=50)
+    asked = [request["request_range"] for request in recovery(write, found, hidden=HIDDEN)["success"]]
+    assert [(each["key"], each["revision"]) for each in asked] == [(b"mine", 50), (b"theirs", 50)]
+    kvs = [pb.KeyValue(key=key, value=b"0", mod_revision=at) for key, at in ((b"mine", 50), (b"theirs", 7))]
+    ranges = [pb.RangeResponse(kvs=[kv]) for kv in kvs]
+    reply = pb.TxnResponse(responses=[pb.ResponseOp(response_range=each) for each in ranges])
+    mine, theirs = recovered(write, found, reply, hidden=HIDDEN).results
+    assert (mine, theirs.mod_revision) == (50, 7)
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
