@@ -23,6 +23,7 @@ import contextlib
 import heapq
 import random
 import sys
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
@@ -40,6 +41,7 @@ Ts = TypeVarTuple("Ts")
 START = 1000.0  # not 0: no real clock begins there, so that code which takes 0 for "never" is found out
 LATE = 1e-9  # seconds; what a timer is late, so that a rounding between two clocks never makes it early
 BUSY_TURNS = 2_000  # turns without any time passing: from there on, each takes some ...
+BUSY_TURNS_EACH = 20  # (more where there are more than a hundred processes: each may have something to do by now)
 BUSY_SECONDS = 1e-4  # ... namely so much
 BURIAL_STEPS_MAX = 100_000
 
@@ -79,7 +81,7 @@ class Timeline:
             self._run(until)
 
     def _run(self, until: float) -> None:
-        spins = 0
+        spins, busy = 0, max(BUSY_TURNS, BUSY_TURNS_EACH * len(self.hosts))
         while True:
             while self.runnable or self.corpses:
                 self._bury()
@@ -88,9 +90,9 @@ class Timeline:
                 if self.problem is not None:
                     raise self.problem
                 spins += 1
-                if spins > BUSY_TURNS:
+                if spins > busy:
                     break
-            if spins > BUSY_TURNS and self.runnable:
+            if spins > busy and self.runnable:
                 # Somebody waits by asking again and again, as anyio does around a shield: that, too, takes time.
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()
@@ -206,6 +208,7 @@ class Host(asyncio.AbstractEventLoop):
         self._grave: list[tuple[float, int, _TimedCall]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
+        self._tasks: weakref.WeakSet[_Task] = weakref.WeakSet()  # asyncio's own set is of the tasks of all processes
         self.paused: bool = False
         self.dead: bool = False
 
@@ -245,10 +248,9 @@ class Host(asyncio.AbstractEventLoop):
         self._grave_time, self._grave = self.time(), []
         self.paused = False
         for step in range(BURIAL_STEPS_MAX):
-            tasks = asyncio.all_tasks(self) if step % 1000 == 0 or not (self._ready or self._grave) else set()
+            tasks = self._unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
-                if isinstance(task, _Task):
-                    task.say_nothing_when_destroyed()
+                task.say_nothing_when_destroyed()
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
@@ -258,7 +260,10 @@ class Host(asyncio.AbstractEventLoop):
                 self._ready.append(handle)
             elif not tasks:
                 return
-        raise AssertionError(f"{self.name} cannot be buried: {asyncio.all_tasks(self)}")
+        raise AssertionError(f"{self.name} cannot be buried: {self._unfinished()}")
+
+    def _unfinished(self) -> list[_Task]:
+        return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
 
@@ -348,7 +353,9 @@ class Host(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
-        return _Task(coro, loop=self, **options)
+        task = _Task(coro, loop=self, **options)
+        self._tasks.add(task)
+        return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what a thread would do, a moment later."""

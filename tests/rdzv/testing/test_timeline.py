@@ -131,3 +131,43 @@ def test_what_goes_wrong_in_a_process_is_raised_where_time_is_let_pass() -> None
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         timeline.run(1001.0)
     timeline.end()
+
+
+def test_many_processes_that_all_have_something_to_do_take_no_time_for_it() -> None:
+    """Else a simulated barrier of a thousand nodes took three seconds: of the simulation's, not of the barrier's."""
+    timeline = Timeline()
+    done: list[float] = []
+
+    async def be_busy() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)  # a turn, and no time
+        done.append(timeline.now)
+
+    hosts = [timeline.host(f"{number}") for number in range(250)]
+    for host in hosts:
+        host.start(be_busy())
+    timeline.run(1000.0)
+    assert done == [1000.0] * 250
+    timeline.end()
+
+
+def test_a_process_that_dies_takes_its_own_tasks_with_it_and_no_others() -> None:
+    timeline = Timeline()
+    ended: list[str] = []
+
+    async def live(name: str) -> None:
+        try:
+            await anyio.sleep(5.0)
+        except asyncio.CancelledError:
+            ended.append(f"{name} is cancelled")
+            raise
+        ended.append(f"{name} has slept")
+
+    one, other = timeline.host("a"), timeline.host("b")
+    one.start(live("a"))
+    other.start(live("b"))
+    timeline.run(1001.0)
+    one.die()
+    timeline.run(1006.0)
+    assert ended == ["a is cancelled", "b has slept"]
+    timeline.end()
