@@ -158,9 +158,9 @@ class Leases:
 
     def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
         """The connection of `peer` was made by this process, which is alive; it takes the place of `previous`."""
-        known = self._processes.connected(peer, process, previous=previous)
-        if known is not None:
-            self._spare(known)
+        back = self._processes.connected(peer, process, previous=previous)
+        if back is not None:
+            self._spare(back)
 
     def peer_closed(self, peer: int, how: Closing) -> None:
         """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left, or less."""

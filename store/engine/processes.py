@@ -74,7 +74,8 @@ class Processes:
         """A connection of a process was made; `previous` is the one whose place it takes, if any.
 
         Returns:
-            The process, if it was known; it is alive. None for a new one, or if the client does not say which it is.
+            The process, if it was known and had no connection left: it may be taken for dead, and is alive. None for
+            any other, of which nobody doubts that it is alive, or if the client does not say which it is.
         """
         if previous is not None:  # its end, which may not have been seen yet, is no news any more
             self._detach(previous)
@@ -82,10 +83,11 @@ class Processes:
             return None
         known = self._by_id.get(id)
         process = known or Process(id=id)
+        in_doubt = not process.peers
         self._by_id[id] = self._of_peer[peer] = process
         process.peers.add(peer)
         process.cut = False
-        return known
+        return known if in_doubt else None
 
     def closed(self, peer: int, how: Closing, *, now: float) -> Verdict:
         """A connection has ended; `now` is served time, as leases know it."""

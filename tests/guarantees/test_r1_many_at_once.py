@@ -15,7 +15,7 @@ ROUND_TRIPS_OF_FIRST = (
 ROUND_TRIPS_AGAIN = 5
 
 
-def test_two_hundred_that_call_at_once_wait_for_round_trips_alone_and_ask_three_times_each() -> None:
+def test_r1_two_hundred_that_call_at_once_wait_for_round_trips_alone_and_ask_three_times_each() -> None:
     first, again = measure(200)
     assert first.seconds <= ROUND_TRIPS_OF_FIRST * ROUND_TRIP_MOST
     assert again.seconds <= ROUND_TRIPS_AGAIN * ROUND_TRIP_MOST

@@ -110,3 +110,15 @@ def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes.closed(2, Closing.DROPPED, now=0.0)
     assert len(processes) == 0
     processes.closed(2, Closing.DROPPED, now=0.0)
+
+
+def test_one_that_connects_beside_another_connection_is_not_in_doubt() -> None:
+    """Else each connection of a process that carries thousands of nodes went through the leases of all of them."""
+    processes = several(B)
+    holding(processes, A, 10)
+    assert processes.connected(11, A, previous=None) is None
+    assert dead(processes, 10) == []
+    assert dead(processes, 11) == [A]
+    back = processes.connected(12, A, previous=None)
+    assert back is not None
+    assert back.id == A
