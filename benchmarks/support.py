@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 import store
+from store.net.collector import keep_collections_short, short_collections
 from store.net.threads import loop_factory
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _serve(pipe: Connection) -> None:
             pipe.send(server.url)
             await asyncio.Event().wait()
 
-    run(serve())
+    with short_collections():  # as `rdzv serve` has it
+        run(serve())
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -154,9 +156,14 @@ def peak_memory(pid: int | None) -> int:
 
 
 def as_in_a_process_of_its_own() -> None:
-    """A node does not pay for the garbage collector's walks over all the others that happen to share its process."""
+    """A node does not pay for the garbage collector's walks over all the others that happen to share its process.
+
+    Nor for those that come while this one joins: what survives a collection of young objects is looked at no more. With
+    500 nodes in a process that was 40 % of what a node seemed to take.
+    """
     gc.collect()
     gc.freeze()
+    keep_collections_short()
 
 
 def shares(total: int, parts: int) -> list[range]:
