@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import pty
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 
 import rdzv
 import store
 from rdzv.core.history import Chapter, History, Incident
 from rdzv.display.history import account, timeline
 from rdzv.display.pages import timeline_page
+
+if TYPE_CHECKING:
+    from aiohttp import ClientWebSocketResponse
 
 COLUMNS, LINES = 120, 40
 NOON = 1_800_000_000.0
@@ -68,17 +72,66 @@ def write_timeline(path: Path, nodes: int, rounds: int) -> None:
     path.write_text(timeline_page(timeline("job-7", history), account("job-7", history)), encoding="utf-8")
 
 
-def shoot(url: str, path: Path, *, width: int = 1100, height: int = 700) -> None:
-    """Take a picture of a page."""
+DRAWN = """new Promise((done) => {
+    const look = () => document.querySelector("#timeline canvas") ? done() : setTimeout(look, 50);
+    look();
+})"""
+SETTLED = "new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
+
+
+async def shoot(url: str, path: Path, *, width: int = 1100, height: int = 700) -> None:
+    """Take a picture of a page once its timeline is drawn.
+
+    A page that listens for events is never done loading, so that `chromium --screenshot` takes it too early, or late.
+    """
+    import aiohttp
+
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is not installed")
-    with tempfile.TemporaryDirectory() as folder:
-        # A page that listens for events is never done loading: it is given some seconds.
-        switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--timeout=9000"]
-        place = [f"--user-data-dir={folder}", f"--window-size={width},{height}", f"--screenshot={path}"]
-        command = [chromium, *switches, *place, url]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)  # noqa: S603  what is looked for above
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        switches = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-port=0"]
+        place = [f"--user-data-dir={folder}", f"--window-size={width},{height}", "about:blank"]
+        process = await asyncio.create_subprocess_exec(
+            chromium, *switches, *place, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stderr is not None
+            with anyio.fail_after(60):
+                async for line in process.stderr:
+                    if listens := re.search(rb"DevTools listening on ws://([^/]+)/", line):
+                        break
+                else:
+                    sys.exit("Chromium has ended")
+                async with aiohttp.ClientSession() as session:
+                    async with session.get(f"http://{listens[1].decode()}/json/list") as answer:
+                        (target,) = [one for one in await answer.json() if one["type"] == "page"]
+                    async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                        picture = await _picture(socket, url, width=width, height=height)
+            await anyio.Path(path).write_bytes(picture)
+        finally:
+            process.kill()
+            await process.wait()
+
+
+async def _picture(socket: ClientWebSocketResponse, url: str, *, width: int, height: int) -> bytes:
+    asked = 0
+
+    async def call(method: str, **params: object) -> dict[str, Any]:
+        nonlocal asked
+        asked += 1
+        await socket.send_json({"id": asked, "method": method, "params": params})
+        while (told := await socket.receive_json()).get("id") != asked:
+            pass
+        result: dict[str, Any] = told["result"]
+        return result
+
+    window = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    await call("Emulation.setDeviceMetricsOverride", **window)
+    await call("Page.navigate", url=url)
+    for expression in (DRAWN, SETTLED):
+        await call("Runtime.evaluate", expression=expression, awaitPromise=True)
+    return base64.b64decode((await call("Page.captureScreenshot", format="png"))["data"])
 
 
 async def shoot_page(path: Path) -> None:
@@ -95,7 +148,7 @@ async def shoot_page(path: Path) -> None:
             await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
             await handlers.pop(2).aclose()
             await anyio.sleep(2)
-            await anyio.to_thread.run_sync(lambda: shoot(f"http://127.0.0.1:{port}/", path, height=900))
+            await shoot(f"http://127.0.0.1:{port}/", path, height=1000)
         finally:
             for handler in handlers:
                 await handler.aclose()
@@ -140,7 +193,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as pages:
         page = Path(pages) / "timeline.html"
         write_timeline(page, 16, 24)
-        shoot(page.as_uri(), folder / "timeline.png", height=500)
+        asyncio.run(shoot(page.as_uri(), folder / "timeline.png", height=500))
     asyncio.run(shoot_page(folder / "page.png"))
 
 

@@ -25,6 +25,33 @@ COUNTERS = {
     "commits": "Commits to the disk.",
     "commit_seconds": "Seconds that commits to the disk have taken.",
 }
+GAUGES = {
+    "revision": "The last revision: one step per change.",
+    "keys": "Keys that it holds.",
+    "stored_bytes": "Bytes of keys and values.",
+    "groups": "Groups of keys whose share is limited: the runs.",
+    "group_parts": "How many parts of a key name its group.",
+    "history_bytes": "Bytes of changes that are kept for watches to resume from.",
+    "compacted_revision": "The last revision of which the change is not kept any more.",
+    "leases": "Leases that are alive.",
+    "watches": "Watches that are open.",
+    "waits": "Requests that wait for a key.",
+    "parked_bytes": "Bytes of requests that wait.",
+    "sessions": "Sessions of clients, also of those that are away.",
+    "replies_bytes": "Bytes of replies that are kept until they are acknowledged.",
+    "memory_bytes": "Bytes that all of this takes, as memory_bytes_max counts them.",
+    "connections": "Connections that are open.",
+    "outbox_bytes": "Bytes that wait to be sent.",
+    "inbox_bytes": "Bytes that were received, and are not carried out.",
+    "journal_bytes": "Bytes of the journal on the disk.",
+    "uptime_seconds": "Since the server was started.",
+    "session_ttl_seconds": "For how long a session is kept whose client is away.",
+    "handshake_timeout_seconds": "Within which a client must say hello.",
+    "frame_timeout_seconds": "Within which a frame that was begun must be whole.",
+}
+"""Of figures that are not here, the name says what they are."""
+
+IN_SECONDS = ("uptime", "_ttl", "_timeout")
 OF_RUNS = {
     "members": "Live members of the last round.",
     "waiting": "Nodes that wait for the next round.",
@@ -84,7 +111,8 @@ class Metrics:
             elif name.endswith("_max"):
                 limits.add_metric([name], value)
             else:
-                yield GaugeMetricFamily(f"rdzv_store_{name}", f"{name} of rdzv stats.", value=value)
+                full = f"{name}_seconds" if name.endswith(IN_SECONDS) else name
+                yield GaugeMetricFamily(f"rdzv_store_{full}", GAUGES.get(full, f"{name} of rdzv stats."), value=value)
         yield limits
         for name, text in OF_RUNS.items():
             gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run"])

@@ -78,6 +78,8 @@ async def test_health_metrics_and_runs_are_answered() -> None:
             async with session.get("/metrics") as answer:
                 lines = (await answer.text()).splitlines()
                 assert answer.content_type == "text/plain"
+            assert [line for line in lines if line.endswith("of rdzv stats.")] == [], "each figure says what it is"
+            assert any(line.startswith("rdzv_store_uptime_seconds ") for line in lines)
             assert 'rdzv_run_members{run="job"} 1.0' in lines
             assert 'rdzv_run_phase{phase="complete",run="job"} 1.0' in lines
             assert any(line.startswith("rdzv_store_requests_total ") for line in lines)
