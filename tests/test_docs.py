@@ -9,6 +9,7 @@ import importlib.util
 import re
 import shlex
 import sys
+import tomllib
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -137,7 +138,37 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-COMMANDS = sorted({line for line in lines_of_shell() if line.startswith("rdzv ")})
+def commands_of_rdzv() -> Iterator[str]:
+    """Those on a line of their own, and those within another command: `srun ... rdzv run slurm`, `"$(rdzv token)"`."""
+    for line in lines_of_shell():
+        inner = re.findall(r"\$\((rdzv [^)]*)\)|\(.*?; (rdzv [^)]*)\)", line)
+        yield from (first or second for first, second in inner)
+        words = line.partition(" rdzv ")
+        if line.startswith("rdzv "):
+            yield line
+        elif words[0].split()[:1] == ["srun"]:
+            yield f"rdzv {words[2]}"
+
+
+COMMANDS = sorted(set(commands_of_rdzv()))
+
+
+def test_commands_within_others_are_looked_at_too() -> None:
+    assert {"rdzv token", "rdzv run slurm -- python train.py"} <= set(COMMANDS)
+    starts = {line.split()[0] for line in lines_of_shell() if re.match(r"[\w./-]+ ", line)}
+    assert "rdzv" in starts
+
+
+def test_every_extra_that_is_to_be_installed_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {
+        extra
+        for page in PAGES
+        for found in re.findall(r"'(?:rdzv|\.)\[([\w,]+)\]'", page.read_text(encoding="utf-8"))
+        for extra in found.split(",")
+    }
+    assert named >= {"torch", "http", "live", "etcd"}
+    assert named <= set(extras)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -28,7 +28,25 @@ async def test_a_stranger_tests_a_training_with_the_fixture() -> None:
         assert "5 passed" in pytest_run.written()
 
 
-@pytest.mark.parametrize("sample", re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+SAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+OF_PROCESSES = [sample for sample in SAMPLES if "testing.processes(" in sample]
+
+TRAINS = """
+import os, time
+print("step 3", flush=True)
+while int(os.environ["RDZV_NODE_ID"][-1]) == 2:
+    time.sleep(0.1)  # until it is killed
+"""
+
+
+async def test_the_sample_of_real_processes_runs_as_it_stands(tmp_path: Path) -> None:
+    (sample,) = OF_PROCESSES
+    (tmp_path / "train.py").write_text(TRAINS)
+    async with start(sys.executable, "-c", sample, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as child:
+        assert await child.wait(timeout=90) == 0, child.written()
+
+
+@pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample not in OF_PROCESSES])
 def test_what_the_page_shows_is_what_the_example_has(sample: str) -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in PROJECT.glob("*.py"))
     for part in sample.strip().split("\n\n\n"):

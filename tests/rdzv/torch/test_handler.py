@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 import rdzv
 import store.sync
 from rdzv.backends.registry import rendezvous_handler_registry
-from tests.support.processes import free_port, require
+from tests.support.processes import ROOT, free_port, require
 
 require("torch")  # what follows cannot be imported without
 
@@ -387,3 +388,27 @@ def test_a_run_without_a_name_ends_with_its_last_node(url: str, caplog: pytest.L
         assert joining.result(20).world_size == 1
         assert not after.is_closed()
         after.shutdown()
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINES_OF_TORCHRUN = sorted(
+    {line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("torchrun --")}
+)
+
+
+@pytest.mark.parametrize("line", LINES_OF_TORCHRUN)
+def test_every_line_of_torchrun_in_the_docs_is_one_that_torchrun_and_we_take(line: str) -> None:
+    from torch.distributed import run
+
+    config, _, words = run.config_from_args(run.parse_args(shlex.split(line)[1:]))
+    assert words[-1] == "train.py"
+    assert config.rdzv_backend == "rdzv"
+    nodes = config.min_nodes, config.max_nodes
+    settings = dict(config.rdzv_configs)
+    parameters = api.RendezvousParameters("rdzv", config.rdzv_endpoint, config.run_id, *nodes, None, **settings)
+    handler = TorchRendezvousHandler(parameters)  # which connects to nothing before it is needed
+    assert handler.get_run_id() == "job-7"
+
+
+def test_the_docs_have_lines_of_torchrun() -> None:
+    assert len(LINES_OF_TORCHRUN) >= 2
