@@ -41,7 +41,7 @@ class RendezvousHandler(ABC):
             RendezvousTimeoutError: Too few nodes came in time.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousStateError: The store holds something that is not a rendezvous.
-            RendezvousGracefulExitError: This node was a spare, and is not needed any more.
+            RendezvousGracefulExitError: This node was a spare, and is not needed any more; or it is to leave.
         """
 
     @abstractmethod

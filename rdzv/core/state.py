@@ -615,10 +615,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """A node is to leave, by a moment on this node's clock."""
+    """A node is to leave, by a moment on this node's clock; the revision is that of the announcement."""
 
     until: float
     reason: str
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -341,10 +341,14 @@ async def put_drain(store: Store, keys: Keys, node_id: str, drain: Drain) -> Non
     Raises:
         RendezvousStateError: No such node is in the run.
     """
-    record = await store.get(keys.node(node_id))
-    if record is None:
-        raise RendezvousStateError(f"no node {node_id} is in run {keys.run_id}; `rdzv status` names those that are")
-    await store.put(keys.draining(node_id), drain.pack(), lease=record.lease)
+    while True:
+        record = await store.get(keys.node(node_id))
+        if record is None:
+            raise RendezvousStateError(f"no node {node_id} is in run {keys.run_id}; `rdzv status` names those that are")
+        put = Put(keys.draining(node_id), drain.pack(), lease=record.lease)
+        # Else it may have gone meanwhile, and another process of its name be told to leave.
+        if (await store.transact(when=(when.mod_revision(record.key) == record.mod_revision,), then=(put,))).succeeded:
+            return
 
 
 async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: float) -> None:

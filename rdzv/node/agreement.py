@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.keys import Keys
+    from rdzv.core.state import Head, Leaving
     from rdzv.core.view import View
     from rdzv.membership import Membership
     from rdzv.node.store_session import Link
@@ -183,11 +184,13 @@ class Steps:
     Args:
         keys: The run's keys.
         node_id: Which node.
+        leaving: What was announced of its leaving, if it is to leave.
     """
 
-    def __init__(self, keys: Keys, node_id: str) -> None:
+    def __init__(self, keys: Keys, node_id: str, *, leaving: Callable[[Head], Leaving | None]) -> None:
         self._keys = keys
         self._node_id = node_id
+        self._leaving = leaving
         self._answered: Membership | None = None
         self._closed_at: float | None = None
 
@@ -231,5 +234,5 @@ class Steps:
 
     def _next_drain(self, link: Link) -> float | None:
         """When this node is to leave, if it is."""
-        leaving = link.follower.head.drains.get(self._node_id)
+        leaving = self._leaving(link.follower.head)
         return leaving.until if leaving is not None else None

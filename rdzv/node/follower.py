@@ -160,7 +160,8 @@ class Follower:
             drains = {node_id: leaving for node_id, leaving in head.drains.items() if node_id != drained}
             if put:
                 drain = Drain.unpack(event.value)
-                drains[drained] = Leaving(until=self._store.time() + drain.within, reason=drain.reason)
+                until = self._store.time() + drain.within
+                drains[drained] = Leaving(until=until, reason=drain.reason, revision=event.revision)
             return replace(head, drains=drains)
         if event.key.startswith(keys.bans):
             if put and event.key == self._own_ban_key:

@@ -190,7 +190,7 @@ class Handler(RendezvousHandler):
             RendezvousClosedError: The run is closed; the message has the reason.
             RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
             RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
-            RendezvousGracefulExitError: This node was a spare, and the run is closed.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it waits, and is to leave.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.

@@ -420,7 +420,7 @@ class Node:
     @property
     def is_draining(self) -> bool:
         """Whether this node is to leave; from any thread."""
-        return self.node_id in self.head.drains
+        return self.part.drained(self.head) is not None
 
     async def drain(self, node_id: str, *, within: float, reason: str = "") -> None:
         """Announce that a node is to leave; see `Handler.drain`."""

@@ -291,6 +291,17 @@ class Cluster:
         draining.add_done_callback(self._note)
         return Done(None)
 
+    def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
+        """Announce another minimum or maximum of the run, as `rdzv resize` does."""
+        connected = [node for node in self.nodes if node.at_work and node.handlers]
+        if not connected:
+            raise RendezvousStateError("no node has connected yet: call `advance` before `resize`")
+        inner = connected[0].handlers[-1].node
+        numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
+        self.say(f"the run is resized: {numbers}")
+        inner.loop.start(inner.resize(min_nodes=min_nodes, max_nodes=max_nodes)).add_done_callback(self._note)
+        return Done(None)
+
     def stop_store(self, seconds: float) -> Done[None]:
         """Kill the store, and start it again after so long, with what its disk has; without a disk, with nothing."""
         if self._store.up:
@@ -449,7 +460,7 @@ class Cluster:
         if seconds is not None:
             self._director.call_later(seconds, action)
 
-    def _note(self, done: Future[None]) -> None:
+    def _note(self, done: Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None:
             self.say(f"in vain: {error}")

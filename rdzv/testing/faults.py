@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    _Later = tuple[float, Callable[[], object]]
+    """When something is to happen, and what."""
 
 __all__ = ["FAULTS", "deal"]
 
-FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store")
-"""What may befall a cluster. Who is killed or drained is replaced after a while, so that the run can go on."""
+FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store", "resize")
+"""What may befall a cluster. After a while, who is killed or drained is replaced, and a run that was resized gets its
+maximum back, so that it can go on."""
 
 SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 """Seconds that a fault lasts, about: less than `disconnect_ttl`, than `ttl`, and more than both."""
@@ -21,6 +27,7 @@ class _Cluster(Protocol):
     """What can befall a cluster; see `cluster.Cluster`."""
 
     nodes: list[Any]
+    settings: dict[str, Any]
 
     def advance(self, seconds: float) -> object: ...
     def kill(self, node: int) -> object: ...
@@ -31,6 +38,7 @@ class _Cluster(Protocol):
     def cut(self, node: int, seconds: float) -> object: ...
     def reset(self, node: int) -> object: ...
     def drain(self, node: int, within: float) -> object: ...
+    def resize(self, *, max_nodes: int) -> object: ...
     def stop_store(self, seconds: float) -> object: ...
     def pause_store(self, seconds: float) -> object: ...
 
@@ -53,7 +61,7 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
         raise ValueError(f"there is no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
     moments = sorted(rng.uniform(0.0, during) for _ in range(rng.randint(1, most)))
     now = over_at = 0.0
-    back_at: list[tuple[float, int]] = []  # who comes back then; -1: somebody new
+    back_at: list[_Later] = []
     for moment in moments:
         now = _advance(cluster, now, moment, back_at)
         kind = rng.choice(list(faults))
@@ -71,10 +79,10 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
             match kind:
                 case "kill":
                     cluster.kill(node)
-                    back_at.append((moment + seconds, node))
+                    back_at.append((moment + seconds, partial(cluster.restart, node)))
                 case "drain":
                     cluster.drain(node, within=rng.choice((5.0, 30.0)))
-                    back_at.append((moment + seconds, -1))
+                    back_at.append((moment + seconds, cluster.join))
                 case "pause":
                     cluster.pause(node, seconds)
                 case "hang":
@@ -83,19 +91,26 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
                     cluster.cut(node, seconds)
                 case "reset":
                     cluster.reset(node)
+                case "resize":
+                    least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
+                    cluster.resize(max_nodes=rng.randint(least, most + 2))
+                    back_at.append((moment + seconds, partial(_resize_back, cluster, most)))
     _advance(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
 
 
-def _advance(cluster: _Cluster, now: float, until: float, back_at: list[tuple[float, int]]) -> float:
-    """Let time pass, and nodes come back whose time has come; returns the time it is then."""
-    back_at.sort()
+def _resize_back(cluster: _Cluster, most: int) -> None:
+    """Give a run its maximum back, unless nobody is left who could."""
+    if any(node.at_work and node.handlers for node in cluster.nodes):
+        cluster.resize(max_nodes=most)
+
+
+def _advance(cluster: _Cluster, now: float, until: float, back_at: list[_Later]) -> float:
+    """Let time pass, and what was put off happen when its time has come; returns the time it is then."""
+    back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
-        at, node = back_at.pop(0)
+        at, action = back_at.pop(0)
         cluster.advance(max(at - now, 0.0))
         now = max(at, now)
-        if node < 0:
-            cluster.join()
-        else:
-            cluster.restart(node)
+        action()
     cluster.advance(max(until - now, 0.0))
     return max(until, now)

@@ -2,6 +2,7 @@
 
 python -m tests.chaos                                five minutes
 python -m tests.chaos --seconds 30 --seed 7          what the suite plays
+python -m tests.chaos --announced                    drains and resizes, with kills and outages between them
 python -m tests.chaos --store etcd://127.0.0.1:2379  over a store that is there already
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import random
 import sys
 
+from tests.chaos.announced import announced_chaos
 from tests.chaos.checker import Violation
 from tests.chaos.runner import chaos
 
@@ -23,13 +25,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--store", metavar="URL", help="instead of a durable store of our own")
+    parser.add_argument("--announced", action="store_true", help="drains and resizes, of nodes that use rounds()")
     parser.add_argument("--quietly", action="store_true", help="say only what came of it")
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)
+    play = announced_chaos if chosen.announced else chaos
     say = (lambda _: None) if chosen.quietly else print
     try:
         outcome = asyncio.run(
-            chaos(seconds=chosen.seconds, seed=chosen.seed, nodes=chosen.nodes, url=chosen.store, say=say)
+            play(seconds=chosen.seconds, seed=chosen.seed, nodes=chosen.nodes, url=chosen.store, say=say)
         )
     except Violation as violation:
         print("\n".join([str(violation), *getattr(violation, "__notes__", ())]), file=sys.stderr)

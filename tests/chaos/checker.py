@@ -1,4 +1,4 @@
-"""Pure: what the nodes of a chaotic run have written down, held against promises R2, R3, R5 and R9.
+"""Pure: what the nodes of a chaotic run have written down, held against promises R2, R3, R5, R9, R21 and R23.
 
 A *stay* is one node's time in one round: from `in` until it says that it leaves, or is told that it was dropped, or is
 killed. What is checked:
@@ -8,6 +8,8 @@ R2  A write to a round that began after somebody was in a later one was not ackn
     current at once whatever a zombie believes. And a node that nobody meddled with is not in a round any more when a
     later one completes.
 R5  When a member is killed, each other stay in that round ends, or hears that it is lost, within a bounded time.
+R21 No round has two steps at which members stop, and none stops in the middle of one.
+R23 No round ends in any other way unless something was done that nobody was told of before.
 R9  A node that stood still for longer than its TTL does not stay in the round it was in.
 
 Bounds on time count from the last meddling with the node that is to be told, or with the store.
@@ -20,9 +22,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Fault", "Stay", "Violation", "check", "stays_of"]
+__all__ = ["Fault", "Stay", "Violation", "check", "check_stops", "false_alarms", "stays_of"]
 
 Line = dict[str, Any]
+
+SEEN_LATER = 3.0
+"""In seconds: what is done just before a round comes about may end it, as it is noticed a little later."""
 
 
 class Violation(AssertionError):
@@ -119,6 +124,53 @@ def check(
     _check_exclusive(stays, writes, faults, first_in)
     _check_told(rounds, faults, told_within=told_within, over_at=over_at)
     _check_paused(stays, faults, ttl=ttl, told_within=told_within, over_at=over_at)
+
+
+def check_stops(lines: list[tuple[str, Line]], faults: list[Fault]) -> None:
+    """Hold how members of `rounds()` have left their rounds against the promises.
+
+    Args:
+        lines: Of all processes, each with its node.
+        faults: What was done, and not announced.
+
+    Raises:
+        Violation: Naming the promise, and what was seen.
+    """
+    stops: dict[int, dict[int, str]] = defaultdict(dict)  # by round: at which step who
+    began = {(node, line["round"]): line["at"] for node, line in lines if line["what"] == "in"}
+    for node, line in lines:
+        if line["what"] != "leaving":
+            continue
+        number, end = line["round"], line["end"]
+        if end == "agreed":
+            stops[number][line["step"]] = node
+            if len(stops[number]) > 1:
+                raise Violation(f"R21: round {number} has {len(stops[number])} steps to stop at: {stops[number]}")
+            if line["begun"] is not None:
+                raise Violation(f"R23: {node} had begun a step when all left round {number}: {line}")
+        elif end != "closed":
+            since = began[node, number] - SEEN_LATER
+            if not any(fault.began <= line["at"] and fault.ended >= since for fault in faults):
+                raise Violation(f"R23: nothing was done that could have ended round {number} so: {node}, {line}")
+
+
+def false_alarms(stays: list[Stay], faults: list[Fault]) -> int:
+    """How many members were lost, of which no more had befallen any but that its connections were reset."""
+    lost = {
+        (stay.round, node)
+        for stay in stays
+        for at, kind, nodes in stay.told
+        for node in nodes
+        if kind == "NodesLost"
+        and not any(
+            fault.kind != "cut"
+            and fault.node in (node, None)
+            and fault.began <= at
+            and fault.ended >= stay.began - SEEN_LATER
+            for fault in faults
+        )
+    }
+    return len(lost)
 
 
 def _check_agreement(rounds: dict[int, list[Stay]]) -> None:

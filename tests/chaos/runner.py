@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import rdzv
 import store
-from tests.chaos.checker import Fault, Stay, Violation, check, stays_of
+from tests.chaos.checker import Fault, Stay, Violation, check, false_alarms, stays_of
 from tests.support.processes import Child, free_port, start_python
 from tests.support.proxy import Proxy
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-__all__ = ["Outcome", "chaos"]
+__all__ = ["QUIET_WITHIN", "Chaos", "Life", "Outcome", "Seat", "Store", "chaos", "lines_of"]
 
 TTL = 2.0
 PREFIX = "/chaos"
-PARAMETERS = (
-    f"ttl={TTL}&disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0&prefix={PREFIX}"
+PARAMETERS = f"disconnect_ttl=0.5&last_call_timeout=0.5&join_timeout=60&close_timeout=10&is_host=0&prefix={PREFIX}"
+TOLD_WITHIN = (
+    8  # seconds after the TTL of a dead node: two coordinators that stand still (3 s each), and a busy machine
 )
-TOLD_WITHIN = TTL + 8  # seconds: a dead node's TTL, two coordinators that stand still (3 s each), and a busy machine
 TOLD_IN_QUIET = 8.0  # seconds, when nothing else happens: its TTL, the coordinator's, an election, and a busy machine
 QUIET_WITHIN = 30.0  # seconds in which all must have come to one round once nothing is done to them any more
 PAUSES = ((0.2, 1.0), (TTL + 1.5, TTL + 3))  # seconds: so that nobody notices, and so that everybody must
@@ -46,17 +46,29 @@ FAULTS = ("kill", "kill", "pause", "pause", "cut", "hole", "refuse", "store")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to, for those who ask whether anything happened at all."""
+    """What a run came to, for those who ask whether anything happened at all.
+
+    Attributes:
+        rounds: How many there were.
+        writes: How many of those to rounds' stores were written down.
+        fenced: How many were refused, since their round was over.
+        dropped: How often a node was told that it was.
+        false_alarms: Members that were lost though nothing but their connections was reset.
+        faults: How many of each kind there were.
+        announced: How many changes of each kind were announced.
+    """
 
     rounds: int
     writes: int
     fenced: int
     dropped: int
+    false_alarms: int
     faults: Counter[str]
+    announced: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
-class _Life:
+class Life:
     """One process, and when it was killed."""
 
     node: str
@@ -66,17 +78,17 @@ class _Life:
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """A node's name, its proxy, and the process that has it now."""
 
     node: str
     twin: str
     proxy: Proxy
-    life: _Life | None = None
+    life: Life | None = None
     busy: bool = False  # something is being done to it
 
 
-class _Store:
+class Store:
     """The store of the run: a durable one of our own, which may be killed, or somebody else's."""
 
     def __init__(self, url: str | None) -> None:
@@ -115,16 +127,28 @@ class _Store:
 
 
 @dataclass(slots=True)
-class _Chaos:
-    """One run."""
+class Chaos:
+    """One run.
 
-    store: _Store
+    Attributes:
+        store: Where the nodes meet.
+        run_id: Of the run.
+        nodes: How many.
+        rng: Decides what is done to whom.
+        say: Told what happens.
+        module: What each node runs.
+        ttl: Of the nodes' leases.
+    """
+
+    store: Store
     run_id: str
     nodes: int
     rng: random.Random
     say: Callable[[str], None]
-    seats: dict[str, _Seat] = field(default_factory=dict)
-    lives: list[_Life] = field(default_factory=list)
+    module: str = "tests.chaos.node"
+    ttl: float = TTL
+    seats: dict[str, Seat] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     restarting: bool = False
 
@@ -132,14 +156,14 @@ class _Chaos:
         """Where a node finds the run, through its proxy if that has a port."""
         where = f"{self.store.scheme}://{self.store.host if port is None else '127.0.0.1'}:{port or self.store.port}"
         nodes = f"min_nodes=2&max_nodes={self.nodes}&" if joining else ""
-        return f"{where}/{self.run_id}?{nodes}{PARAMETERS}"
+        return f"{where}/{self.run_id}?{nodes}ttl={self.ttl}&{PARAMETERS}"
 
-    async def start(self, seat: _Seat) -> None:
+    async def start(self, seat: Seat) -> None:
         """Put a new process on a seat."""
         stack = contextlib.AsyncExitStack()
-        arguments = ("-m", "tests.chaos.node", self.url(seat.proxy.port), seat.node, seat.twin)
+        arguments = ("-m", self.module, self.url(seat.proxy.port), seat.node, seat.twin)
         child = await stack.enter_async_context(start_python(*arguments))
-        seat.life = _Life(seat.node, child, stack)
+        seat.life = Life(seat.node, child, stack)
         self.lives.append(seat.life)
 
     async def play(self, seconds: float) -> Outcome:
@@ -147,7 +171,7 @@ class _Chaos:
         async with contextlib.AsyncExitStack() as stack:
             for number in range(self.nodes):
                 proxy = await stack.enter_async_context(Proxy(self.store.host, self.store.port))
-                seat = _Seat(f"n{number}", "blocking" if number % 2 else "awaited", proxy)
+                seat = Seat(f"n{number}", "blocking" if number % 2 else "awaited", proxy)
                 self.seats[seat.node] = seat
             try:
                 async with asyncio.TaskGroup() as group:
@@ -155,10 +179,7 @@ class _Chaos:
                         group.create_task(self.start(seat))
                 observer = await stack.enter_async_context(rdzv.connect(self.url(joining=False)))
                 await self.trouble(seconds, observer)
-                await self.until(self.settled, within=QUIET_WITHIN, what="come to one round, and stay in it")
-                await self.kill_the_coordinator(observer)
-                await self.let_one_stand_still()
-                await self.nothing_is_left_behind()
+                await self.quiet(observer)
                 await self.close(observer)
                 outcome = self.judge()
             except BaseException as error:
@@ -190,7 +211,7 @@ class _Chaos:
                         group.create_task(self.meddle(kind, seat))
                 await asyncio.sleep(self.rng.uniform(0.3, 1.2))
 
-    async def choose(self, observer: rdzv.RendezvousHandler) -> _Seat | None:
+    async def choose(self, observer: rdzv.RendezvousHandler) -> Seat | None:
         """Somebody who is not in trouble yet, often the coordinator; nobody while half of all are."""
         free = [seat for seat in self.seats.values() if not seat.busy]
         if 2 * len(free) <= self.nodes:
@@ -201,7 +222,7 @@ class _Chaos:
                 free = [seat for seat in free if seat.node == status.coordinator] or free
         return self.rng.choice(free)
 
-    async def meddle(self, kind: str, seat: _Seat) -> None:
+    async def meddle(self, kind: str, seat: Seat) -> None:
         """Do one thing to one node, and undo it."""
         assert seat.life is not None
         began = time.monotonic()
@@ -247,6 +268,13 @@ class _Chaos:
 
     # -------------------------------------------------------------------------------------------- quiet, and verdict
 
+    async def quiet(self, observer: rdzv.RendezvousHandler) -> None:
+        """All come to one round; then the two scenes that leave nothing to chance."""
+        await self.until(self.settled, within=QUIET_WITHIN, what="come to one round, and stay in it")
+        await self.kill_the_coordinator(observer)
+        await self.let_one_stand_still()
+        await self.nothing_is_left_behind()
+
     async def kill_the_coordinator(self, observer: rdzv.RendezvousHandler) -> None:
         """R5, R7: nobody else is in trouble, so all are told at once; a newcomer under its name is taken in."""
         seat = self.seats[(await observer.status()).coordinator or "n0"]
@@ -279,7 +307,9 @@ class _Chaos:
         seat.life.child.stop()
         try:
             await self.until(
-                lambda: self.in_one_round(others), within=TTL + TOLD_WITHIN, what="go on without one that stands still"
+                lambda: self.in_one_round(others),
+                within=2 * TTL + TOLD_WITHIN,
+                what="go on without one that stands still",
             )
         finally:
             resumed_at = time.monotonic()
@@ -310,7 +340,7 @@ class _Chaos:
             if self.lines_of(seat)[-1]["what"] != "closed":
                 raise Violation(f"R6: {seat.node} was not told that the run is closed; {seat.life.child.written()}")
 
-    def in_one_round(self, seats: Sequence[_Seat] = ()) -> bool:
+    def in_one_round(self, seats: Sequence[Seat] = ()) -> bool:
         """Whether these processes, or all, are in the same round, which holds nobody else."""
         seats = seats or tuple(self.seats.values())
         last = []
@@ -327,11 +357,11 @@ class _Chaos:
             self.stays_at(seat)[-1].began < time.monotonic() - TTL for seat in self.seats.values()
         )
 
-    def stays_at(self, seat: _Seat) -> list[Stay]:
+    def stays_at(self, seat: Seat) -> list[Stay]:
         """All stays of the process that is there now."""
         return stays_of(seat.node, self.lines_of(seat))
 
-    def lines_of(self, seat: _Seat) -> list[dict[str, Any]]:
+    def lines_of(self, seat: Seat) -> list[dict[str, Any]]:
         """What the process that is there now has written down."""
         assert seat.life is not None
         return lines_of(seat.life.child)
@@ -356,12 +386,14 @@ class _Chaos:
         lines = [(life.node, line) for life in self.lives for line in lines_of(life.child)]
         writes = [(node, line) for node, line in lines if line["what"] == "wrote"]
         stays = self.stays()
-        check(stays, writes, self.faults, ttl=TTL, told_within=TOLD_WITHIN, over_at=time.monotonic())
+        told_within = self.ttl + TOLD_WITHIN
+        check(stays, writes, self.faults, ttl=self.ttl, told_within=told_within, over_at=time.monotonic())
         return Outcome(
             rounds=len({stay.round for stay in stays}),
             writes=len(writes),
             fenced=sum(line["what"] == "fenced" for _, line in lines),
             dropped=sum(line.get("kind") == "Dropped" for _, line in lines),
+            false_alarms=false_alarms(stays, self.faults),
             faults=Counter(fault.kind for fault in self.faults),
         )
 
@@ -391,6 +423,6 @@ async def chaos(
     Raises:
         Violation: A promise was broken.
     """
-    async with _Store(url) as store:
+    async with Store(url) as store:
         run_id = f"chaos-{seed}-{random.Random().getrandbits(32):08x}"
-        return await _Chaos(store, run_id, nodes, random.Random(seed), say).play(seconds)
+        return await Chaos(store, run_id, nodes, random.Random(seed), say).play(seconds)

@@ -120,12 +120,15 @@ class Arrival(Generic[L]):
         state: Where it stands.
         record: As it stands in the store, if it does; while another one is under way, the one before.
         lease: What the node's records are on, for as long as that is kept.
+        began: The revision of the first record of all; 0 before there is one. What was written of the node's name
+            before that is about another process.
     """
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
         self.record: NodeRecord | None = None
         self.lease: L | None = None
+        self.began = 0
         self._sent: NodeRecord | None = None
 
     @property
@@ -150,6 +153,7 @@ class Arrival(Generic[L]):
         if self.state is not State.STANDING:
             return False
         assert sent is not None, "what was written was sent before"
+        self.began = self.began or revision
         self.record = replace(sent, arrival=revision)
         return True
 

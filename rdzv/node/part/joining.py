@@ -106,6 +106,7 @@ class Joining:
             refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
             if isinstance(error, StoreReplaced):
                 part.end_membership(f"the store is lost: {error}", dropped=True)
+                part.arrival.began = 0  # another store counts from 1 again
             with anyio.CancelScope(shield=True):
                 if refused:
                     await link.step_down()  # who may not take part decides nothing, not even for a moment
@@ -199,6 +200,9 @@ class Joining:
                         ban = link.follower.head.bans.get(part.node_id)
                         if ban is not None:
                             raise part.banned_error(ban)
+                        leaving = part.drained(link.follower.head)
+                        if leaving is not None:
+                            raise part.drained_error(leaving)
                         reason += link.slowness()
                         reason_now = partial(_parked_reason, link, me, asyncio.get_running_loop(), otherwise=reason)
                         part.wait_for(reason, reason_now)

@@ -70,7 +70,7 @@ class Noticing:
         part = self._part
         wakeup, follower = _NewsWakeup(part, link), link.follower
         resets, banned_at = follower.resets, 0
-        steps = Steps(part.keys, part.node_id)
+        steps = Steps(part.keys, part.node_id, leaving=part.drained)
         again: float | None = None
         with part.listeners.listening(wakeup):
             while True:
@@ -122,7 +122,7 @@ class Noticing:
     def _drained(self, link: Link) -> bool:
         """Whether this node was to leave by now, and is still a member."""
         part = self._part
-        leaving = link.follower.head.drains.get(part.node_id)
+        leaving = part.drained(link.follower.head)
         return leaving is not None and leaving.until <= link.store.time() and part.arrival.state is State.TAKEN_IN
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:

@@ -24,7 +24,7 @@ from rdzv.node.part.role import RoleGrant, busy_ttl, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
-from store import Create, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
+from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import renewed_if_old
 from store.net.tasks import cancel_and_wait
 
@@ -147,6 +147,8 @@ class Recording:
             # Also if it is there, so that nobody rewrites the settings who has looked before we came.
             writes += [Put(part.keys.settings, part.agreed.value, lease=run.id), note_of_run(part.keys, run)]
             grants.append(run)
+        if part.node_id in link.follower.head.drains and not part.arrival.began:
+            writes.append(Delete(part.keys.draining(part.node_id)))  # it was announced of an earlier process
         role = None
         if link.follower.head.coordinator is None and not link.runs_for_coordinator:
             ttl = role_ttl(link, part.agreed.rules.needed, neighbours=part.neighbours)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.decision import Me
     from rdzv.core.keys import Keys
-    from rdzv.core.state import Ban, Closed, Head, Round
+    from rdzv.core.state import Ban, Closed, Head, Leaving, Round
     from rdzv.node.wakeup import Listeners
     from store.client.keepalive import HeldLease
 
@@ -148,6 +148,21 @@ class Part:
         """Go no further if the run is closed, unless a round came first that may hold this arrival."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
+
+    def drained(self, head: Head) -> Leaving | None:
+        """What was announced of this node's leaving, if it is to leave.
+
+        What was announced of an earlier process of its name stands for as long as that one's lease, and is not meant.
+        """
+        leaving = head.drains.get(self.node_id)
+        return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
+
+    def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
+        """The error for a node that waits for a round, and is to leave."""
+        reason = f": {leaving.reason}" if leaving.reason else ""
+        return RendezvousGracefulExitError(
+            f"run {self.keys.run_id}: node {self.node_id} was in no round, and is to leave{reason}"
+        )
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:
         """The error for a node that is banned."""

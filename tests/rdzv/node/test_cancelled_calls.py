@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from rdzv.core.state import Closed
+from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
@@ -93,6 +94,10 @@ async def test_a_call_that_is_cancelled_twice_is_seen_to_its_end_and_harms_nobod
         if call == "set_closed":
             heard = await listen(run, b)
             await heard.until(Closed)
+            return
+        if call in ("drain", "drain_node"):
+            with pytest.raises(RendezvousGracefulExitError, match="is to leave"):
+                await (a if call == "drain" else b).next_rendezvous()
             return
         again = run.start(a.next_rendezvous())
         assert_one_round(await asyncio.gather(again, b.next_rendezvous()))

@@ -66,8 +66,7 @@ def announce(made: Cluster, rng: random.Random) -> None:
     elif what == "drain":
         made.drain(rng.choice(here), within=60)
     else:
-        node = rng.choice(here)
-        node.process.node_thread.start(node.handlers[-1].node.resize(min_nodes=None, max_nodes=rng.randrange(2, 7)))
+        made.resize(max_nodes=rng.randrange(2, 7))
 
 
 @pytest.mark.parametrize("faults", [False, True])
@@ -95,3 +94,71 @@ def test_all_stop_before_one_step_and_no_step_is_lost_to_what_was_announced(faul
     assert training.interrupted == []
     late = [wait for wait in training.waits if wait[1] > CHECK_MOST]
     assert not late, late
+
+
+def drain_by_another(made: Cluster, name: str) -> None:
+    """Announce that a node is to leave, by the last one's handler."""
+    other = made.nodes[-1].handlers[-1].node
+    told = other.loop.start(other.drain(name, within=60))
+    made.advance(0.5)
+    assert told.done() and told.exception() is None
+
+
+def test_a_process_is_not_to_leave_because_an_earlier_one_of_its_name_was() -> None:
+    """That one has died without a word, so that its record, and with it the announcement, stands until its TTL is over.
+
+    Whoever came in its place ended its loop at once, as if it had been told to leave.
+    """
+    with cluster(2, seed=0, min_nodes=1, ttl=10, last_call_timeout=0.5) as made:
+        made.run(Training().train)
+        made.advance(2)
+        made.kill(0, power=True)
+        drain_by_another(made, "node-0")
+        made.restart(0)
+        made.advance(13)
+        assert made.nodes[0].at_work
+        assert made.rounds[-1].world_size == 2
+
+
+def test_what_was_announced_of_an_earlier_process_ends_as_another_one_comes() -> None:
+    """Its lease had lapsed for itself, and stood in the store, which had been restarted, for as long again.
+
+    So it left, and the next process of its name was asked to leave each round that it came into.
+    """
+
+    async def train(node: ClusterNode) -> None:
+        async for round in rdzv.rounds(node.url):
+            async with round:
+                for step in range(1000):
+                    await round.check(step)
+                    await anyio.sleep(0.5)
+
+    with cluster(2, seed=0, min_nodes=1, ttl=10, last_call_timeout=0.5) as made:
+        made.run(train)
+        made.advance(2)
+        made.cut(0, 12)
+        made.advance(6)
+        made.stop_store(0.1)
+        made.advance(5)
+        drain_by_another(made, "node-0")
+        made.advance(1)
+        assert [node.at_work for node in made.nodes] == [False, True], "it came again, and was to leave"
+        made.restart(0)
+        made.advance(2)
+        rounds = len(made.rounds)
+        assert made.rounds[-1].world_size == 2
+        made.advance(20)
+        assert len(made.rounds) == rounds
+        assert [node.at_work for node in made.nodes] == [True, True]
+
+
+def test_a_node_that_waits_leaves_as_soon_as_it_is_to() -> None:
+    """It is in no round in which the others would have to stop for it. It waited on, for as long as the run went on."""
+    with cluster(3, seed=0, min_nodes=2, max_nodes=2, last_call_timeout=0.5) as made:
+        made.run(Training().train)
+        made.advance(5)
+        (spare,) = (node for node in made.nodes if node.name not in made.rounds[-1].members)
+        made.drain(spare, within=600)
+        made.advance(5)
+        assert not spare.at_work and spare.error is None
+        assert len(made.rounds) == 1, "nobody else has noticed"
