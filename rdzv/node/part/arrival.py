@@ -128,7 +128,7 @@ class Arrival(Generic[L]):
         self.state: State = State.ABSENT
         self.record: NodeRecord | None = None
         self.lease: L | None = None
-        self.began = 0
+        self.began: int = 0
         self._sent: NodeRecord | None = None
 
     @property
