@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
+# The system's resolver asks no name server. PyTorch looks up the name of each socket's peer, for its log; where no server
+# answers, that takes seconds, which are the machine's and not PyTorch's. Names in /etc/hosts are found all the same.
+os.environ.setdefault("RES_OPTIONS", "attempts:0")
+
 CONTEXT = multiprocessing.get_context("forkserver")
 FRESH = multiprocessing.get_context("spawn")  # an interpreter of its own, whose memory is its own, too
 OURS = ["rdzv.backends.builtin", "rdzv.node.handler", "store.server.server"]  # loaded at first use otherwise
