@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
-# The system's resolver asks no name server. PyTorch looks up the name of each socket's peer, for its log; where no server
-# answers, that takes seconds, which are the machine's and not PyTorch's. Names in /etc/hosts are found all the same.
+# The system's resolver asks no name server. PyTorch looks up the name of each socket's peer, for its log; where no
+# server answers, that takes seconds, which are the machine's and not PyTorch's. Names in /etc/hosts are found as ever.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 CONTEXT = multiprocessing.get_context("forkserver")
