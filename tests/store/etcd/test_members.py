@@ -163,6 +163,32 @@ async def test_a_member_in_trouble_is_left_for_another_and_stays_left() -> None:
         assert members.connected
 
 
+async def test_of_many_clients_in_one_loop_few_connect_at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 over TLS, on a busy machine, each was given up in the middle of its handshake, and began again."""
+    monkeypatch.setattr(members_room, "CONNECTING_AT_ONCE", 2)
+    now, most, waiting = 0, 0, asyncio.Event()
+
+    async def probed(context: Any) -> Any:
+        nonlocal now, most
+        now, most = now + 1, max(most, now + 1)
+        if now == 2:
+            waiting.set()
+        await waiting.wait()  # for a second one: so two do connect together
+        await asyncio.sleep(0.05)  # for the others, if they were let
+        now -= 1
+        return await says()(context)
+
+    async with AsyncExitStack() as stack:
+        member = Member(says(), probed=probed)
+        first = await stack.enter_async_context(members_of(member))
+        host = first.here
+        others = [Members(Cluster(hosts=(host,)), probe=range_of("probe"), rng=First()) for _ in range(5)]
+        for one in others:
+            stack.push_async_callback(one.aclose)
+        await asyncio.gather(*(one.start(soon()) for one in (first, *others)))
+    assert (most, member.probes) == (2, 6)
+
+
 async def test_a_member_without_a_leader_is_asked_nothing() -> None:
     bad, good = Member(says(), probed=NO_LEADER), Member(says())
     async with members_of(bad, good) as members:
@@ -410,7 +436,7 @@ async def test_a_silent_member_is_left_when_it_does_not_answer(monkeypatch: pyte
         monkeypatch.setattr(members_room, "ATTEMPT_ALONE", 0.2)
         with pytest.raises(Failure, match="has not answered"):
             await stream.read()
-    assert member.probes >= 3
+    assert member.probes >= 2
 
 
 async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monkeypatch: pytest.MonkeyPatch) -> None:
