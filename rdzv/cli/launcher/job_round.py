@@ -33,7 +33,7 @@ import anyio
 
 from rdzv.cli.launcher.job import OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import NAMED_MOST, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.core.stopping import Resized
 from rdzv.errors import RendezvousError, RoundSupersededError
 from rdzv.loop.ending import names_of
@@ -138,6 +138,7 @@ class JobRound:
         self._beats = beats
         self._membership = handler.node.membership
         self._processes: list[Process] = []
+        self._members: frozenset[str] = frozenset()
         self._running = 0
         self._heard: asyncio.Queue[Change | Process | FailedElsewhere] = asyncio.Queue()
         self._passed_on: set[int] = set()
@@ -164,9 +165,11 @@ class JobRound:
         """
         info, job = self._info, self._job
         try:
-            place = place_of(info.rank, await info.participants(), job.nproc)
+            participants = await info.participants()
+            place = place_of(info.rank, participants, job.nproc)
         except RoundSupersededError:
             return Changed(why="the round is over before it began")
+        self._members = frozenset(one.node_id for one in participants)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             info.run_id,
@@ -285,6 +288,8 @@ class JobRound:
                 return f"{count} left: {names_of(left)}"
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
+            case Draining(node_ids=ids) if self._members.isdisjoint(ids) and len(ids) < NAMED_MOST:
+                return None  # they are in no round, and leave by themselves
             case Draining(node_ids=ids, reason=reason):
                 return f"{', '.join(ids)} to leave{f': {reason}' if reason else ''}"
             case Resized(max_nodes=most, reason=reason):
