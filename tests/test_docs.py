@@ -127,6 +127,35 @@ def test_every_promise_in_the_readme_has_its_sentence_and_a_test() -> None:
     assert [number for number in promised("README.md") if not re.search(rf"test_(\w+_)?{number.lower()}_", tests)] == []
 
 
+# ------------------------------------------------------------------------------------------------ messages
+
+
+def messages() -> str:
+    """All strings in the sources, and the names of errors, one a line; what is filled in is left out."""
+    found: list[str] = []
+    for package in (rdzv, store):
+        for path in Path(str(package.__file__)).parent.rglob("*.py"):
+            for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match part:
+                    case ast.Constant(value=str(text)):
+                        found.append(text)
+                    case ast.JoinedStr(values=values):
+                        found.append("".join(str(one.value) for one in values if isinstance(one, ast.Constant)))
+                    case ast.ClassDef(name=name):
+                        found.append(name)
+    return "\n".join(found)
+
+
+def test_what_troubleshooting_goes_by_is_what_is_said() -> None:
+    """Parts in the code: examples of numbers, runs and addresses stand between them, and "..." for what varies."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    shown = [span for row in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE) for span in CODE_SPAN.findall(row)]
+    parts = {part.strip() for span in shown for part in re.split(r"\.\.\.|\d+|tcp://|\bjob\b", span)} - {""}
+    said = messages()
+    assert len(parts) > 15
+    assert {part for part in parts if part not in said} == set()
+
+
 # ------------------------------------------------------------------------------------------------ commands
 
 
