@@ -237,7 +237,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
             The `extra` of that member.
 
         Raises:
-            ValueError: A member's model has other tensors; raised by all, and names the first that differs.
+            ValueError: This member's model has other tensors than that one's; the first that differs is named, with
+                both shapes. The others meet again without this member.
         """
         return self._synchronized(self.lags, model, optimizer, extra)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rdzv.errors import RoundChanged
 from rdzv.torch.pytorch import dist, torch
 
 __all__ = ["synchronize"]
@@ -111,9 +112,16 @@ def _difference(places: dict[str, Any], own: dict[str, Any]) -> str | None:
 
 
 def _agree(difference: str | None) -> None:
-    """Raise the same error at every member if any differs: who raised alone would leave the others in a broadcast."""
-    found: list[Any] = [None] * dist.get_world_size()
+    """Raise at every member if the model of any differs: who raised alone would leave the others in a broadcast.
+
+    Raises:
+        ValueError: This member's model does.
+        RoundChanged: Another member's does, which leaves: the others meet again without it.
+    """
+    found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)
+    if difference is not None:
+        raise ValueError(f"this member's model is not the others': {difference}; build the same model on all")
     first = next(((rank, what) for rank, what in enumerate(found) if what is not None), None)
     if first is not None:
-        raise ValueError(f"the members' models differ: at rank {first[0]}, {first[1]}; build the same model on all")
+        raise RoundChanged(f"rank {first[0]} leaves, since its model is not the others': {first[1]}")

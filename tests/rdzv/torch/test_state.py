@@ -1,0 +1,85 @@
+"""State is brought whole or not at all, and a model that is not the others' is named; collectives are played."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.support.processes import require
+
+require("torch")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from rdzv.errors import RoundChanged  # noqa: E402
+from rdzv.torch import state  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Played:
+    """Collectives of one member of two, in which the other one says what was noted before."""
+
+    def __init__(self, *, told: Any = None, sent: list[torch.Tensor] | None = None, differs: str | None = None) -> None:
+        self.told, self.sent, self.differs = told, sent or [], differs
+
+    def get_world_size(self) -> int:
+        return 2
+
+    def get_backend(self) -> str:
+        return "gloo"
+
+    def broadcast_object_list(self, objects: list[Any], src: int) -> None:
+        del src
+        if self.told is None:
+            self.told = objects[0]
+        objects[0] = self.told
+
+    def all_gather_object(self, found: list[Any], own: Any) -> None:
+        found[:] = [self.differs, own]
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        if not self.sent:
+            raise RuntimeError("connection closed by peer")
+        tensor.copy_(self.sent.pop(0))
+        del src
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
+    return lambda played: monkeypatch.setattr(state, "dist", played)
+
+
+def told_by(model: torch.nn.Module, play: Callable[[Played], None]) -> Any:
+    """What the source of this model says of it."""
+    played = Played(sent=[value.clone() for value in model.state_dict().values()])
+    play(played)
+    state.synchronize(0, rank=0, lags=False, model=model, optimizer=None, extra=7)
+    return played.told
+
+
+def test_a_model_that_is_not_the_others_is_an_error_at_its_member_and_the_others_meet_again(
+    play: Callable[[Played], None],
+) -> None:
+    told = told_by(torch.nn.Linear(4, 2), play)
+    play(Played(told=told))
+    with pytest.raises(ValueError, match=r"weight is \(2, 5\) of torch.float32 here, and \(2, 4\) of torch.float32"):
+        state.synchronize(0, rank=1, lags=False, model=torch.nn.Linear(5, 2), optimizer=None, extra=None)
+    play(Played(told=told, differs="bias is missing here"))
+    with pytest.raises(RoundChanged, match="rank 0 leaves, since its model is not the others': bias is missing here"):
+        state.synchronize(0, rank=1, lags=False, model=torch.nn.Linear(4, 2), optimizer=None, extra=None)
+
+
+def test_a_member_that_lags_keeps_its_own_state_until_all_of_the_newest_is_there(
+    play: Callable[[Played], None],
+) -> None:
+    newest, lagging = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+    told, before = told_by(newest, play), {name: value.clone() for name, value in lagging.state_dict().items()}
+    play(Played(told=told, sent=[newest.weight.detach()]))  # and then the source dies
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        state.synchronize(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None)
+    assert all(torch.equal(value, before[name]) for name, value in lagging.state_dict().items())
+    play(Played(told=told, sent=[newest.weight.detach(), newest.bias.detach()]))
+    assert state.synchronize(0, rank=1, lags=True, model=lagging, optimizer=None, extra=None) == 7
+    assert all(torch.equal(value, newest.state_dict()[name]) for name, value in lagging.state_dict().items())
