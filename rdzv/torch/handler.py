@@ -162,6 +162,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     and launcher. The caller of `elastic_launch` gets the error from `shutdown`, which PyTorch's launcher
     calls on its way out.
 
+    **Drains.** When a member is to leave (`rdzv drain`), all agents stop their workers; its own ends with 0, as that of
+    a spare does, and the others meet again without it.
+
     **Ranks.** Unless `rank_order` is given, those of the first round come in the natural order of the nodes' names,
     which begin with the host's: host2 before host10. Later survivors come first, in their order, then newcomers by
     name.
@@ -248,6 +251,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             log.info("%s", error)
+            self._was_member, self._kept_out = False, True  # the run may go on, and is not ours to close
             if runs_under_torchrun():
                 sys.exit(0)
             self._graceful_exit = RendezvousGracefulExitError(str(error))
@@ -379,17 +383,25 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise _as_torch(error) from None
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes there are to meet again for: those that wait, and with `regroup_on_loss` those that went.
+        """How many nodes there are to meet again for: that wait, are to leave, or with `regroup_on_loss` have gone.
 
         Above 0 the agent restarts its workers. It asks ten times a second, and is answered from what was pushed. Once
         the run is closed it is 0: there is no next round.
         """
         if self._handler is None:
             return 0
-        changed = self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss)
+        changed = self._handler.num_nodes_changed(on_loss=self._choices.regroup_on_loss) + self._draining()
         if changed:
             self._worker_ends.forget()  # the agent stops them
         return changed
+
+    def _draining(self) -> int:
+        """How many members of this round are to leave, which was announced since it came about."""
+        node = self._handler.node if self._handler is not None else None
+        if node is None or node.membership is None or node.head.closed is not None:
+            return 0
+        since = node.membership.round.revision
+        return sum(one.revision > since and self._screen.knows(name) for name, one in node.head.drains.items())
 
     def _tell_of_failure(self, how: str) -> None:
         node = self._handler.node if self._handler is not None else None

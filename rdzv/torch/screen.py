@@ -27,7 +27,7 @@ import time
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.state import Closed, NodesLeft, NodesLost, NodesWaiting
+from rdzv.core.state import Closed, Draining, NodesLeft, NodesLost, NodesWaiting
 from rdzv.display.history import account
 from rdzv.errors import RendezvousError
 from rdzv.node.handler import absence_of
@@ -179,6 +179,10 @@ class Screen:
             with contextlib.suppress(RendezvousError, StoreError):
                 self._store.set(WHY + node_id, reason)
 
+    def knows(self, node_id: str) -> bool:
+        """Whether a node is in this round; True where they are too many to be named."""
+        return not self._members or node_id in self._members
+
     def failed(self, node_id: str, how: str) -> None:
         """Say how a worker of another member has failed, which is told before that member meets the others again."""
         self._failed.add(node_id)
@@ -315,6 +319,11 @@ class Screen:
                     self._held = f"run {self._run_id}: {waiting}{why}; {left}", why
             case NodesWaiting():
                 self._take_held()  # they have come in, and the round's line has told of them, or they have gone
+            case Draining(node_ids=ids, reason=reason):
+                members = [name for name in ids if self.knows(name)]
+                if members:
+                    why = f": {reason}" if reason else ""
+                    log.warning("run %s: %s to leave%s; %s", self._run_id, _listed(members), why, left)
             case Closed():
                 by = f" by {change.by}" if change.by else ""
                 log.info("run %s is closed%s%s", self._run_id, by, f": {change.reason}" if change.reason else "")

@@ -121,6 +121,9 @@ class Joining:
         """Arrive, as often as it takes, and wait for a round that holds the arrival; wait out a store that is away."""
         part = self._part
         part.lapses, part.neighbours = 0, self._loop.nodes
+        leaving = part.drained(link.follower.head)
+        if leaving is not None:
+            raise part.drained_error(leaving)
         while True:
             try:
                 if not part.arrival.stands(me.arrival):

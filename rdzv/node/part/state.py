@@ -158,10 +158,10 @@ class Part:
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
     def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
-        """The error for a node that waits for a round, and is to leave."""
+        """The error for a node that is to leave, and wants to come into a round, or waits for one."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
-            f"run {self.keys.run_id}: node {self.node_id} was in no round, and is to leave{reason}"
+            f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and comes into no round any more"
         )
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    from rdzv.node.node import Node
+
 SHORT = timedelta(milliseconds=60)
 
 
@@ -148,6 +150,36 @@ def test_a_member_that_goes_is_a_reason_to_meet_again_unless_that_is_off(agents:
         heard = stays._handler
         assert heard is not None
         until(lambda: heard.num_nodes_changed(on_loss=True) == 1)
+    assert not stays.is_closed()
+    assert stays.num_nodes_waiting() == 0
+
+
+def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(agents: Agents) -> None:
+    stays, goes, spare = (agents.add(node_id=name) for name in ("stays", "goes", "spare"))
+    agents.meet(stays, goes)
+    (waiting,) = agents.join(spare)
+    assert stays._handler is not None
+    for name in ("spare", "goes"):
+        inner = stays._handler.node
+        assert inner is not None
+
+        def drained(name: str = name, inner: Node = inner) -> bool:
+            try:
+                inner.loop.start(inner.drain(name, within=600, reason="maintenance")).result(10)
+            except rdzv.RendezvousStateError:
+                return False  # it has not come yet
+            return True
+
+        until(drained)
+        if name == "spare":
+            with pytest.raises(api.RendezvousGracefulExitError, match="node spare is to leave: maintenance"):
+                waiting.result(10)
+            assert (stays.num_nodes_waiting(), goes.num_nodes_waiting()) == (0, 0), "nobody stops for a spare"
+    until(lambda: (stays.num_nodes_waiting(), goes.num_nodes_waiting()) == (1, 1))
+    with pytest.raises(api.RendezvousGracefulExitError, match="node goes is to leave: maintenance"):
+        goes.next_rendezvous()
+    goes.shutdown()
+    assert agents.meet(stays)[0].world_size == 1
     assert not stays.is_closed()
     assert stays.num_nodes_waiting() == 0
 
