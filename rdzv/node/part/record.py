@@ -177,6 +177,7 @@ class Recording:
         """
         part = self._part
         keys, role = part.keys, attempt.role
+        own = keys.node(part.node_id)
         part.arrival.send(attempt.record)
         asked_at = sent_at = link.store.time()
         try:
@@ -184,7 +185,7 @@ class Recording:
                 result = await link.store.transact(
                     when=attempt.conditions,
                     then=attempt.writes,
-                    otherwise=(Get(keys.settings), Get(keys.node(part.node_id)), Get(keys.banned(part.node_id))),
+                    otherwise=tuple(map(Get, (keys.settings, own, keys.banned(part.node_id), keys.ending))),
                     grants=attempt.grants,
                 )
             if result.succeeded and not attempt.lease.kept:
@@ -214,10 +215,10 @@ class Recording:
         """What the next attempt is to replace, once what refused this one does not stand in its way."""
         part = self._part
         part.arrival.refused()
-        settings_entry, there, ban = result.results
+        settings_entry, there, ban, ending = result.results
         if isinstance(ban, Entry):
             raise part.banned_error(Ban.unpack(ban.value))
-        if attempt.is_newcomers and await link.store.get(part.keys.ending) is not None:
+        if attempt.is_newcomers and isinstance(ending, Entry):
             part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
             raise StoreEndingError(
                 f"the store at {part.settings.endpoint.url} is ending: the node that hosts it is done"

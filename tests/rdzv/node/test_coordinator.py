@@ -118,7 +118,7 @@ async def test_more_members_than_conditions_in_one_transaction_meet_by_way_of_a_
 
 async def test_no_portion_of_what_a_coordinator_writes_is_more_than_its_store_takes() -> None:
     """It portioned by the number of conditions that a store takes, of which there may be more than of writes."""
-    async with VirtualRun(min_nodes=100, limits=Limits(writes_max=7)) as run:
+    async with VirtualRun(min_nodes=100, limits=Limits(writes_max=8)) as run:
         infos = await run.meet(*(run.handler(f"n{number}") for number in range(100)))
         assert_one_round(infos)
         assert infos[0].world_size == 100
