@@ -618,7 +618,8 @@ def only_takes_away(request: Request[Any]) -> bool:
 
 def waits(request: Request[Any]) -> bool:
     """Return whether a request is answered only when something happens."""
-    return type(_unguarded(request)) is Wait
+    kind = type(request)
+    return kind is Wait or (kind is Guarded and type(_unguarded(request)) is Wait)
 
 
 def _unguarded(request: Request[Any]) -> Request[Any]:

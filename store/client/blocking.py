@@ -90,19 +90,22 @@ class Client(interface.BlockingStore):
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and give its response; see `BlockingStore.call`."""
         self.check_usable()
-        if timeout is None and not waits(request):
+        parks = waits(request)
+        if timeout is None and not parks:
             timeout = self.timeout
         channel = self.take_channel()
-        if waits(request):
+        if parks:
             self._waiting.add(channel)
         try:
             # Once the channel is taken, and known to wait, so that `interrupt` and `end_waits` miss nobody.
             if self._failed is not None:
                 raise unsent(self._failed)
-            self.check_wait(request)
+            if parks:
+                self.check_wait(request)
             return channel.call(request, timeout)[0]
         finally:
-            self._waiting.discard(channel)
+            if parks:
+                self._waiting.discard(channel)
             channel.idle_since = time.monotonic()
             self._free.append(channel)
             if self._failed is not None:

@@ -34,11 +34,11 @@ from store.errors import (
     StoreTimeoutError,
     StoreUsageError,
 )
-from store.messages import Cancel, Ping, Pong, Request, Response, waits
+from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
-from store.net.sockets import SYSTEM_TELLS, holds_unreadable, let_go_in_children, queued_bytes
+from store.net.sockets import SYSTEM_TELLS, have_calls_wait, holds_unreadable, let_go_in_children, queued_bytes
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -109,6 +109,7 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
         )
         self.sock: socket.socket | None = None
+        self._within = 0.0  # seconds that a call on it waits; none was told yet
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
@@ -215,12 +216,12 @@ class Channel:
         """Converse on this connection from now on."""
         sock = fresh.take()
         try:
-            sock.settimeout(LOOK)
+            have_calls_wait(sock, LOOK)
             let_go_in_children(self, sock)
         except BaseException:
             sock.close()
             raise
-        self.sock, self._early = sock, fresh.first_word
+        self.sock, self._early, self._within = sock, fresh.first_word, LOOK
 
     def _begin(self, deadline: float | None) -> Welcome:
         """Shake hands on a new connection."""
@@ -274,9 +275,8 @@ class Channel:
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
                     self._problem = received.reason
-        failure = error_of(answer)
-        if failure is not None:
-            raise failure
+        if type(answer) is Failed:
+            raise cast("StoreError", error_of(answer))
         return answer
 
     def receive(self, deadline: float | None) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -315,11 +315,11 @@ class Channel:
                 within = deadline - now
                 if within <= 0:
                     raise _Expired
-            if within != self.sock.gettimeout():
-                self.sock.settimeout(within)
+            if within != self._within:
+                self._wait_for(self.sock, within)
             try:
                 count = self.sock.recv_into(self._buffer)
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 if silence is None:
                     silence = _Silence(now)
                 now = time.monotonic()
@@ -409,21 +409,25 @@ class Channel:
             within = LOOK
             if deadline is not None:
                 within = max(min(deadline - time.monotonic(), LOOK), 0.001)
-            if self.sock.gettimeout() != within:
-                self.sock.settimeout(within)
+            if within != self._within:
+                self._wait_for(self.sock, within)
             try:
                 rest = rest[self.sock.send(rest) :]
                 stuck = 0.0
-            except TimeoutError as error:
+            except (TimeoutError, BlockingIOError):
                 stuck += within
                 if deadline is not None and time.monotonic() >= deadline:
-                    self.disconnected(error)
+                    self.disconnected(TimeoutError())
                     raise _Expired from None
                 if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
-                    raise
+                    raise TimeoutError from None
             if rest and deadline is not None and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
+
+    def _wait_for(self, sock: socket.socket, within: float) -> None:
+        have_calls_wait(sock, within)
+        self._within = within
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""

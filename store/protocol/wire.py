@@ -513,8 +513,7 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
     code = fields[0]
     if code == BYE:
         return _decode_bye(fields)
-    sorry = _sorry(fields)
-    if sorry is not None:
+    if code == SORRY and (sorry := _sorry(fields)) is not None:
         return sorry
     if len(fields) < 2 or type(code) is not int or type(fields[1]) is not int:
         raise ProtocolError("a response does not begin with its code and the id of its request")

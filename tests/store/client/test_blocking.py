@@ -31,6 +31,7 @@ from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
 from store.net.racing import Addresses
+from store.net.sockets import have_calls_wait
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -526,10 +527,11 @@ def test_a_call_keeps_its_time_limit_while_it_sends() -> None:
     with sync.serve() as server, sync.connect(server.url) as client:
         channel = client._free[0]
         assert channel.sock is not None
-        ours, theirs = socket.socketpair()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
         channel.sock.close()
         channel.sock = ours
-        ours.settimeout(rooms.LOOK)
+        have_calls_wait(ours, rooms.LOOK)
         done = threading.Event()
         taken = []
 

@@ -16,6 +16,7 @@ from store.client import channel, patience
 from store.client.connecting import Connecting, Stage, can_be_read
 from store.net.address import Address
 from store.net.racing import Addresses
+from store.net.sockets import have_calls_wait
 from tests.support.processes import require
 from tests.support.proxy import Proxy
 
@@ -157,6 +158,7 @@ def test_a_caller_is_interrupted_while_it_looks_for_a_fresh_connection(
         assert one.sock is not None
         one.sock.close()
         one.sock = ours
+        have_calls_wait(ours, channel.LOOK)
         client.addresses = Addresses(*listener.getsockname())  # takes connections, and says nothing
 
         def close_later() -> None:

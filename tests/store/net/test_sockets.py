@@ -52,6 +52,19 @@ def test_a_connected_socket_does_not_delay_and_notices_silence() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
+def test_a_call_on_a_blocking_callers_socket_waits_no_longer_than_it_may() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sockets.have_calls_wait(ours, 0.0)  # not for ever, which is what the system takes nothing for
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        with pytest.raises(BlockingIOError):
+            while True:
+                ours.send(bytes(65536))
+        theirs.send(b"x")
+        assert ours.recv(1) == b"x"
+
+
 def test_preparing_a_socket_that_is_closed_already_is_its_owners_concern() -> None:
     sock = socket.socket()
     sock.close()
