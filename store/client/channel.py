@@ -316,7 +316,8 @@ class Channel:
                 if within <= 0:
                     raise _Expired
             if within != self._within:
-                self._wait_for(self.sock, within)
+                have_calls_wait(self.sock, within)
+                self._within = within
             try:
                 count = self.sock.recv_into(self._buffer)
             except (TimeoutError, BlockingIOError):
@@ -410,7 +411,8 @@ class Channel:
             if deadline is not None:
                 within = max(min(deadline - time.monotonic(), LOOK), 0.001)
             if within != self._within:
-                self._wait_for(self.sock, within)
+                have_calls_wait(self.sock, within)
+                self._within = within
             try:
                 rest = rest[self.sock.send(rest) :]
                 stuck = 0.0
@@ -424,10 +426,6 @@ class Channel:
             if rest and deadline is not None and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
-
-    def _wait_for(self, sock: socket.socket, within: float) -> None:
-        have_calls_wait(sock, within)
-        self._within = within
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""
