@@ -81,6 +81,7 @@ class Engine:
     Attributes:
         read_only: Why nothing can be written now; None if it can.
         only_deletes: Why nothing but deletes can be written now; None if more can.
+        stirred: The waits that changes have ended and that are still to be answered, by `answer_waits`; by change.
         on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
@@ -116,7 +117,7 @@ class Engine:
             changes=self._changes,
             admission=self._admission,
         )
-        self._stirred: list[Stirred] = []
+        self.stirred: list[Stirred] = []
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._lapsed = 0
@@ -234,7 +235,8 @@ class Engine:
         self._leases.advance(now)
         self._keys.groups.now = now
         session = self._session_of[peer]
-        session.acknowledge(acknowledged)
+        if session.held_bytes:  # else it keeps no reply
+            session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
             if request_id <= session.highest:
@@ -279,7 +281,7 @@ class Engine:
         if self.only_deletes is not None and not only_takes_away(request):
             message = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
             return Failed(kind=FailureKind.LIMIT, message=message)
-        refusal = self._admission.check_session(session)
+        refusal = self._admission.check_session(session) if session.held_bytes else None
         if refusal is None and self._sessions.held_bytes >= self.limits.replies_bytes_max:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
             refusal = self._admission.check_reply(session, request)
@@ -391,7 +393,7 @@ class Engine:
             self._changes.facts.compacted = self._history.compacted
         for watchers, about in self._watches.interested(events):
             self._asked.deliveries.append(Delivery(watchers=watchers, events=about))
-        for stirred in self._stirred:
+        for stirred in self.stirred:
             stirred.changed(events)
         stirred_now = self._waits.stirred(events)
         if stirred_now:
@@ -403,22 +405,17 @@ class Engine:
             for watcher in watchers:
                 self._waits[watcher].stirred = True
             stirred = Stirred(watchers, self._keys.entries, self.revision)
-            self._stirred.append(stirred)
+            self.stirred.append(stirred)
             self._changes.scans[stirred] = None
         else:
             self._asked.look_at_waits(watchers)
 
-    @property
-    def stirred(self) -> int:
-        """How many changes have ended waits that are still to be answered, by `answer_waits`."""
-        return len(self._stirred)
-
     def answer_waits(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Answer some of the waits that the last of these changes has ended; earlier ones may have ended far more."""
-        stirred = self._stirred[-1]
+        stirred = self.stirred[-1]
         self._asked.look_at_stirred(stirred)
         if stirred.over:
-            self._stirred.pop()
+            self.stirred.pop()
             del self._changes.scans[stirred]
         return self._take_deliveries()
 

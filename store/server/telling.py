@@ -87,7 +87,7 @@ class Telling:
     @property
     def behind(self) -> bool:
         """Whether so much is still to be told that no more is to be done meanwhile."""
-        return len(self._announcements) >= ANNOUNCEMENTS_MOST or self.engine.stirred >= STIRRED_MOST
+        return len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self.engine.stirred) >= STIRRED_MOST
 
     @property
     def goes_on(self) -> bool:
