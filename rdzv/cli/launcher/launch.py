@@ -247,6 +247,7 @@ class _Launcher:
 
     async def _take_part(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
+        again = False
         while True:
             try:
                 info = await _meet(handler)
@@ -260,9 +261,17 @@ class _Launcher:
                     sys.stderr.write(f"rdzv run: {printable(str(error))}\n")
                     return error.status
                 raise
-            status = await self._follow(handler, info, await self._play(handler, info))
+            # By one launcher: the others would only repeat it.
+            telling = asyncio.create_task(_say_cost_so_far(handler)) if again and info.rank == 0 else None
+            try:
+                end = await self._play(handler, info)
+            finally:
+                if telling is not None:
+                    await cancel_and_wait(telling)
+            status = await self._follow(handler, info, end)
             if status is not None:
                 return status
+            again = True
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> End:
         """Run the command in a round until that is over; no process is left then."""
@@ -398,6 +407,15 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
         history, cost = await cost_of(handler)
         if history.chapters:
             sys.stderr.write(f"rdzv run: {printable(str(cost))}\n")
+
+
+async def _say_cost_so_far(handler: Handler) -> None:
+    """Write what the run has cost until now, a moment after it has met again, when that is part of its history."""
+    await anyio.sleep(A_MOMENT)
+    with contextlib.suppress(RendezvousError):
+        _, cost = await cost_of(handler)
+        so_far = printable(str(cost)).removeprefix(f"{handler.run_id}: ")
+        sys.stderr.write(f"rdzv run: {handler.run_id} so far: {so_far}\n")
 
 
 async def _tell_what_is_waited_for(handler: Handler) -> None:
