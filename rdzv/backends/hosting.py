@@ -80,15 +80,14 @@ class Host:
             open_client: Makes a client of this store, by which newcomers are told to go elsewhere.
         """
         try:
-            if self._page is not None:
-                with anyio.CancelScope(shield=True):
-                    await anyio.to_thread.run_sync(self._page.close)  # it is connected, too, and nobody to wait for
             # The server may not have heard yet that the connection of this very node is closed.
             if not await self._alone_within(CLOSING_WITHIN):
                 await self._let_others_go(open_client)
         finally:
             self.server.way_out.stop_waiting()
             with anyio.CancelScope(shield=True):
+                if self._page is not None:  # as long as there is something to show
+                    await anyio.to_thread.run_sync(self._page.close)
                 await anyio.to_thread.run_sync(self._stack.close)
 
     async def _let_others_go(self, open_client: Callable[[], Client] | None) -> None:

@@ -42,7 +42,7 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
         ours, theirs = _socket_pair()
-        await loop.connect_accepted_socket(server.protocol, theirs)
+        await loop.connect_accepted_socket(server.protocol_beside, theirs)
         return await loop.create_connection(factory, sock=ours)
 
     async with Client(dial, name="its own store", token=token) as client:

@@ -89,6 +89,7 @@ class Peer(asyncio.BufferedProtocol):
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
+        self.is_of_ours: bool = False  # of the server's own process, and nobody to wait for
         self.name: str = f"peer {id}"
 
     # asyncio calls these

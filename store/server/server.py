@@ -118,7 +118,7 @@ class Server:
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._nobody_left = asyncio.Event()
-        self.way_out: WayOut = WayOut(lambda: not self._peers)
+        self.way_out: WayOut = WayOut(self._is_alone)
         self._connections_max = self._limits.connections_max
         self.strangers: Strangers = Strangers(
             most=self._strangers_most(), per_address_max=self._limits.address_connections_max
@@ -178,6 +178,17 @@ class Server:
         """A protocol object for a connection that has been accepted."""
         self._last_peer += 1
         return Peer(self.conversations, self._last_peer, outboxes=self._memory.outboxes, inboxes=self._memory.inboxes)
+
+    def protocol_beside(self) -> asyncio.BufferedProtocol:
+        """The same for a connection of this very process, which keeps no server from ending."""
+        peer = self.protocol()
+        assert isinstance(peer, Peer)
+        peer.is_of_ours = True
+        return peer
+
+    def _is_alone(self) -> bool:
+        """Whether no client is connected but of this process; the first of the others answers it."""
+        return all(peer.is_of_ours for peer in self._peers.values())
 
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
@@ -272,6 +283,7 @@ class Server:
         self.durability.record()
         if not self._peers:
             self._nobody_left.set()
+        if self._is_alone():
             self.way_out.note()
 
     # ------------------------------------------------------------------------------------------ comings and goings

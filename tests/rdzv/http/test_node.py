@@ -63,6 +63,24 @@ async def test_a_node_tells_its_own_metrics_from_its_first_arrival_until_it_is_c
                 await session.get(f"{gone}/healthz")
 
 
+async def test_the_page_of_a_hosted_store_stays_for_as_long_as_the_store_does() -> None:
+    """It went as soon as the host's node was done, while the others were still in the run."""
+    page = f"http://127.0.0.1:{(http_port := free_port())}"
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=2"
+    async with asyncio.timeout(LIMIT), aiohttp.ClientSession() as session:
+        async with rdzv.connect(url, node_id="a", http_port=http_port, is_host=True) as a:
+            async with rdzv.connect(url, node_id="b") as b:
+                await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+                closing = asyncio.create_task(a.aclose())
+                lines: list[str] = []
+                while 'rdzv_run_missing{run="job"} 1.0' not in lines:
+                    lines = await lines_of(session, f"{page}/metrics")
+                assert not closing.done()
+            await closing
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"{page}/healthz")
+
+
 async def test_both_want_the_runs_token_and_stay_on_loopback_without_tls(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     metrics_port, http_port = free_port(), free_port()
