@@ -288,7 +288,8 @@ class Constants:
         _, self.bytes_first = _largest(results.points("rendezvous", "nodes", "bytes", **first))
         _, self.bytes_again = _largest(results.points("rendezvous", "nodes", "bytes", **again))
         _, self.node_first = _largest(results.points("rendezvous", "nodes", "node_cpu", **first))
-        size, coordinator = _largest(results.points("rendezvous", "nodes", "coordinator_cpu", **again))
+        parked = {**US, "way": "parked", "which": "again"}  # where it is always a node with a process of its own
+        size, coordinator = _largest(results.points("rendezvous", "nodes", "coordinator_cpu", **parked))
         self.coordinator = coordinator / size
         size, connections = _largest(results.points("rendezvous", "nodes", "connections", **again))
         self.connections = connections / size
@@ -315,7 +316,7 @@ def _constants(results: Results) -> str:
         ),
         ("bytes per node", f"{_shown(known.bytes_first, 'B')} first, {_shown(known.bytes_again, 'B')} again", at),
         ("a node's own processor", f"{_shown(known.node_first)} first", at),
-        ("the coordinator's processor, per node", f"{_shown(known.coordinator)} again", at),
+        ("the coordinator's processor, per node", f"{_shown(known.coordinator)} again", "as many, parked"),
         ("connections per node", _number(known.connections, 2), f"{at}; one more once it uses its round's store"),
         ("renewals, per member and second", _number(known.renewals, 2), idle),
         ("the server's processor, per renewal", _shown(known.renewal), idle),

@@ -20,6 +20,7 @@ TURNS = [(way, which) for way in ("at once", "parked") for which in ("first", "a
 US = {"who": "rdzv"}
 FIRST = {**US, "way": "at once", "which": "first"}
 AGAIN = {**US, "way": "at once", "which": "again"}
+PARKED = {**US, "way": "parked"}  # where it is always the node with a process of its own that coordinates
 
 
 def _rendezvous(results: Results) -> Lines:
@@ -99,8 +100,8 @@ def _coordinator(results: Results) -> Lines:
         lines={
             "server, first": results.totals("rendezvous", "server_cpu", **FIRST),
             "server, again": results.totals("rendezvous", "server_cpu", **AGAIN),
-            "coordinator, first": results.points("rendezvous", "nodes", "coordinator_cpu", **FIRST),
-            "coordinator, again": results.points("rendezvous", "nodes", "coordinator_cpu", **AGAIN),
+            "coordinator, first": results.points("rendezvous", "nodes", "coordinator_cpu", **PARKED, which="first"),
+            "coordinator, again": results.points("rendezvous", "nodes", "coordinator_cpu", **PARKED, which="again"),
         },
     )
 
