@@ -125,6 +125,7 @@ class Screen:
         self._members: frozenset[str] = frozenset()  # of the same, if they are few enough to be named
         self._store: sync.SharedStore | None = None  # of the same
         self._told_of: set[str] = set()  # who of the same is known to have gone
+        self._leaving: set[str] = set()  # who of the same is known to be about to leave
         self._failed: set[str] = set()  # who of the same has told at once how a worker of it has failed
         self._stopped_by = ""
         self._handler: sync.Handler | None = None
@@ -218,7 +219,8 @@ class Screen:
         """Say that a round has come about, and who is not in it any more, or is new."""
         _, why = self._take_held() or ("", "")
         before, self._members, self._size = self._members, frozenset(), info.world_size
-        told, self._store, self._told_of, self._failed = self._told_of, info.store, set(), set()
+        told, self._store = self._told_of, info.store
+        self._told_of, self._failed, self._leaving = set(), set(), set()
         world = ""
         if info.world_size <= COMPARED_MAX:
             with contextlib.suppress(RendezvousError):  # of which the caller will hear
@@ -320,8 +322,9 @@ class Screen:
             case NodesWaiting():
                 self._take_held()  # they have come in, and the round's line has told of them, or they have gone
             case Draining(node_ids=ids, reason=reason):
-                members = [name for name in ids if self.knows(name)]
+                members = [name for name in ids if self.knows(name) and name not in self._leaving]
                 if members:
+                    self._leaving.update(members)
                     why = f": {reason}" if reason else ""
                     log.warning("run %s: %s to leave%s; %s", self._run_id, _listed(members), why, left)
             case Closed():
