@@ -169,17 +169,30 @@ def test_a_member_that_comes_again_says_why(
 def test_what_is_waited_for_is_told(
     url: str, run_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdzv.torch.screen.WAITS_SILENTLY", 0.1)
-    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("rdzv.torch.screen.WAITS_SILENTLY", 0.01)
+    caplog.set_level(logging.INFO, logger="rdzv.torch")
+    reasons: list[str] = []
+
+    def status() -> rdzv.RunStatus:
+        """As of the handler, which is asked again and again."""
+        found = handler.status()
+        reasons.append(found.reason)
+        return found
+
+    where = f"{url}/{run_id}?min_nodes=2"
     with (
-        rdzv.sync.connect(f"{url}/{run_id}?min_nodes=2&join_timeout=1") as handler,
-        pytest.raises(rdzv.RendezvousTimeoutError),
-        Screen(run_id).meeting(handler),
+        rdzv.sync.connect(where, node_id="a") as handler,
+        rdzv.sync.connect(where, node_id="b") as other,
+        ThreadPoolExecutor(1) as pool,
+        Screen(run_id).meeting(cast("rdzv.sync.Handler", SimpleNamespace(status=status))),
     ):
-        handler.next_rendezvous()
+        joining = pool.submit(handler.next_rendezvous)
+        while sum("1 of at least 2 nodes" in reason for reason in reasons) < 5:
+            time.sleep(0.01)  # it is looked at by itself
+        other.next_rendezvous()
+        joining.result(30)
     told = [record.getMessage() for record in caplog.records if record.name == "rdzv.torch"]
-    assert [line.partition("waiting: ")[2] for line in told[:1]] == ["1 of at least 2 nodes"]
-    assert sum("1 of at least" in line for line in told) == 1, "the seconds that run down are no news"
+    assert sum("waiting: 1 of at least 2 nodes" in line for line in told) == 1, "the seconds that run down are no news"
 
 
 def test_an_error_ends_the_process_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
