@@ -12,22 +12,27 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import anyio
+
 from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Listeners
-from store import Entry
+from store import ConnectionLost, Entry, StoreTimeoutError
 from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.keys import Keys
-    from store import Event, Store
+    from store import Event, Store, StoreError
+    from store.interface import Watch
 
 __all__ = ["Follower"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
+
+ASK_AGAIN_AFTER = 0.5  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Follower:
         before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
+        unanswered: What came of the last attempt to begin, if that has failed; there is another one.
         synced: Set once the head is known as it stands.
         listeners: Who is woken at every change.
     """
@@ -64,6 +70,7 @@ class Follower:
         self.before: LastCoordinator | None = None
         self.resets: int = 0
         self.opened_in: float | None = None  # seconds that the store took to answer
+        self.unanswered: StoreError | None = None
         self._seen = 0  # the last revision that the watch has told of
         self.head: Head = Head()
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
@@ -76,9 +83,7 @@ class Follower:
         """Follow until cancelled, or until the store is of no more use."""
         try:
             async with contextlib.AsyncExitStack() as stack:
-                with Stopwatch(self._store.time) as stopwatch:
-                    watch = await stack.enter_async_context(self._store.watch(self._keys.head, snapshot=True))
-                self.opened_in = stopwatch.seconds
+                watch = await self._open(stack)
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)
@@ -90,6 +95,25 @@ class Follower:
             self.listeners.changed()
             if not isinstance(error, RendezvousStateError):
                 log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
+
+    async def _open(self, stack: contextlib.AsyncExitStack) -> Watch:
+        """Open the watch, however long the store takes: whoever waits for the head has a time limit of its own.
+
+        A server to which thousands come at once may be too busy to answer some of them within the time limit of a call.
+        """
+        while True:
+            try:
+                with Stopwatch(self._store.time) as stopwatch:
+                    watch = await stack.enter_async_context(self._store.watch(self._keys.head, snapshot=True))
+            except (ConnectionLost, StoreTimeoutError) as error:
+                if getattr(self._store, "failure", None) is not None:
+                    raise
+                log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
+                self.unanswered = error
+                await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
+            else:
+                self.opened_in = stopwatch.seconds
+                return watch
 
     def take_round(self, round: Round) -> None:
         """Learn of a round by another way than the watch; the later one counts."""

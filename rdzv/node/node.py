@@ -192,7 +192,7 @@ class Node:
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():
-                    raise TimeoutError  # noqa: TRY301  said below as any other failure of the store's
+                    raise link.follower.unanswered or TimeoutError
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()

@@ -14,13 +14,13 @@ from rdzv.core.state import Closed, Head, Phase, Progress, Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
 from rdzv.node.wakeup import Listeners, Wakeup
-from store import ConnectionLost
+from store import ConnectionLost, StoreTimeoutError
 from store.messages import Event
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from store import Store
+    from store import Store, StoreError
 
 pytestmark = pytest.mark.virtual_time
 
@@ -194,3 +194,43 @@ async def test_groups_of_listeners_are_woken_through_each_other() -> None:
         assert await wakeup.sleep_until(anyio.current_time())
     outer.changed()
     assert not await wakeup.sleep_until(anyio.current_time())
+
+
+class BusyStore(ScriptedStore):
+    """A store that is too busy, or out of reach, to open a watch within a call's time."""
+
+    def __init__(self, *errors: StoreError) -> None:
+        super().__init__()
+        self.errors = deque(errors)
+        self.failure: StoreError | None = None
+
+    async def __aenter__(self) -> Self:
+        if self.errors:
+            await anyio.sleep(30)
+            raise self.errors.popleft()
+        return self
+
+
+async def test_a_store_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
+    """Of 10,000 nodes that came at once to a busy machine, some gave up after 30 s, whatever their join_timeout."""
+    late = StoreTimeoutError("no answer to Watch within 30 s", maybe_applied=False)
+    store = BusyStore(late, ConnectionLost("the connection is lost", maybe_applied=False))
+    follower, task = await following(store, [*SNAPSHOT, SYNCED])
+    await anyio.sleep(31)
+    assert follower.unanswered is late
+    with anyio.fail_after(60):
+        await follower.synced.wait()
+    assert follower.error is None
+    assert follower.head.closed == CLOSED
+    await ended(task)
+
+
+async def test_a_client_that_is_of_no_more_use_is_not_asked_again() -> None:
+    lost = ConnectionLost("the client is closed", maybe_applied=False)
+    store = BusyStore(lost)
+    store.failure = lost
+    follower, task = await following(store)
+    await anyio.sleep(31)
+    assert follower.error is lost
+    assert follower.synced.is_set()
+    await ended(task)
