@@ -525,6 +525,15 @@ class Progress:
     standstill: str = ""
     left_early: bool = False
 
+    def once_committed(self, number: int, *, size: int) -> Progress | None:
+        """How far the run is once this round is; None if somebody is left over, or missing: the coordinator sees that.
+
+        It is said with the round, so that each node is told both in one push.
+        """
+        if self.joined != size or self.absent.count:
+            return None
+        return Progress(phase=Phase.COMPLETE, round=number, needed=self.needed, capacity=self.capacity, live=size)
+
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""
         return pack(

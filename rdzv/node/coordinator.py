@@ -315,8 +315,7 @@ class Term:
             return due
         self._say(explain(progress))
         at, closed = time.time(), self._follower.head.closed
-        said = replace(progress, absent=replace(progress.absent, said_at=at))
-        writes = [self._put(self._keys.progress, said.pack())]
+        writes = [self._put(self._keys.progress, _said(progress, at=at))]
         history = self._chronicle.continued(progress, closed, now=now, at=at, why=self._view.why)
         if history is not None:
             writes.append(self._put(self._keys.history, pack_history(history)))
@@ -393,6 +392,9 @@ class Term:
         )
         ranks = self._buckets(decision.number, members, decision.members, buckets)
         commit = [self._put(self._keys.round, round.pack()), self._put(self._keys.history, pack_history(history))]
+        progress = decision.progress.once_committed(decision.number, size=len(members))
+        if progress is not None:
+            commit.append(self._put(self._keys.progress, _said(progress, at=time.time())))
         at_once = fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         writes: list[Put | Delete] = [*ranks, *commit] if at_once else [*commit]
         if not at_once:
@@ -431,6 +433,9 @@ class Term:
         now = self._store.time()
         self._view.completed(committed, members, now=now)
         self._chronicle.written(history, now=now)
+        if progress is not None:
+            self._reported, self._reported_at = progress, now
+            self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
             await self._forget(last.number, last.term)
@@ -490,6 +495,11 @@ class Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
+
+
+def _said(progress: Progress, *, at: float) -> bytes:
+    """Pack the progress as said at this hour."""
+    return replace(progress, absent=replace(progress.absent, said_at=at)).pack()
 
 
 def _since(view: View, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
