@@ -17,19 +17,26 @@ import logging
 import re
 import types
 import weakref
+from collections import Counter
+from enum import Enum
 from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import CHOSEN_LEASE_LEAST
+from tests.sim.explorer.liveness import dead_locals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = ["LEASES", "REQUESTS", "REVISIONS", "digest", "written"]
 
 REVISIONS = 1_000_000
 REQUESTS = 2_000_000
 LEASES = 3_000_000
+
+FAR = 60.0
+LONG_AGO = 2.0
 
 _NUMBERS = re.compile(r"(?<![0-9.])([123])(\d{6})(?![0-9.])")
 _PACKED = re.compile(rb"\xce(\x00[\x0f-\x3d]..)", re.DOTALL)
@@ -50,17 +57,17 @@ _PASSED_OVER = (
 )
 
 
+_SUSPENDED = (types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType)
 _END: Any = object()
 
 
-def written(roots: Iterable[Any], *, now: float, until: float, passed_over: Callable[[Any], bool]) -> list[str]:
+def written(roots: Iterable[Any], *, now: float, instead: Mapping[type, Callable[[Any], Iterable[Any] | None]]) -> list[str]:
     """Write down everything that is reached from these objects.
 
     Args:
         roots: Where to begin.
         now: The time.
-        until: Floats from the beginning of time to this are times.
-        passed_over: Tells what is not to be entered.
+        instead: By type, what makes the parts of such an object that are written down; None for all of them.
     """
     out: list[str] = []
     seen: dict[int, int] = {}
@@ -78,43 +85,57 @@ def written(roots: Iterable[Any], *, now: float, until: float, passed_over: Call
             chosen = one - CHOSEN_LEASE_LEAST
             out.append(str(chosen if LEASES <= chosen < 2 * LEASES else one))
         elif kind is str:
-            out.append(f"'{one}'")
+            out.append(f"'{one}'" if " " not in one else "words")
         elif kind is bytes or kind is bytearray:
             out.append(repr(_unpacked(bytes(one))))
         elif kind is float:
-            out.append(f"@{one - now:.6f}" if 900.0 < one < until else repr(one))
+            out.append(_time(one - now) if one > 900.0 else f"{one:.6f}")
+        elif isinstance(one, Enum):
+            out.append(one.name)
         elif isinstance(one, _PASSED_OVER):
             out.append(getattr(one, "__name__", kind.__name__))
         elif id(one) in seen:
             out.append(f"#{seen[id(one)]}")
-        elif passed_over(one):
-            out.append(f"<{kind.__name__}>")
         else:
             seen[id(one)] = len(seen)
             out.append(f"{kind.__name__}(")
-            stack.append(iter(_parts(one, kind, out)))
+            parts = instead[kind](one) if kind in instead else None
+            stack.append(iter(_parts(one, kind, out) if parts is None else parts))
     return out
+
+
+def _time(ahead: float) -> str:
+    if ahead > FAR:
+        return "@far"
+    return f"@{ahead:.6f}" if ahead >= -LONG_AGO else "@long ago"
 
 
 def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
     if kind is list or kind is tuple:
         return one  # type: ignore[no-any-return]
     if kind is dict:
-        return [part for item in one.items() for part in item]
+        return [part for item in _sorted(one) for part in item]
     if isinstance(one, set | frozenset):
-        return sorted(one, key=_name)
+        futures = [part for part in one if isinstance(part, asyncio.Future) and not isinstance(part, asyncio.Task)]
+        out.append(str(len(futures)))  # they have no order; each is reached from who awaits it
+        return sorted((part for part in one if part not in futures), key=_name)
     if kind is types.FunctionType:
         out.append(one.__qualname__)
         return [*(_content(cell) for cell in one.__closure__ or ()), *(one.__defaults__ or ())]
     if kind is types.MethodType:
         return [one.__func__, one.__self__]
-    if kind is types.CoroutineType:
-        out.append(f"{one.__qualname__}:{one.cr_frame.f_lasti if one.cr_frame is not None else -1}")
-    elif kind is types.AsyncGeneratorType:
-        out.append(f"{one.__qualname__}:{one.ag_frame.f_lasti if one.ag_frame is not None else -1}")
-    elif kind is types.GeneratorType:
-        out.append(f"{one.__qualname__}:{one.gi_frame.f_lasti if one.gi_frame is not None else -1}")
-    elif kind is types.FrameType:
+    if kind in _SUSPENDED:
+        frame = _frame_of(one)
+        out.append(f"{one.__qualname__}:{frame.f_lasti if frame is not None else -1}")
+        if frame is None:
+            return gc.get_referents(one)
+        dead = dead_locals(frame)
+        snapshot = frame.f_locals  # up to Python 3.12 a frame keeps what it shows
+        parts = [part for part in gc.get_referents(one) if part is not snapshot]
+        if type(snapshot) is dict:
+            snapshot.clear()
+        return _without(parts, dead)
+    if kind is types.FrameType:
         out.append(f"{one.f_code.co_qualname}:{one.f_lasti}")
     elif isinstance(one, asyncio.Task):
         task: Any = one  # some of what it is has no public name
@@ -128,6 +149,26 @@ def _parts(one: Any, kind: type, out: list[str]) -> Iterable[Any]:
     elif hasattr(one, "__dict__"):
         _ = one.__dict__  # from now on it is an object of its own; before, the collector sees its values alone
     return gc.get_referents(one)
+
+
+def _sorted(items: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    return sorted(items.items(), key=itemgetter(0)) if all(type(key) is str for key in items) else items.items()
+
+
+def _frame_of(one: Any) -> types.FrameType | None:
+    if type(one) is types.CoroutineType:
+        return one.cr_frame
+    frame: types.FrameType | None = one.ag_frame if type(one) is types.AsyncGeneratorType else one.gi_frame
+    return frame
+
+
+def _without(parts: list[Any], dead: list[Any]) -> list[Any]:
+    """The same, without one of each of these: another may be alive elsewhere."""
+    for one in dead:
+        index = next((index for index, part in enumerate(parts) if part is one), None)
+        if index is not None:
+            del parts[index]
+    return parts
 
 
 def _result(future: Any) -> Any:
@@ -155,10 +196,23 @@ def _unpacked(text: bytes) -> bytes:
     return _PACKED.sub(lambda found: b" %d " % int.from_bytes(found[1]), text)
 
 
-def digest(texts: Iterable[str]) -> bytes:
-    """A short name for what was written down; counted numbers by their order."""
+def digest(texts: Iterable[str], revisions: Mapping[int, str]) -> bytes:
+    """A short name for what was written down."""
     text = " ".join(texts)
-    numbers = sorted(set(_NUMBERS.findall(text)))
-    order = {number: f"~{index}" for index, number in enumerate(numbers)}
-    text = _NUMBERS.sub(lambda found: order[found[1], found[2]], text)
-    return blake2b(text.encode(errors="replace"), digest_size=16).digest()
+    return blake2b(ordered(text, revisions).encode(errors="replace"), digest_size=16).digest()
+
+
+def ordered(text: str, revisions: Mapping[int, str]) -> str:
+    """The same, with each counted number by its place among its kind.
+
+    Args:
+        text: What was written down.
+        revisions: The kind of those that are ever compared; the others are all the same.
+    """
+    names: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for number in sorted({found[0] for found in _NUMBERS.finditer(text)}):
+        kind = {"1": revisions.get(int(number), ""), "2": "request", "3": "lease"}[number[0]]
+        counts[kind] += bool(kind)
+        names[number] = f"~{kind}{counts[kind]}"
+    return _NUMBERS.sub(lambda found: names[found[0]], text)

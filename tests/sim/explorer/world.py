@@ -32,31 +32,33 @@ import anyio
 import msgpack
 
 from rdzv.config.settings import Settings, parse
+from rdzv.core.absent import Absent
+from rdzv.core.history import Chronicle, History
 from rdzv.core.keys import Keys
+from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
 from rdzv.node.admission import Agreed
 from rdzv.node.handler import Handler
 from rdzv.node.loops import LoopAtHand
 from rdzv.node.node import Node
 from rdzv.node.part.ports import HeldPort
-from rdzv.testing.timeline import START, Timeline
+from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages
 from store.engine.engine import Answer, Delivery, Engine
 from store.engine.processes import Closing
 from store.errors import StoreTimeoutError
-from store.messages import Cancel, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
+from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
 from tests.sim.explorer.likeness import LEASES, REQUESTS, REVISIONS, digest, written
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from types import TracebackType
     from typing import Self
 
     from rdzv.membership import RendezvousInfo
-    from rdzv.testing.timeline import Host
-    from store.messages import Event, Request
+    from store.messages import Request
 
 __all__ = ["Scenario", "Step", "World", "spell"]
 
@@ -64,9 +66,10 @@ Step = tuple[str, int]
 """What happens, and to which node; -1 for none."""
 
 NODES = 3
-TTL = 4.0  # longer than that of the role: who is cut off loses the one before the other
+TTL = 6.0  # longer than that of the role: who is cut off loses the one before the other
 DISCONNECT_TTL = 0.5
 LAST_CALL = 1.0
+ROUNDS = 2  # that are looked at, and the beginning of another one
 LOOK_EVERY = 0.1  # seconds, as the server looks
 HORIZON = 60.0  # seconds; whoever has no round by then, with nothing in its way, is stuck
 PER_NODE = 100_000  # numbers that are each node's own
@@ -243,6 +246,7 @@ class _Member:
         self.node = node
         self.handler = Handler(node, open_store=self._open)
         self.alive, self.cut = True, False
+        self.stale = 0  # requests from when it was cut off that the store has not taken yet
         self.led = False  # when it was cut off
         self._written: tuple[object, list[str]] | None = None
         self.rounds = 0
@@ -276,15 +280,20 @@ class _Member:
             async for _ in changes:
                 return
 
-    def written(self, now: float, until: float) -> list[str]:
+    def written(self, now: float) -> list[str]:
         """All that there is of it; the same as before if it has done nothing since."""
         connection = self.connection
         version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
         if self._written is None or self._written[0] != version:
             timers = self.world.timeline.timers_of(self.host)
-            state = (self.cut, self.led, connection.state, self.renewed_at, self.handler, timers)
-            self._written = version, written((state,), now=now, until=until, passed_over=_passed_over)
+            state = (self.cut, self.stale, self.led, connection.state, (self.renewed_at or 0.0) + TTL, self.handler, timers)
+            self._written = version, written((state,), now=now, instead=self.world.instead)
         return self._written[1]
+
+    @property
+    def in_reach(self) -> bool:
+        """Whether the store is."""
+        return self.alive and not self.cut
 
     @property
     def renewed_at(self) -> float | None:
@@ -323,6 +332,7 @@ class World:
         self.engine._keys.revision = REVISIONS
         self.engine._leases._last_id = LEASES + PER_NODE * NODES
         self.story: list[str] = []
+        self.revisions: dict[int, str] = {}
         agreed = Agreed(parse(URL, {}, {}))
         self.replay = ""
         self.checker = Checker(self, KEYS, agreed.rules, grain=0.01)
@@ -374,6 +384,8 @@ class World:
     def steps(self) -> list[Step]:
         """What may happen next; nothing if everything has come to its end."""
         steps: list[Step] = []
+        if self._has_seen_enough():
+            return steps
         first = next((one for one in self.members if one.alive and not one.connection.taken), None)
         for one in self.members:
             if one.alive and not one.cut:
@@ -393,6 +405,11 @@ class World:
                 steps.append(("heal", one.index))
         return steps
 
+    def _has_seen_enough(self) -> bool:
+        """Whether another round has come than those that are looked at, and nothing from before is under way."""
+        last = self.checker.last
+        return last is not None and last.round.number >= ROUNDS and not any(one.cut or one.stale for one in self.members)
+
     def _leads(self, one: _Member) -> bool:
         """Whether the store knows this node as the coordinator."""
         entry = self.engine._keys.entries.get(KEYS.coordinator)
@@ -411,9 +428,7 @@ class World:
         one = self.members[index]
         match what:
             case "take":
-                id, request = one.connection.up.popleft()
-                one.connection.taken += 1
-                self._apply(index, id, request)
+                self._take_request(one)
             case "read":
                 while one.connection.down:
                     one.connection.read()
@@ -429,7 +444,7 @@ class World:
                 self.faults_left = 0
                 one.cut, one.led = True, self._leads(one)
             case "heal":
-                one.cut = False
+                one.cut, one.stale = False, len(one.connection.up)
             case "time":
                 self._pass_time()
         self._go_on()
@@ -438,14 +453,61 @@ class World:
     def _go_on(self) -> None:
         """Let nodes do what they do next, until each of them waits for something."""
         self.timeline.run(self.now)
-        while self.scenario.eager and (
-            eager := [one for one in self.members if one.alive and not one.cut and one.connection.down]
-        ):
-            for one in eager:
+        while self._read_at_once() or self._take_at_once():
+            self.timeline.run(self.now)
+
+    def _read_at_once(self) -> bool:
+        """Let a node read what is queued for it; whether there was anything."""
+        for one in self.members:
+            if self.scenario.eager and one.in_reach and one.connection.down:
                 one.connection.read()
-                self.timeline.run(self.now)
+                return True
+        return False
+
+    def _take_at_once(self) -> bool:
+        """Take a request that commutes with whatever else may happen; whether there was one."""
+        commuting = not self.faults_left or "cut" not in self.scenario.faults
+        for one in self.members:
+            up = one.connection.up
+            if not one.in_reach or not up:
+                continue
+            for index, (id, request) in enumerate(up):
+                if isinstance(request, KeepAlive) and (not index or not one.stale):
+                    break
+            else:
+                id, request = up[0]
+                if one.stale or not commuting or not one.connection.taken or not _commutes(request):
+                    continue
+                index = 0
+            self._take_request(one, index)
+            return True
+        return False
+
+    def _take_request(self, one: _Member, index: int = 0) -> None:
+        id, request = one.connection.up[index]
+        del one.connection.up[index]
+        one.connection.taken += 1
+        one.stale = max(one.stale - 1, 0)
+        self._apply(one.index, id, request)
 
     def _pass_time(self) -> None:
+        """Pass to the next timer; while messages are under way, to the next loss of who is in trouble."""
+        waits = not any(one.in_reach and one.connection.up for one in self.members)
+        before = self._losses()
+        while True:
+            self._pass_to_next_timer()
+            if waits or self._losses() != before:
+                return
+            self._go_on()
+
+    def _losses(self) -> object:
+        return [
+            (one.name in self.checker.records, self._leads(one), one.alive and one.membership is not None)
+            for one in self.members
+            if not one.alive or one.cut
+        ]
+
+    def _pass_to_next_timer(self) -> None:
         timeline = self.timeline
         due_in = self.engine.next_tick_in()
         lease_at = self.now + due_in if due_in is not None else float("inf")
@@ -482,6 +544,7 @@ class World:
                 case Delivery(watchers=watchers, events=events):
                     if any(peer == OBSERVER for peer, _ in watchers):
                         self.checker.take(events)
+                        self.revisions |= {one.revision: kind for one in events if (kind := _compared_as(one.key))}
                     for peer, id in watchers:
                         self._queue(peer, id, events)
 
@@ -526,13 +589,34 @@ class World:
 
     # ------------------------------------------------------------------------------------------ one state, or another
 
+    @property
+    def instead(self) -> dict[type, Callable[[Any], Iterable[Any] | None]]:
+        """What is written down of an object of such a type."""
+        told = (Put, Entry, Event)
+        return {
+            **dict.fromkeys(_PASSED_OVER, _nothing),
+            **dict.fromkeys(told, self._only_what_counts),
+            Progress: self._of_progress,
+        }
+
+    def _only_what_counts(self, one: Put | Entry | Event) -> Iterable[Any] | None:
+        if one.key == KEYS.history:
+            return (one.key,)
+        if one.key == KEYS.progress and one.value:
+            return one.key, getattr(one, "revision", None), Progress.unpack(one.value)
+        return None
+
+    def _of_progress(self, one: Progress) -> Iterable[Any]:
+        known = [name for name, record in self.checker.records.items() if record.arrival <= one.last_arrival]
+        left = one.last_call_left, one.spares_after, one.left_early, one.standstill, one.problem
+        return one.phase, one.round, one.joined, one.live, one.waiting, one.lost, one.departed, sorted(known), left
+
     def fingerprint(self) -> bytes:
         """The same for two states from which the same may come."""
-        until = START + HORIZON
         texts = [repr(self.faults_left)]
         for one in self.members:
             if one.alive:
-                texts += one.written(self.now, until)
+                texts += one.written(self.now)
         engine = self.engine
         served = engine._leases._served
         leases = [
@@ -545,11 +629,17 @@ class World:
             # Nobody asks when the members have written to what they share.
             (key, entry.value, entry.lease) if key.startswith(KEYS.stores) else entry
             for key, entry in sorted(engine._keys.entries.items())
+            if key != KEYS.history
         ]
         last = self.checker.last
-        rest = (entries, leases, watches, last and (last.round, last.ranks, last.arrivals), self.checker.enough_at)
-        texts += written((rest,), now=self.now, until=until, passed_over=_passed_over)
-        return digest(texts)
+        newcomers = [
+            one.node_id
+            for one in sorted(self.checker.records.values(), key=lambda one: one.arrival)
+            if last is None or one.node_id not in last.ranks
+        ]
+        rest = (newcomers, entries, leases, watches, last and (last.round, last.ranks, last.arrivals), self.checker.enough_at)
+        texts += written((rest,), now=self.now, instead=self.instead)
+        return digest(texts, self.revisions)
 
 
 def _puts(request: Request[Any]) -> list[str]:
@@ -559,15 +649,27 @@ def _puts(request: Request[Any]) -> list[str]:
     return [one.key for one in puts if isinstance(one, Put)]
 
 
-def _passed_over(one: Any) -> bool:
-    return isinstance(one, _PASSED_OVER)
+def _compared_as(key: str) -> str:
+    if key.startswith(KEYS.nodes):
+        return key.removeprefix(KEYS.nodes)
+    return {KEYS.round: "round", KEYS.coordinator: "term"}.get(key, "")
+
+
+def _commutes(request: Request[Any]) -> bool:
+    request = request.request if isinstance(request, Guarded) else request
+    return isinstance(request, Get | KeepAlive) or (isinstance(request, Put) and request.key.startswith(KEYS.stores))
+
+
+def _nothing(_: object) -> tuple[()]:
+    return ()
 
 
 _PASSED_OVER = (
-    *(World, Checker, Timeline, _Member, _Connection, _NoLuck),
-    *(Settings, Keys, asyncio.AbstractEventLoop, contextvars.Context),
+    *(Absent, Chronicle, History),
+    *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
+    *(Settings, Keys, contextvars.Context),
 )
-"""What is walked by itself, or is always the same."""
+"""What is walked by itself, is always the same, or is only told."""
 
 
 def spell(path: list[Step]) -> str:
