@@ -87,6 +87,22 @@ class RendezvousHandler(ABC):
         """Keep a node out of the next rounds, and with `now` put it out of this one; for good, or for some seconds."""
         self._does_not_offer("ban")
 
+    async def ban_where(  # for whoever overrides it
+        self,
+        attribute: str,  # noqa: ARG002
+        value: str,  # noqa: ARG002
+        reason: str = "",  # noqa: ARG002
+        *,
+        now: bool = False,  # noqa: ARG002
+        lasts: float | None = None,  # noqa: ARG002
+    ) -> tuple[str, ...]:
+        """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
+        self._does_not_offer("ban_where")
+
+    async def unban_where(self, attribute: str, value: str) -> None:  # noqa: ARG002  for whoever overrides it
+        """Let the nodes with this attribute come again."""
+        self._does_not_offer("unban_where")
+
     async def unban(self, node_id: str) -> None:  # noqa: ARG002  for whoever overrides it
         """Let a banned node come again."""
         self._does_not_offer("unban")

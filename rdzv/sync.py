@@ -32,7 +32,7 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store, suspect
+from rdzv.node.handler import accuse, ban_where, blocking_share, change_tally, shared_store, suspect, unban_where
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -235,6 +235,17 @@ class Handler(RendezvousHandler):
     def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; see the async twin."""
         self._call(self._called.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
+
+    def ban_where(
+        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
+    ) -> tuple[str, ...]:
+        """Keep all nodes out that have this attribute, also those that come later; see the async twin."""
+        ours = self._of_ours("ban_where")
+        return self._call(ban_where(ours, attribute, value, reason, now=now, lasts=lasts), see_to_its_end=True)
+
+    def unban_where(self, attribute: str, value: str) -> None:
+        """Let the nodes with this attribute come again, as far as they are not banned by their names."""
+        self._call(unban_where(self._of_ours("unban_where"), attribute, value), see_to_its_end=True)
 
     def unban(self, node_id: str) -> None:
         """Let a banned node come again."""

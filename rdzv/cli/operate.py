@@ -23,7 +23,7 @@ from store.printable import first_of, in_words, printable
 
 __all__ = ["COMMANDS"]
 
-VALUES_NAMED_MOST = 8
+VALUES_NAMED_MOST = NODES_NAMED_MOST = 8
 
 
 def _add_close_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,22 +60,19 @@ async def _reopen(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_node_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("node", metavar="NODE", help="the node's id")
 
 
+def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run(parser)
+    _add_node_or_where(parser, where="instead of NODE: what has banned all nodes with this attribute")
+
+
 def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    node = parser.add_argument("node", metavar="NODE", help="the node's id")
-    parser.add_argument(
-        "--where",
-        action=_InsteadOf,
-        argument=node,
-        type=_attribute,
-        metavar="ATTRIBUTE=VALUE",
-        help="instead of NODE: each node that is in the run now and has this attribute",
-    )
+    _add_node_or_where(parser, where="instead of NODE: all nodes with this attribute, also those that come later")
     parser.add_argument("--reason", default="", help="why; the node is told")
     parser.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
     parser.add_argument(
@@ -84,6 +81,13 @@ def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
         type=duration,
         metavar="SECONDS",
         help="for how long, say 10m (default: until unban)",
+    )
+
+
+def _add_node_or_where(parser: argparse.ArgumentParser, *, where: str) -> None:
+    node = parser.add_argument("node", metavar="NODE", help="the node's id")
+    parser.add_argument(
+        "--where", action=_InsteadOf, argument=node, type=_attribute, metavar="ATTRIBUTE=VALUE", help=where
     )
 
 
@@ -110,42 +114,50 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _nodes_meant(options: argparse.Namespace) -> list[str]:
-    """The nodes that are to be banned: the one that is named, or all that have an attribute."""
+def _check_who_is_meant(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
-        raise RendezvousSettingsError("ban whom? name a NODE, or give --where ATTRIBUTE=VALUE")
-    if options.node is not None:
-        return [options.node]
-    name, value = options.where
-    async with open_store(options.url, timeout=options.timeout) as (settings, client):
-        records = await read_nodes(client, Keys(settings.prefix, settings.run_id))
-    meant = sorted(node_id for node_id, record in records.items() if record.attributes.get(name) == value)
-    if not meant:
-        there = sorted({str(record.attributes[name]) for record in records.values() if name in record.attributes})
-        has = f"it has {first_of(there, VALUES_NAMED_MOST)}" if there else f"no node of it has any {name}"
-        raise RendezvousStateError(f"no node of the run has {name}={value}; {has}")
-    return meant
+        raise RendezvousSettingsError("whom? name a NODE, or give --where ATTRIBUTE=VALUE")
 
 
 async def _ban(options: argparse.Namespace) -> int:
-    meant = await _nodes_meant(options)
+    _check_who_is_meant(options)
+    span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        for node_id in meant:
-            await handler.ban(node_id, options.reason, now=options.now, lasts=options.lasts)
-            span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
-            print(printable(f"node {node_id} is banned from run {handler.run_id}{span}"))
+        if options.where is None:
+            await handler.ban(options.node, options.reason, now=options.now, lasts=options.lasts)
+            print(printable(f"node {options.node} is banned from run {handler.run_id}{span}"))
+            return DONE
+        name, value = options.where
+        here = await handler.ban_where(name, value, options.reason, now=options.now, lasts=options.lasts)
+    who = f"now {first_of(here, NODES_NAMED_MOST)}" if here else await _no_such_node(options, name)
+    print(printable(f"nodes with {name}={value} are banned from run {handler.run_id}{span}: {who}"))
     return DONE
 
 
+async def _no_such_node(options: argparse.Namespace, name: str) -> str:
+    """Say that nobody is here whom the ban hits, and which values there are: it may be a slip of the keyboard."""
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        records = (await read_nodes(client, Keys(settings.prefix, settings.run_id))).values()
+    there = sorted({str(record.attributes[name]) for record in records if name in record.attributes})
+    has = f"its nodes have {first_of(there, VALUES_NAMED_MOST)}" if there else f"none of its nodes has any {name}"
+    return f"only nodes that come later; {has}"
+
+
 async def _unban(options: argparse.Namespace) -> int:
+    _check_who_is_meant(options)
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
-        await handler.unban(options.node)
-        print(f"node {options.node} may come again to run {handler.run_id}")
+        if options.where is None:
+            await handler.unban(options.node)
+            who = f"node {options.node}"
+        else:
+            await handler.unban_where(*options.where)
+            who = f"nodes with {'='.join(options.where)}"
+        print(printable(f"{who} may come again to run {handler.run_id}"))
     return DONE
 
 
 def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_unban_arguments(parser)
+    _add_node_arguments(parser)
     parser.add_argument("--reason", default="", help="why; every member is told")
     parser.add_argument(
         "--in",

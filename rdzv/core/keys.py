@@ -18,6 +18,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     head/resized                    that the run has got other numbers of nodes
     head/draining/<id>              that a node is to leave (on the node's lease)
     head/banned/<id>                that a node may not join, and why
+    head/banned/with/<name>=<value> that no node with this attribute may
     head/asked/<question>           what an operator asks of nodes
     answers/<question>/<id>         what a node has answered
     unfit/<id>                      why a node that wanted to join failed its health check
@@ -205,9 +206,9 @@ class Keys:
         """What the launchers of the run count together."""
         return f"{self.root}tally"
 
-    def banned(self, node_id: str) -> str:
-        """That one node may not join."""
-        return f"{self.bans}{node_id}"
+    def banned(self, name: str) -> str:
+        """That one node may not join, or all that have an attribute; see `ban_names`."""
+        return f"{self.bans}{name}"
 
     def unfit(self, node_id: str) -> str:
         """Return why one node failed its health check."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from rdzv.core.state import WITH
+
 if TYPE_CHECKING:
     from rdzv.core.state import Participant, RunStatus, StepOf
 
@@ -51,10 +53,14 @@ def report(status: RunStatus) -> dict[str, Any]:
             {"node_id": node_id, "reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
             for node_id, ban in status.bans.items()
         ],
+        "banned_where": [
+            {"where": where, "reason": ban.reason, "by": ban.by, "at_once": ban.now, "ends_in": ban.left}
+            for where, ban in status.bans_where.items()
+        ],
         "unfit": [
             {"node_id": node_id, "reason": reason}
             for node_id, reason in status.refused.items()
-            if node_id not in status.bans
+            if node_id not in status.bans and node_id.removeprefix(WITH) not in status.bans_where
         ],
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [

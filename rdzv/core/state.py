@@ -427,6 +427,25 @@ class Closed:
         return unpack("the closing", value, build)
 
 
+_WITH = "with/"  # no node is called so: names have no slash
+WITH = "nodes with "  # and then the attribute: who is refused, in a status
+
+
+def ban_name(where: str) -> str:
+    """The name of a ban of all nodes with an attribute and value, "rack=17"; that of one node is the node's id."""
+    return f"{_WITH}{where}"
+
+
+def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of all bans that keep such a node out, its own first."""
+    return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
+
+
+def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
+    """The one of these bans that keeps such a node out, if there is one."""
+    return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ban:
     """A node may not join.
@@ -437,6 +456,7 @@ class Ban:
         now: Whether it was put out of its round at once, rather than kept out of the next one.
         lasts: Seconds from when it was written; then it ends by itself. None: it lasts until it is lifted.
         left: How many of these are left, in a status.
+        where: The attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node.
     """
 
     reason: str
@@ -444,11 +464,13 @@ class Ban:
     now: bool = False
     lasts: float | None = None
     left: float | None = None
+    where: str = ""
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
         lasts = {} if self.lasts is None else {"lasts": self.lasts}
-        return pack({"reason": self.reason, "by": self.by, "now": self.now, **lasts})
+        where = {"where": self.where} if self.where else {}
+        return pack({"reason": self.reason, "by": self.by, "now": self.now, **lasts, **where})
 
     @classmethod
     def unpack(cls, value: bytes) -> Ban:
@@ -461,11 +483,12 @@ class Ban:
                 by=of(str, plain["by"]),
                 now=of(bool, plain.get("now", False)),
                 lasts=maybe(float, plain.get("lasts")),
+                where=of(str, plain.get("where", "")),
             ),
         )
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
+        by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
         span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
         if self.left is not None:
             span = f" for {in_words(self.left)} more"
@@ -621,6 +644,10 @@ class Head:
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
 
+    def ban_of(self, node_id: str, attributes: Mapping[str, str]) -> Ban | None:
+        """The ban that keeps such a node out: its own, or else one of an attribute."""
+        return ban_among(self.bans, node_id, attributes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
@@ -723,6 +750,7 @@ class RunStatus:
         coordinator: The node that decides now, or None.
         world_size: The size of the last round; 0 if there was none.
         bans: The nodes that are banned: by whom, and why.
+        bans_where: The attributes with a value, "rack=17", whose nodes are banned, also those that come later.
         settings: What all nodes of the run have agreed on, by name; empty before the first one has come.
         bootstrap_address: Rank 0's host and port, or None.
         closed: Why it was closed, or None.
@@ -750,6 +778,7 @@ class RunStatus:
     coordinator: str | None
     world_size: int = 0
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    bans_where: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     bootstrap_address: tuple[str, int] | None = None
     closed: str | None = None

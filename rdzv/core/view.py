@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import AbsenceBook
-from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round
+from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round, ban_among
 from rdzv.core.stuck.accusing import Accusation, Accusations
 from rdzv.errors import RendezvousStateError
 
@@ -165,8 +165,10 @@ class View:
             self._accused(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if node_id in bans and not event.cause:
-            self._why = str(bans[node_id])
+        there = self._records.get(node_id)
+        ban = ban_among(bans, node_id, there.attributes if there is not None else {})
+        if ban is not None and not event.cause:
+            self._why = str(ban)
         elif event.kind == "delete" and node_id in self.why_lost:
             self._why = self.why_lost[node_id]
         if event.kind == "put":

@@ -8,7 +8,7 @@
     /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
-    POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id", "reason", "for", "now"}
+    POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id" or "where", "reason", "for", "now"}
 
 Who may ask what is decided in `door`. The page is one file, and its security policy lets it load nothing else.
 """
@@ -199,8 +199,13 @@ class _Site:
 
     async def ban_node(self, request: web.Request) -> web.Response:
         body = await _object_in(request)
-        node_id, reason = _text_in(body, "node_id"), _text_in(body, "reason", "")
+        node_id, where, reason = (_text_in(body, name, "") for name in ("node_id", "where", "reason"))
+        if bool(node_id) == bool(where):
+            raise web.HTTPBadRequest(text="either node_id is to be there, or where: attribute=value")
         ban = Ban(reason=reason, by=BY, now=_flag_in(body, "now"), lasts=_seconds_in(body, "for"))
+        if where:
+            here = await self._runs.ban_where(request.match_info["run_id"], where, ban)
+            return web.json_response({"banned_where": where, "here": here, "for": ban.lasts})
         await self._runs.ban(request.match_info["run_id"], node_id, ban)
         return web.json_response({"banned": node_id, "for": ban.lasts})
 

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.core.state import Ban, Closed
 from rdzv.display.history import account, describe, losses_by_reason, timeline
-from rdzv.node.admission import check_node_id, put_ban, take_run_lease
+from rdzv.node.admission import attribute_ban, check_node_id, put_ban, put_ban_where, take_run_lease
 from rdzv.node.follower import Follower
 from rdzv.node.status import read_history, read_run, run_ids
 from store import Client
@@ -130,6 +131,15 @@ class Runs:
         if not await self._client.count(keys.root):
             raise NoSuchRun(run_id)
         await put_ban(self._client, keys, node_id, ban, keep=self._closed_ttl)
+
+    async def ban_where(self, run_id: str, where: str, ban: Ban) -> tuple[str, ...]:
+        """Keep all nodes with an attribute out of the next rounds of a run; which of them are here."""
+        attribute, _, value = where.partition("=")
+        ban = replace(ban, where=attribute_ban(attribute, value))
+        keys = self._keys(run_id)
+        if not await self._client.count(keys.root):
+            raise NoSuchRun(run_id)
+        return await put_ban_where(self._client, keys, ban, keep=self._closed_ttl)
 
     async def _summary(self, run_id: str) -> dict[str, Any]:
         full, history = await self._report(run_id)

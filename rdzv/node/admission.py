@@ -15,13 +15,15 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
-from rdzv.config.value_types import DURATION_MAX, NAME, failures_within
+from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, failures_within
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
-from rdzv.core.state import Ban, Closed, Round, pack_settings, unpack_settings
+from rdzv.core.state import Ban, Closed, Round, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
 from rdzv.core.stuck.failing import FailureRule
 from rdzv.errors import (
@@ -366,18 +368,65 @@ async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: flo
     Raises:
         RendezvousSettingsError: It is to last for longer than the store lets a lease, or for no time at all.
     """
+    await _write_ban(store, keys, node_id, ban, keep=keep)
+    await _put_out(store, keys, node_id, now=ban.now)
+
+
+async def _write_ban(store: Store, keys: Keys, name: str, ban: Ban, *, keep: float) -> None:
     if ban.lasts is None:
         lease = await take_run_lease(store, keys, keep)
     else:
         lease = await _lease_of_a_ban(store, ban.lasts)
         ban = replace(ban, lasts=lease.ttl)  # as granted: etcd makes small ones larger
-    await store.put(keys.banned(node_id), ban.pack(), lease=lease)
+    await store.put(keys.banned(name), ban.pack(), lease=lease)
+
+
+async def _put_out(store: Store, keys: Keys, node_id: str, *, now: bool) -> None:
+    """Delete the record of a banned node, unless it is a member that may finish its round."""
     key = keys.node(node_id)
     while (there := await store.get(key)) is not None:
-        if not ban.now and await _is_live_member(store, keys, node_id, there.mod_revision):
+        if not now and await _is_live_member(store, keys, node_id, there.mod_revision):
             return
         with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
             await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
+
+
+def attribute_ban(attribute: str, value: str) -> str:
+    """Name a ban of all nodes with an attribute: "rack=17".
+
+    Raises:
+        RendezvousSettingsError: No node can have such an attribute.
+    """
+    try:
+        name, value = TEXT.convert(attribute), TEXT.convert(value)
+    except (TypeError, ValueError):
+        refuse(f"the attribute {shown(attribute)}={shown(value)} must be {TEXT.limit}, on both sides")
+    if "=" in name:
+        refuse(f"the attribute {shown(attribute)} cannot be banned by: there is a '=' in its name")
+    if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
+        refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
+    return f"{name}={value}"
+
+
+async def put_ban_where(store: Store, keys: Keys, ban: Ban, *, keep: float) -> tuple[str, ...]:
+    """Ban all nodes with an attribute, those that are here and those that come later; see `put_ban`.
+
+    Returns:
+        Which of those that are here have it.
+    """
+    attribute, _, value = ban.where.partition("=")
+
+    async def who_has_it() -> set[str]:
+        records = await read_nodes(store, keys)
+        return {node_id for node_id, record in records.items() if record.attributes.get(attribute) == value}
+
+    before = await who_has_it()  # those that wait hear of the ban, and may have gone before we look again
+    await _write_ban(store, keys, ban_name(ban.where), ban, keep=keep)
+    # From now on no other one arrives: each arrival is conditional on there being no such ban.
+    here = await who_has_it()
+    for node_id in here:
+        await _put_out(store, keys, node_id, now=ban.now)
+    return tuple(sorted(before | here))
 
 
 async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:
@@ -474,7 +523,12 @@ class LossCount:
         if rule is None:
             return
         self._noted = {one for one in self._noted if one[0] == number}
-        fresh = [one for one in view.lost if (number, one) not in self._noted and one not in bans]
+        put_out = {str(ban) for ban in bans.values()}  # also of nodes that have an attribute
+        fresh = [
+            one
+            for one in view.lost
+            if (number, one) not in self._noted and one not in bans and view.why.get(one) not in put_out
+        ]
         if fresh:
             failed = {node_id: view.why.get(node_id, "") for node_id in fresh}
             await note_failures(self._store, self._keys, rule, failed, round=number, in_office=self._in_office)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.core.asking import Question
-from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round
+from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.part.stopwatch import Stopwatch
@@ -24,6 +24,8 @@ from store import ConnectionLost, Entry, StoreTimeoutError
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
     from store.interface import Watch
@@ -53,7 +55,7 @@ class Follower:
 
     Attributes:
         head: What is known of it.
-        own_ban: The last ban of this node, also if it was lifted before anybody looked.
+        own_ban: The last ban of this node, or of an attribute of its, also if it was lifted before anybody looked.
         before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
@@ -65,7 +67,8 @@ class Follower:
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
         self._store = store
         self._keys = keys
-        self._own_ban_key = keys.banned(node_id)
+        self._node_id = node_id
+        self._own_ban_keys = frozenset([keys.banned(node_id)])
         self.own_ban: OwnBan | None = None
         self.before: LastCoordinator | None = None
         self.resets: int = 0
@@ -78,6 +81,10 @@ class Follower:
         self.error: Exception | None = None
         self.synced: asyncio.Event = asyncio.Event()
         self.listeners: Listeners = Listeners()
+
+    def has_attributes(self, attributes: Mapping[str, str]) -> None:
+        """Learn what this node says of itself: by that, it may be banned with others."""
+        self._own_ban_keys = frozenset(map(self._keys.banned, ban_names(self._node_id, attributes)))
 
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""
@@ -188,7 +195,7 @@ class Follower:
                 drains[drained] = Leaving(until=until, reason=drain.reason, revision=event.revision)
             return replace(head, drains=drains)
         if event.key.startswith(keys.bans):
-            if put and event.key == self._own_ban_key:
+            if put and event.key in self._own_ban_keys:
                 self.own_ban = OwnBan(event.revision, Ban.unpack(event.value))
             bans = {node_id: ban for node_id, ban in head.bans.items() if keys.banned(node_id) != event.key}
             if put:

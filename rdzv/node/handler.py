@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import BUCKET_SIZE, unpack_roster
+from rdzv.core.state import BUCKET_SIZE, Ban, ban_name, unpack_roster
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.accusing import put_accusation
-from rdzv.node.admission import examine, note_failures
+from rdzv.node.admission import attribute_ban, examine, lift_ban, note_failures, put_ban_where
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
 from rdzv.node.status import read_run
@@ -413,6 +413,21 @@ class Handler(RendezvousHandler):
         """
         await self._call(self.node.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
 
+    async def ban_where(
+        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
+    ) -> tuple[str, ...]:
+        """Keep all nodes with this attribute out of the next rounds, also those that come later; as of `ban`.
+
+        Returns:
+            Which of those that are here have it.
+        """
+        banning = ban_where(self.node, attribute, value, reason, now=now, lasts=lasts)
+        return await self._call(banning, see_to_its_end=True)
+
+    async def unban_where(self, attribute: str, value: str) -> None:
+        """Let the nodes with this attribute come again, as far as they are not banned by their names."""
+        await self._call(unban_where(self.node, attribute, value), see_to_its_end=True)
+
     async def unban(self, node_id: str) -> None:
         """Let a banned node come again."""
         await self._call(self.node.unban(node_id), see_to_its_end=True)
@@ -452,6 +467,20 @@ class Handler(RendezvousHandler):
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
+
+
+async def ban_where(
+    node: Node, attribute: str, value: str, reason: str, *, now: bool, lasts: float | None
+) -> tuple[str, ...]:
+    """In the node's loop: keep all nodes with an attribute out; see `Handler.ban_where`."""
+    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts, where=attribute_ban(attribute, value))
+    return await node.ask_the_store(lambda store: put_ban_where(store, node.keys, ban, keep=node.settings.closed_ttl))
+
+
+async def unban_where(node: Node, attribute: str, value: str) -> None:
+    """In the node's loop: let them come again; see `Handler.unban_where`."""
+    name = ban_name(attribute_ban(attribute, value))
+    await node.ask_the_store(lambda store: lift_ban(store, node.keys, name))
 
 
 async def accuse(node: Node, rank: int, why: str) -> None:

@@ -11,6 +11,7 @@ from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
 from rdzv.core.history import History, gone_before, unpack_history
 from rdzv.core.state import (
+    WITH,
     Ban,
     Head,
     Member,
@@ -98,7 +99,8 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     shared = await store.get(keys.settings)
     accusations = [] if head.round is None else await read_accusations(store, keys, round=head.round.number)
     absent = _absent(head, now=store.time())
-    bans = await _bans(store, keys)
+    all_bans = await _bans(store, keys)
+    bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
         known = {*records, *(one.node_id for one in absent.missing)}
@@ -115,12 +117,14 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         coordinator=head.coordinator.node_id if head.coordinator else None,
         world_size=head.round.size if head.round else 0,
         bans=bans,
+        bans_where={ban.where: ban for ban in all_bans.values() if ban.where},
         settings=unpack_settings(shared.value) if shared is not None else {},
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
         refused={
             **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
             **{node_id: str(ban) for node_id, ban in bans.items()},
+            **{f"{WITH}{ban.where}": str(replace(ban, where="")) for ban in all_bans.values() if ban.where},
         },
         releases=dict(releases),
         missing={one.node_id: one.describe() for one in absent.missing},

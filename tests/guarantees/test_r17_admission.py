@@ -147,6 +147,64 @@ async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> N
         assert (await a.next_rendezvous()).world_size == 1
 
 
+async def test_r17_a_ban_of_an_attribute_holds_for_all_who_have_it_and_for_those_who_come_later() -> None:
+    """R17: "a node can be banned and unbanned"."""
+    async with VirtualRun(min_nodes=1, max_nodes=4) as run:
+        a = run.handler("a", attributes={"rack": "18"})
+        b = run.handler("b", attributes={"host": "h1", "rack": "17"})
+        await run.meet(a, b)
+        c = run.handler("c", attributes={"rack": "17"})
+        parked = await run.join(c)
+        assert await a.ban_where("rack", "17", "its switch", lasts=600) == ("b", "c")
+        with pytest.raises(rdzv.RendezvousRefusedError, match=r"node c is banned, as all nodes with rack=17, by a for"):
+            await parked
+        joining = await run.join(a)
+        with pytest.raises(rdzv.RendezvousRefusedError, match="for 10 min: its switch"):
+            await b.next_rendezvous()
+        assert (await joining).world_size == 1
+        d = run.handler("d", attributes={"rack": "17"})
+        with pytest.raises(rdzv.RendezvousRefusedError, match="node d is banned, as all nodes with rack=17"):
+            await d.next_rendezvous()
+        status = await a.status()
+        assert status.bans == {}
+        assert status.refused == {"nodes with rack=17": "banned by a for 10 min more: its switch"}
+        plain = report(status)
+        assert plain["unfit"] == []
+        (shown,) = plain["banned_where"]
+        assert (shown["where"], shown["reason"], round(shown["ends_in"])) == ("rack=17", "its switch", 600)
+        await a.unban_where("rack", "18")
+        with pytest.raises(rdzv.RendezvousRefusedError):
+            await d.next_rendezvous()
+        await a.unban_where("rack", "17")
+        again = await run.join(d)
+        await a.next_rendezvous()
+        assert (await again).world_size == 2
+
+
+async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes_out_of_their_round() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=2, ban_after="1/1h") as run:
+        a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
+        await run.meet(a, b)
+        at_a, at_b = await listen(run, a), await listen(run, b)
+        assert await a.ban_where("rack", "17", now=True, lasts=60) == ("b",)
+        await at_b.until(Dropped("this node is banned, as all nodes with rack=17, by a for 1 min"))
+        await at_a.until(NodesLost(1, ("b",)))
+        assert (await a.next_rendezvous()).world_size == 1
+        assert (await a.status()).bans == {}, "whom somebody has put out has not failed"
+        await asyncio.sleep(61)
+        again = await run.join(b)
+        await a.next_rendezvous()
+        assert (await again).world_size == 2
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("", "17"), ("rack", ""), ("ra=ck", "17"), ("rack", "7" * 5000)])
+async def test_r17_what_no_node_can_have_as_an_attribute_is_not_banned(attribute: str, value: str) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        with pytest.raises(rdzv.RendezvousSettingsError, match="the attribute"):
+            await run.handler("a").ban_where(attribute, value)
+        assert (await run.handler("a").status()).refused == {}
+
+
 async def test_r17_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:
     """R17: "a node can be banned"."""
     async with VirtualRun(min_nodes=1, max_nodes=3) as run:

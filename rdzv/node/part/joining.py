@@ -200,7 +200,7 @@ class Joining:
                     case Refused(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
                     case Parked(reason=reason, suspended=suspended, until=until):
-                        ban = link.follower.head.bans.get(part.node_id)
+                        ban = link.follower.head.ban_of(part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
                         leaving = part.drained(link.follower.head)

@@ -69,6 +69,7 @@ class Noticing:
         """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
         part = self._part
         wakeup, follower = _NewsWakeup(part, link), link.follower
+        follower.has_attributes(part.settings.attributes)
         resets, banned_at = follower.resets, 0
         steps = Steps(part.keys, part.node_id, leaving=part.drained)
         again: float | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rdzv._version import __version__
 from rdzv.core.addresses import address_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
-from rdzv.core.state import Ban, NodeRecord
+from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
 from rdzv.node.part.role import RoleGrant, busy_ttl, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "node_ttl"]
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
+BANS_LOOKED_FOR_MOST = 64  # conditions of an arrival, of etcd's 128; a node that waits looks for all of them
 LAPSES_MOST = 4  # beyond so many in one wait a lease becomes no longer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; so long a node may be taken for alive that is not
 
@@ -155,7 +156,7 @@ class Recording:
             role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
             writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)
-        conditions = [agreed, when.mod_revision(key) == expected, when.missing(part.keys.banned(part.node_id))]
+        conditions = [agreed, when.mod_revision(key) == expected, *map(when.missing, self._ban_keys)]
         if not expected:  # a member that comes again stays with the others, for as long as the store lingers for them
             conditions.append(when.missing(part.keys.ending))
         return _Attempt(
@@ -168,6 +169,12 @@ class Recording:
             run=run,
             role=role,
         )
+
+    @property
+    def _ban_keys(self) -> list[str]:
+        """The bans in whose presence this node does not arrive."""
+        names = ban_names(self._part.node_id, self._part.settings.attributes)
+        return [self._part.keys.banned(name) for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def _send(self, link: Link, attempt: _Attempt) -> tuple[TransactionResult, float, RoleGrant | None] | None:
         """Send it; None if the lease has lapsed just now, and the record with it.
@@ -185,7 +192,7 @@ class Recording:
                 result = await link.store.transact(
                     when=attempt.conditions,
                     then=attempt.writes,
-                    otherwise=tuple(map(Get, (keys.settings, own, keys.banned(part.node_id), keys.ending))),
+                    otherwise=tuple(map(Get, (keys.settings, own, keys.ending, *self._ban_keys))),
                     grants=attempt.grants,
                 )
             if result.succeeded and not attempt.lease.kept:
@@ -215,9 +222,10 @@ class Recording:
         """What the next attempt is to replace, once what refused this one does not stand in its way."""
         part = self._part
         part.arrival.refused()
-        settings_entry, there, ban, ending = result.results
-        if isinstance(ban, Entry):
-            raise part.banned_error(Ban.unpack(ban.value))
+        settings_entry, there, ending, *bans = result.results
+        for ban in bans:
+            if isinstance(ban, Entry):
+                raise part.banned_error(Ban.unpack(ban.value))
         if attempt.is_newcomers and isinstance(ending, Entry):
             part.refuse_if_closed(link.follower.head, me)  # to be told that is better than to look elsewhere
             raise StoreEndingError(

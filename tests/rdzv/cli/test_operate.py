@@ -5,34 +5,42 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 import rdzv
 import store
 from rdzv.cli import main as command
 
 if TYPE_CHECKING:
-    import pytest
-
     from store.server.server import Server
 
 
-async def said(server: Server, *arguments: str) -> int:
+async def said(server: Server, *arguments: str, what: str = "ban") -> int:
     """Run `rdzv ban` against a run of this server."""
-    return await asyncio.to_thread(command.main, ["ban", f"{server.url}/job", *arguments])
+    return await asyncio.to_thread(command.main, [what, f"{server.url}/job", *arguments])
 
 
-async def test_all_nodes_with_an_attribute_are_banned(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     racks = {"a": "17", "b": "18", "c": "17"}
     async with store.serve() as server:
         url = f"{server.url}/job?min_nodes=3&is_host=false"
         handlers = [await rdzv.connect(url, node_id=name, attributes={"rack": rack}) for name, rack in racks.items()]
+        late = await rdzv.connect(url, node_id="d", attributes={"rack": "17"})
         try:
             await asyncio.gather(*(handler.next_rendezvous() for handler in handlers))
-            assert await said(server, "--where", "rack=99") == 1
-            assert "no node of the run has rack=99; it has 17, 18" in capsys.readouterr().err
+            assert await said(server, "--where", "rack=99") == 0
+            there = "nodes with rack=99 are banned from run job: only nodes that come later; its nodes have 17, 18\n"
+            assert capsys.readouterr().out == there
+            assert await said(server, "--where", "rack=99", what="unban") == 0
+            assert capsys.readouterr().out == "nodes with rack=99 may come again to run job\n"
             assert await said(server, "a", "--where", "rack=17") == 2
             assert await said(server, "--where", "rack=17", "--reason", "its switch", "--for", "1h") == 0
-            assert "node a is banned from run job for 1 h\nnode c is banned" in capsys.readouterr().out
-            assert set((await handlers[1].status()).bans) == {"a", "c"}
+            assert "nodes with rack=17 are banned from run job for 1 h: now a, c\n" in capsys.readouterr().out
+            assert set((await handlers[1].status()).bans_where) == {"rack=17"}
+            with pytest.raises(rdzv.RendezvousRefusedError, match="node d is banned, as all nodes with rack=17, by"):
+                await late.next_rendezvous()
         finally:
-            for handler in handlers:
+            for handler in (*handlers, late):
                 await handler.aclose()

@@ -164,8 +164,14 @@ async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() ->
             for_a_while = {"node_id": "c", "reason": "hot", "for": "10m"}
             async with session.post("/api/runs/job/ban", json=for_a_while, headers=headers) as answer:
                 assert await answer.json() == {"banned": "c", "for": 600.0}
+            rack = {"where": "rack=17", "reason": "its switch"}
+            async with session.post("/api/runs/job/ban", json=rack, headers=headers) as answer:
+                assert await answer.json() == {"banned_where": "rack=17", "here": [], "for": None}
             wrong: list[dict[str, Any]] = [
                 {"node_id": 7},
+                {**ban, **rack},
+                {"where": "rack"},
+                {"reason": "nobody"},
                 {**ban, "for": "soon"},
                 {**ban, "for": True},
                 {**ban, "now": 1},
@@ -188,6 +194,7 @@ async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() ->
                         break
             status = await handler.status()
             assert status.closed == "enough"
+            assert status.bans_where["rack=17"].reason == "its switch"
             assert (status.bans["b"].reason, status.bans["b"].lasts) == ("slow disk", None)
             assert (status.bans["c"].reason, status.bans["c"].lasts) == ("hot", 600.0)
 
@@ -371,12 +378,13 @@ async def redraw_a_thousand_nodes(page: Page, run: dict[str, Any]) -> None:
     (member,) = run["members"]
     run["members"] = [{**member, "node_id": f"gpu-{n}", "rank": n, "step": 7, "step_age": 1.0} for n in range(1000)]
     run["banned"] = [{"node_id": HOSTILE, "reason": HOSTILE, "by": "ban_after", "at_once": False, "ends_in": 3480.0}]
+    run["banned_where"] = [{**run["banned"][0], "where": "rack=17", "reason": "", "ends_in": None}]
     run["draining"] = [{"node_id": "gpu-9", "seconds_left": 30.0, "reason": HOSTILE}]
     shown = {"store": "here", "runs": [], "chosen": "job", "run": run}
     await page.evaluate(f"source.close(); clearTimeout(silence); window.shown = {json.dumps(shown)}; show(shown)")
     assert await page.evaluate("at('members').children.length") == 1000
     assert await page.evaluate("at('banned').textContent") == (
-        f"{HOSTILE}: banned by ban_after for 58 min 0 s more: {HOSTILE}"
+        f"{HOSTILE}: banned by ban_after for 58 min 0 s more: {HOSTILE}nodes with rack=17: banned by ban_after"
     )
     assert await page.evaluate("at('noticed').textContent") == f"gpu-9: leaves within 30 s: {HOSTILE}"
     await page.call("Performance.enable", timeDomain="threadTicks")

@@ -61,7 +61,9 @@ _SUSPENDED = (types.CoroutineType, types.AsyncGeneratorType, types.GeneratorType
 _END: Any = object()
 
 
-def written(roots: Iterable[Any], *, now: float, instead: Mapping[type, Callable[[Any], Iterable[Any] | None]]) -> list[str]:
+def written(
+    roots: Iterable[Any], *, now: float, instead: Mapping[type, Callable[[Any], Iterable[Any] | None]]
+) -> list[str]:
     """Write down everything that is reached from these objects.
 
     Args:

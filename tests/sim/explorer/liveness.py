@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dis
 import functools
-import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import types
 
 __all__ = ["dead_locals"]
 
@@ -34,7 +36,7 @@ def dead_locals(frame: types.FrameType) -> list[Any]:
 @functools.cache
 def _live_at(code: types.CodeType) -> dict[int, frozenset[str]]:
     """Return the variables that are live after the instruction at each offset."""
-    bytecode = dis.Bytecode(code)
+    bytecode: Any = dis.Bytecode(code)  # `exception_entries` has no type in mypy's stubs
     instructions = list(bytecode)
     following = [one.offset for one in instructions[1:]] + [-1]
     ways: dict[int, list[int]] = {}

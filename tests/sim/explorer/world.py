@@ -286,7 +286,15 @@ class _Member:
         version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
         if self._written is None or self._written[0] != version:
             timers = self.world.timeline.timers_of(self.host)
-            state = (self.cut, self.stale, self.led, connection.state, (self.renewed_at or 0.0) + TTL, self.handler, timers)
+            state = (
+                self.cut,
+                self.stale,
+                self.led,
+                connection.state,
+                (self.renewed_at or 0.0) + TTL,
+                self.handler,
+                timers,
+            )
             self._written = version, written((state,), now=now, instead=self.world.instead)
         return self._written[1]
 
@@ -408,7 +416,9 @@ class World:
     def _has_seen_enough(self) -> bool:
         """Whether another round has come than those that are looked at, and nothing from before is under way."""
         last = self.checker.last
-        return last is not None and last.round.number >= ROUNDS and not any(one.cut or one.stale for one in self.members)
+        return (
+            last is not None and last.round.number >= ROUNDS and not any(one.cut or one.stale for one in self.members)
+        )
 
     def _leads(self, one: _Member) -> bool:
         """Whether the store knows this node as the coordinator."""
@@ -471,16 +481,13 @@ class World:
             up = one.connection.up
             if not one.in_reach or not up:
                 continue
-            for index, (id, request) in enumerate(up):
-                if isinstance(request, KeepAlive) and (not index or not one.stale):
-                    break
-            else:
-                id, request = up[0]
-                if one.stale or not commuting or not one.connection.taken or not _commutes(request):
-                    continue
-                index = 0
-            self._take_request(one, index)
-            return True
+            alive = [index for index, (_, request) in enumerate(up) if isinstance(request, KeepAlive)]
+            if alive and (not alive[0] or not one.stale):
+                self._take_request(one, alive[0])
+                return True
+            if not one.stale and commuting and one.connection.taken and _commutes(up[0][1]):
+                self._take_request(one)
+                return True
         return False
 
     def _take_request(self, one: _Member, index: int = 0) -> None:
@@ -637,7 +644,14 @@ class World:
             for one in sorted(self.checker.records.values(), key=lambda one: one.arrival)
             if last is None or one.node_id not in last.ranks
         ]
-        rest = (newcomers, entries, leases, watches, last and (last.round, last.ranks, last.arrivals), self.checker.enough_at)
+        rest = (
+            newcomers,
+            entries,
+            leases,
+            watches,
+            last and (last.round, last.ranks, last.arrivals),
+            self.checker.enough_at,
+        )
         texts += written((rest,), now=self.now, instead=self.instead)
         return digest(texts, self.revisions)
 

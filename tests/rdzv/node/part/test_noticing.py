@@ -42,7 +42,7 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact)
     follower = SimpleNamespace(
-        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, progress=None
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
     noticing = asyncio.create_task(Noticing(part, cast("Any", None)).run(link))
