@@ -23,6 +23,7 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from rdzv.backends import builtin
+from rdzv.core.state import Ban
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
@@ -30,9 +31,9 @@ from rdzv.loop.member import check_no_progress, check_on_waiting
 from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
-from rdzv.node.admission import examine
+from rdzv.node.admission import ban_where, examine, unban_where
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, ban_where, blocking_share, change_tally, shared_store, suspect, unban_where
+from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store, suspect
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -240,8 +241,8 @@ class Handler(RendezvousHandler):
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
     ) -> tuple[str, ...]:
         """Keep all nodes out that have this attribute, also those that come later; see the async twin."""
-        ours = self._of_ours("ban_where")
-        return self._call(ban_where(ours, attribute, value, reason, now=now, lasts=lasts), see_to_its_end=True)
+        ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
+        return self._call(ban_where(self._of_ours("ban_where"), attribute, value, ban), see_to_its_end=True)
 
     def unban_where(self, attribute: str, value: str) -> None:
         """Let the nodes with this attribute come again, as far as they are not banned by their names."""

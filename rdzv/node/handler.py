@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import BUCKET_SIZE, Ban, ban_name, unpack_roster
+from rdzv.core.state import BUCKET_SIZE, Ban, unpack_roster
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.accusing import put_accusation
-from rdzv.node.admission import attribute_ban, examine, lift_ban, note_failures, put_ban_where
+from rdzv.node.admission import ban_where, examine, note_failures, unban_where
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
 from rdzv.node.status import read_run
@@ -403,12 +403,10 @@ class Handler(RendezvousHandler):
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
         """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
 
-        A node that waits is put out at once in either case.
-
         Args:
             node_id: Which node.
             reason: Shown to it, and to whoever asks.
-            now: Out of this round, too.
+            now: Out of this round, too; one that waits is put out at once in either case.
             lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
         """
         await self._call(self.node.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
@@ -416,13 +414,9 @@ class Handler(RendezvousHandler):
     async def ban_where(
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
     ) -> tuple[str, ...]:
-        """Keep all nodes with this attribute out of the next rounds, also those that come later; as of `ban`.
-
-        Returns:
-            Which of those that are here have it.
-        """
-        banning = ban_where(self.node, attribute, value, reason, now=now, lasts=lasts)
-        return await self._call(banning, see_to_its_end=True)
+        """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
+        ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
+        return await self._call(ban_where(self.node, attribute, value, ban), see_to_its_end=True)
 
     async def unban_where(self, attribute: str, value: str) -> None:
         """Let the nodes with this attribute come again, as far as they are not banned by their names."""
@@ -447,10 +441,8 @@ class Handler(RendezvousHandler):
 
     async def store_health(self) -> dict[str, Any]:
         """Return how the store is: `answers_in` seconds, and its figures."""
-        return {
-            "answers_in": await self.ping(),
-            "figures": await self._call(self.node.ask_the_store(lambda store: store.stats())),
-        }
+        figures = await self._call(self.node.ask_the_store(lambda store: store.stats()))
+        return {"answers_in": await self.ping(), "figures": figures}
 
     async def history(self) -> list[Chapter]:
         """Return what is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
@@ -467,20 +459,6 @@ class Handler(RendezvousHandler):
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
-
-
-async def ban_where(
-    node: Node, attribute: str, value: str, reason: str, *, now: bool, lasts: float | None
-) -> tuple[str, ...]:
-    """In the node's loop: keep all nodes with an attribute out; see `Handler.ban_where`."""
-    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts, where=attribute_ban(attribute, value))
-    return await node.ask_the_store(lambda store: put_ban_where(store, node.keys, ban, keep=node.settings.closed_ttl))
-
-
-async def unban_where(node: Node, attribute: str, value: str) -> None:
-    """In the node's loop: let them come again; see `Handler.unban_where`."""
-    name = ban_name(attribute_ban(attribute, value))
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, name))
 
 
 async def accuse(node: Node, rank: int, why: str) -> None:
