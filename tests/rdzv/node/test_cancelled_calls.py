@@ -30,6 +30,8 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "suspect": lambda handler: handler.suspect("it has hung up"),
     "ban": lambda handler: handler.ban("z", "slow"),
     "unban": lambda handler: handler.unban("z"),
+    "ban_where": lambda handler: handler.ban_where("rack", "17"),
+    "unban_where": lambda handler: handler.unban_where("rack", "17"),
     "status": lambda handler: handler.status(),
     "history": lambda handler: handler.history(),
     "status_and_history": lambda handler: handler.status_and_history(),
