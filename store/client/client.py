@@ -161,7 +161,7 @@ class Client(interface.Store):
         """Hang up for good; everything that still waits gets `ConnectionLost`."""
         if self._ready and self._link is not None and self._link.transport is not None:
             self._flush()
-            self._link.transport.write(wire.encode_bye("done"))
+            self._link.write(wire.encode_bye("done"))
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         task, self._task = self._task, None
         if task is not None:
@@ -394,8 +394,7 @@ class Client(interface.Store):
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():
-                        assert link.transport is not None
-                        link.transport.write(item)
+                        link.write(item)
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
             self._leave(link, str(error))
@@ -536,8 +535,7 @@ class Client(interface.Store):
         self._flushing = False
         if self._out and self._failed is None and self._link is not None and self._link.transport is not None:
             out, self._out = self._out, []
-            if not self._link.transport.is_closing():  # uvloop raises then; what is in flight is sent again anyway
-                self._link.transport.write(out[0] if len(out) == 1 else b"".join(out))
+            self._link.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
         """A caller's time is over."""

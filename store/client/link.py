@@ -62,6 +62,12 @@ class Link(asyncio.Protocol):
         else:
             self._owner.received(self, data)
 
+    def write(self, data: bytes) -> None:
+        """Send it, unless the connection is about to end: uvloop raises then, and what is in flight is sent again."""
+        assert self.transport is not None, "it was made before anybody has something to say on it"
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
     def take_up(self) -> None:
         """The client converses on this connection from now on.
 

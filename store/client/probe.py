@@ -50,10 +50,10 @@ class _Newcomer:
         try:
             for item in self._connection.receive(data):
                 if isinstance(item, bytes):
-                    link.transport.write(item)
+                    link.write(item)
                 elif isinstance(item, Welcome):
                     self.welcomed = True
-                    link.transport.write(wire.encode_bye("done"))
+                    link.write(wire.encode_bye("done"))
                     link.transport.close()
         except StoreError as error:  # it is full, say: nothing is known then
             link.farewell = str(error)

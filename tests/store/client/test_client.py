@@ -105,6 +105,30 @@ async def test_what_the_server_says_before_the_dial_returns_is_heard() -> None:
 
 
 @virtual_time
+async def test_a_connection_that_has_ended_before_its_greeting_is_answered_is_followed_by_another() -> None:
+    """On a busy machine: uvloop raises where a transport that is closed is written to, and the client was of no use."""
+    network = MemoryNetwork()
+    dialed: list[asyncio.Transport] = []
+
+    async def ended_at_first(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
+        transport, protocol = await network.dial("store", factory)
+        dialed.append(transport)
+        if len(dialed) == 1:
+            await asyncio.sleep(1.0)  # the greeting comes meanwhile, and then the end
+            transport.abort()
+            cast("Any", transport).write = refuse
+            await asyncio.sleep(1.0)
+        return transport, protocol
+
+    def refuse(_: object) -> NoReturn:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async with serve_in_memory(network), Client(ended_at_first, name="store", timeout=10.0) as client:
+        assert await client.put("a", b"") == 1
+    assert len(dialed) == 2
+
+
+@virtual_time
 async def test_who_listens_and_says_nothing_is_hung_up_on() -> None:
     network = MemoryNetwork()
     network.listen("store", asyncio.Protocol)
