@@ -49,7 +49,7 @@ __all__ = [
 CHAPTERS_MOST: Final = 128
 """Rounds that are remembered."""
 
-PAST_BYTES: Final = 4 * 1024  # at most, of what is packed beside the rounds: 32 names and some numbers
+PAST_BYTES: Final = 8 * 1024  # at most, of what is packed beside the rounds: 32 names, 16 reasons and some numbers
 
 BYTES_MOST: Final = 64 * 1024
 """What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less."""
@@ -59,6 +59,11 @@ INCIDENTS_MOST: Final = 64
 
 NODES_COUNTED_MOST: Final = 32
 """Nodes whose losses are counted by name beyond the rounds that are remembered: those with the most."""
+
+REASONS_COUNTED_MOST: Final = 16
+"""Reasons by which losses are counted beyond these rounds: the most common ones."""
+
+REASON_LETTERS_MOST: Final = 200
 
 GIVEN_UP: Final = "given up"
 
@@ -150,6 +155,7 @@ class Past:
         spent: What the time went by with, that before the first round included.
         losses: How many members were lost.
         lost: How often each of those was that were lost the most.
+        reasons: How many were lost for each of the most common reasons, in words; empty for those that nobody knows.
         since: The hour at which it began, in seconds since 1970 by a coordinator's clock; None if not noted.
     """
 
@@ -157,6 +163,7 @@ class Past:
     spent: Spent = field(default_factory=Spent)
     losses: int = 0
     lost: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    reasons: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     since: float | None = None
 
 
@@ -216,10 +223,11 @@ def _forget_oldest(history: History) -> History:
     """Keep only the sums of the oldest round that is remembered."""
     oldest, following = history.chapters[:2]
     past = history.past
-    lost = Counter(past.lost)
+    lost, reasons = Counter(past.lost), Counter(past.reasons)
     losses = [one for one in oldest.incidents if one.kind == "lost"]
     for one in losses:
         lost.update(one.node_ids)
+        reasons[one.reason[:REASON_LETTERS_MOST]] += one.count
     return History(
         chapters=history.chapters[1:],
         past=Past(
@@ -227,6 +235,7 @@ def _forget_oldest(history: History) -> History:
             spent=past.spent + spent(oldest, seconds_between(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
+            reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),
             since=past.since if past.since is not None else oldest.at,
         ),
     )
@@ -259,7 +268,14 @@ def unpack_history(value: bytes) -> History:
 
 def _past_to(past: Past) -> dict[str, Any]:
     sums = [past.spent.trained, past.spent.regrouped, past.spent.waited]
-    return {"rounds": past.rounds, "spent": sums, "losses": past.losses, "lost": dict(past.lost), "since": past.since}
+    return {
+        "rounds": past.rounds,
+        "spent": sums,
+        "losses": past.losses,
+        "lost": dict(past.lost),
+        "reasons": dict(past.reasons),
+        "since": past.since,
+    }
 
 
 def _past_from(plain: Mapping[str, Any]) -> Past:
@@ -269,6 +285,7 @@ def _past_from(plain: Mapping[str, Any]) -> Past:
         spent=Spent(trained=float(trained), regrouped=float(regrouped), waited=float(waited)),
         losses=int(plain["losses"]),
         lost=MappingProxyType({str(node_id): int(count) for node_id, count in plain["lost"].items()}),
+        reasons=MappingProxyType({str(why): int(count) for why, count in plain.get("reasons", {}).items()}),
         since=_seconds(plain["since"]),
     )
 

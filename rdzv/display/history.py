@@ -119,8 +119,10 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
 
 
 def losses_by_reason(history: History) -> dict[str, int]:
-    """Return how many members were lost in the rounds that are remembered, by why; those before as "earlier"."""
-    counts = Counter[str]({"earlier": history.past.losses} if history.past.losses else {})
+    """Return how many members were lost, by why; "other" counts the rare reasons of rounds that are forgotten."""
+    counts = Counter(history.past.reasons)
+    if other := history.past.losses - counts.total():
+        counts["other"] = other
     for chapter in history.chapters:
         for one in chapter.incidents:
             if one.kind == "lost":

@@ -160,6 +160,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
     forgotten = 2 * CHAPTERS_MOST
     assert (kept.past.rounds, kept.past.losses, dict(kept.past.lost)) == (forgotten, forgotten, {"b": forgotten})
     assert kept.past.spent == Spent(trained=6.0 * forgotten, waited=4.0 * forgotten)
+    assert kept.past.reasons == {"": forgotten}
     names = [f"a-node-with-a-long-name-{number}" for number in range(NAMED_MOST)]
     large = [replace(kept.chapters[0], number=number, node_ids=tuple(names)) for number in range(100)]
     packed = pack_history(History(chapters=tuple(large)))

@@ -9,8 +9,17 @@ from typing import Any
 
 import jsonschema
 
-from rdzv.core.history import Chapter, History, Incident, Past, Spent
-from rdzv.display.history import account, as_json, chrome_trace, describe, long_duration, timeline
+from rdzv.core.history import (
+    CHAPTERS_MOST,
+    Chapter,
+    History,
+    Incident,
+    Past,
+    Spent,
+    pack_history,
+    unpack_history,
+)
+from rdzv.display.history import account, as_json, chrome_trace, describe, long_duration, losses_by_reason, timeline
 from rdzv.display.pages import timeline_page
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "history.schema.json").read_text(encoding="utf-8"))
@@ -81,6 +90,21 @@ def test_the_closing_line_says_what_the_time_went_by_with_and_who_was_lost_most(
     assert str(long).endswith("; 7 losses, 4 of gpu-017")
     assert long.rounds == 92
     assert str(account("job-7", History())) == "job-7: no round has completed"
+
+
+def test_what_is_counted_by_reason_never_falls_as_rounds_are_forgotten() -> None:
+    """Prometheus takes a counter that falls for one that began anew, and adds all of it once more."""
+
+    def chapter(number: int, reason: str) -> Chapter:
+        gone = Incident(kind="lost", after=20.0, count=1, node_ids=("b",), reason=reason)
+        return Chapter(number=number, size=2, node_ids=("a", "b"), joined=0, joined_ids=(), incidents=(gone,))
+
+    whole = tuple(chapter(number, ("its process ended", "silent")[number % 2]) for number in range(2 * CHAPTERS_MOST))
+    kept = unpack_history(pack_history(History(chapters=whole)))
+    assert len(kept.chapters) < len(whole)
+    assert losses_by_reason(kept) == losses_by_reason(History(chapters=whole))
+    of_an_older_release = History(chapters=kept.chapters, past=Past(losses=CHAPTERS_MOST))
+    assert losses_by_reason(of_an_older_release)["other"] == CHAPTERS_MOST
 
 
 def test_a_run_that_goes_on_is_counted_until_now_and_what_it_waits_for_is_no_training() -> None:
