@@ -118,7 +118,7 @@ class Node:
         self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
         self._leaving = Leaving(self.part)
         self._joining = Joining(self.part, self._leaving, loop=loop, rng=rng)
-        self._noticing = Noticing(self.part, self._leaving)
+        self._noticing = Noticing(self.part)
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None

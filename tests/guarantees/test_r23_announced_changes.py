@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv import Draining, NodesWaiting, Resized
+from rdzv import Draining, Dropped, NodesLost, NodesWaiting, Resized
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousSettingsError,
@@ -25,7 +25,9 @@ from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
 from tests.support.runs import VirtualRun, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncGenerator, Iterator
+
+    from rdzv.loop.rounds import Round
 
 pytestmark = pytest.mark.virtual_time
 
@@ -55,7 +57,7 @@ async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_w
     async with a_run() as run:
         a, b = run.handler("a"), run.handler("b")
         await run.meet(a, b)
-        heard = await listen(run, a)
+        heard, itself = await listen(run, a), await listen(run, b)
         began = asyncio.get_running_loop().time()
         await b.drain(within=20, reason="spot instance")
         await heard.until(Draining)
@@ -64,6 +66,35 @@ async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_w
         assert 19 < told.seconds_left <= 20
         await until(lambda: b.node.membership is not None and b.node.membership.over is not None)
         assert 19.9 < asyncio.get_running_loop().time() - began < 21
+        await itself.until(Dropped)
+        assert Dropped("it was to leave, and its time is over: spot instance") in itself.changes
+        await heard.until(NodesLost)
+
+
+async def test_r23_who_is_in_the_middle_of_a_step_when_its_time_is_over_holds_up_nobody() -> None:
+    """All had agreed where to stop, and waited in the step before that for a member that had been put out."""
+    async with a_run() as run:
+        a, b = run.handler("a"), run.handler("b")
+        ended: list[EndKind] = []
+
+        async def train(rounds: AsyncGenerator[Round, None], *, slow: float) -> None:
+            async for round in rounds:
+                async with round:
+                    for step in range(3):
+                        await round.check(step)
+                        await asyncio.sleep(slow if step else 1)
+                        await round.store.barrier(f"step {step}", round.world_size)
+                assert round.ending is not None
+                ended.append(round.ending.kind)
+
+        run.start(train(rounds_of(a), slow=1))
+        last = run.start(train(rounds_of(b), slow=1000))
+        await until(lambda: b.node.membership is not None)
+        await asyncio.sleep(1.5)
+        await b.drain(within=20)
+        await last
+        await until(lambda: len(ended) == 2)
+        assert set(ended) == {EndKind.DROPPED, EndKind.LOST}
 
 
 async def test_r23_a_run_that_is_made_smaller_stops_at_a_step_and_keeps_the_lowest_ranks() -> None:

@@ -6,6 +6,7 @@ whether its own record is still there. A node that was dropped says so itself, a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,12 @@ from rdzv.node.agreement import Steps
 from rdzv.node.part.arrival import State
 from rdzv.node.stuck.own import earlier
 from rdzv.node.wakeup import Wakeup
-from store import StoreError
+from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban
     from rdzv.membership import Membership
-    from rdzv.node.part.leaving import Leaving
     from rdzv.node.part.state import Part
     from rdzv.node.store_session import Link
 
@@ -58,12 +58,10 @@ class Noticing:
 
     Args:
         part: What the node is in its run.
-        leaving: Takes it out of its round when its time is over.
     """
 
-    def __init__(self, part: Part, leaving: Leaving) -> None:
+    def __init__(self, part: Part) -> None:
         self._part = part
-        self._leaving = leaving
 
     async def run(self, link: Link) -> None:
         """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
@@ -91,8 +89,7 @@ class Noticing:
                         again = await steps.heed(link, part.membership, lease=part.arrival.lease)
                         again = earlier(again, part.own_beats.attend(link, part.membership))
                         await self._notice_expulsion(link, part.membership)
-                        if self._drained(link):
-                            await self._leaving.withdraw(link)
+                        await self._notice_end_of_drain(link, part.membership)
                 except StoreError as error:
                     log.debug("what befalls node %s is not known: %s", part.node_id, error)
                     again = anyio.current_time() + LOOK_AGAIN_AFTER
@@ -120,11 +117,26 @@ class Noticing:
             part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
             await link.step_down()
 
-    def _drained(self, link: Link) -> bool:
-        """Whether this node was to leave by now, and is still a member."""
+    async def _notice_end_of_drain(self, link: Link, membership: Membership) -> None:
+        """This node was to leave by now, and is still a member: it is lost to the others, who may wait for it.
+
+        It may be in the middle of a step. Did it say that it leaves, as it would at a step that all have agreed on,
+        they would not take that for a reason to stop waiting.
+        """
         part = self._part
-        leaving = part.drained(link.follower.head)
-        return leaving is not None and leaving.until <= link.store.time() and part.arrival.state is State.TAKEN_IN
+        leaving, record = part.drained(link.follower.head), part.arrival.record
+        late = leaving is not None and leaving.until <= link.store.time()
+        if leaving is None or not late or record is None or part.arrival.state is not State.TAKEN_IN:
+            return
+        key = part.keys.node(part.node_id)
+        with contextlib.suppress(ConditionFailed):  # it has changed meanwhile: it is not in this round any more
+            await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
+            if membership.over is None and part.arrival.stands(record.arrival):
+                part.arrival.gone()
+                reason = f": {leaving.reason}" if leaving.reason else ""
+                part.end_membership(f"it was to leave, and its time is over{reason}", dropped=True)
+                part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
+                await link.step_down()
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""

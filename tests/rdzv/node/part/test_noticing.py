@@ -33,7 +33,10 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
         parse("tcp://head/job?min_nodes=2", {}, {}), keys, node_id="a", listeners=Listeners(), rng=random.Random(1)
     )
     part.arrival = cast(
-        "Any", SimpleNamespace(lease=SimpleNamespace(id=5), revision=0, taken_in=int, state=State.TAKEN_IN)
+        "Any",
+        SimpleNamespace(
+            lease=SimpleNamespace(id=5), revision=0, taken_in=int, state=State.TAKEN_IN, record=None, began=1
+        ),
     )
     answers: list[Any] = []
 
@@ -45,7 +48,7 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
-    noticing = asyncio.create_task(Noticing(part, cast("Any", None)).run(link))
+    noticing = asyncio.create_task(Noticing(part).run(link))
     try:
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
         part.listeners.changed()
