@@ -178,13 +178,12 @@ def meet(workers: list[support.Worker], *, parked: bool) -> tuple[float, list[tu
         first.ask("park", PATIENCE)
         for worker in others:
             worker.pipe.send("park")
-        for worker in others:
-            worker.hear(PATIENCE)
+        support.hear_all(others, PATIENCE)
         time.sleep(random.uniform(*SETTLE))
     began = time.monotonic()
     for worker in workers:  # the parked ones are at it, and only tell
         worker.pipe.send("meet")
-    answers = [worker.hear(PATIENCE) for worker in workers]
+    answers = support.hear_all(workers, PATIENCE)
     if parked:
         began = answers[-1][0]
     done_at = max(at for _, at, _, _ in answers)
@@ -198,8 +197,7 @@ def measure(nodes: int, processes: int, way: str = "at once") -> list[Rendezvous
     with support.served() as server, store.sync.connect(server.url, timeout=PATIENCE) as observer:
         url = f"{server.url}/arrivals?min_nodes={nodes}&join_timeout=3600"
         with support.workers(*start(url, nodes, processes)) as workers:
-            for worker in workers:
-                assert worker.hear(PATIENCE) == "ready"
+            support.hear_all(workers, PATIENCE)
             pushed_before = 0
             for number, which in enumerate(("first", "again")):
                 used = [support.cpu_seconds(worker.process.pid) for worker in workers]

@@ -207,7 +207,7 @@ class Round:
         last.pipe.send("arrive")
         for worker in [last] if parked else self.workers:
             assert worker.hear(self.patience) == "parked"
-        answers = [worker.hear(self.patience) for worker in self.workers]
+        answers = support.hear_all(self.workers, self.patience)
         results: list[Result] = [result for _, some, _ in answers for result in some]
         assert sorted(rank for rank, _, _ in results) == list(range(self.size)), "every rank once"
         self.seconds = max(at for *_, at in results) - (float(answers[-1][0]) if parked else began)

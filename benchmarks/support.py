@@ -17,7 +17,9 @@ import multiprocessing
 import os
 import platform
 import statistics
+import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -68,6 +70,21 @@ class Worker:
             return self.pipe.recv()
         except EOFError:
             raise RuntimeError("a worker has ended; its traceback is above") from None
+
+
+def hear_all(workers: Sequence[Worker], timeout: float) -> list[Any]:
+    """Wait for what each of them says next; if one ends before that, the others are not waited for."""
+    deadline = time.monotonic() + timeout
+    heard: dict[int, Any] = {}
+    by_pipe = {worker.pipe: number for number, worker in enumerate(workers)}
+    while by_pipe:
+        ready = wait(list(by_pipe), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise TimeoutError(f"{len(by_pipe)} of {len(workers)} workers have said nothing for {timeout:g} s")
+        for pipe in ready:
+            number = by_pipe.pop(pipe)  # type: ignore[call-overload]
+            heard[number] = workers[number].hear(timeout)
+    return [heard[number] for number in range(len(workers))]
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import random
 import re
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from xml.etree import ElementTree
 
 import jsonschema
@@ -253,6 +254,19 @@ def test_no_step_is_begun_when_the_time_is_over(
     told = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith("ROW")]
     slow_twice = "the second slow one would take longer than is left"
     assert told == ["slow", "quick", "quick", "SKIPPED 1 measurements for want of time"], slow_twice
+
+
+def test_a_worker_that_ends_is_heard_of_while_another_is_silent() -> None:
+    pairs = [multiprocessing.Pipe() for _ in range(3)]
+    some = [support.Worker(cast("Any", None), ours) for ours, _ in pairs]
+    for (_, theirs), word in zip(pairs, "abc", strict=True):
+        theirs.send(word)
+    assert support.hear_all(some, 30) == ["a", "b", "c"]
+    pairs[2][1].close()
+    with pytest.raises(RuntimeError, match="a worker has ended"):
+        support.hear_all(some, 30)
+    with pytest.raises(TimeoutError, match="2 of 2 workers have said nothing for 0 s"):
+        support.hear_all(some[:2], 0)
 
 
 def test_a_step_that_hangs_is_ended_wherever_it_waits() -> None:
