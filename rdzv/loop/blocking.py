@@ -39,6 +39,7 @@ from rdzv.loop.member import (
     change_nothing,
     check_no_progress,
     check_on_waiting,
+    failed_with_others,
     judge,
     others_have_gone,
 )
@@ -274,8 +275,11 @@ class Round(MemberOfRound):
         store.set_timeout(ASK_WITHIN)  # without an answer, one does without
         with contextlib.suppress(RendezvousError):
             first = store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
-        if not first or self.world_size == 1:
-            return not first
+        if not first:
+            self._watcher.end(failed_with_others(error))
+            return True
+        if self.world_size == 1:
+            return False
         with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
             self._handler.suspect(f"{type(error).__name__}: {error}")
         self._release()  # not before: others, who fail because of that, would be the first to write

@@ -37,6 +37,7 @@ class EndKind(Enum):
 
     LOST = "lost"  # a member has died
     LEFT = "left"  # a member has left, and nobody had agreed to that
+    FAILED = "failed"  # others have failed as this member has; who has gone is not known yet
     DROPPED = "dropped"  # this member was dropped from it
     CLOSED = "closed"  # the run is closed
     AGREED = "agreed"  # all leave before the same step

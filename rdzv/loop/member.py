@@ -23,14 +23,13 @@ from rdzv.errors import (
     RoundSupersededError,
     RunGivenUpError,
 )
-from rdzv.loop.ending import EndKind, EndWatcher
+from rdzv.loop.ending import Ending, EndKind, EndWatcher
 from rdzv.membership import Membership, Previous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.stopping import StepGate
-    from rdzv.loop.ending import Ending
     from rdzv.node.node import Node
 
 __all__ = [
@@ -44,6 +43,7 @@ __all__ = [
     "change_nothing",
     "check_no_progress",
     "check_on_waiting",
+    "failed_with_others",
     "finished_of",
     "judge",
     "others_have_gone",
@@ -254,7 +254,7 @@ class MemberOfRound:
     def has_failed(self) -> bool:
         """Whether it has ended by a failure or a loss, and not by anything that was announced."""
         ending = self.ending
-        gone = ending is not None and ending.kind in (EndKind.LOST, EndKind.LEFT, EndKind.DROPPED)
+        gone = ending is not None and ending.kind in (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return gone or self.failed_with_others
 
     @property
@@ -325,6 +325,11 @@ def judge(error: BaseException | None, ending: Ending | None) -> Consequence:
 def others_have_gone(ending: Ending | None) -> bool:
     """Whether the round has ended since somebody has gone; after an agreement, nobody has left anybody."""
     return ending is not None and ending.kind is not EndKind.AGREED
+
+
+def failed_with_others(error: BaseException | None) -> Ending:
+    """How a round ends for a member that fails as others have before."""
+    return Ending(kind=EndKind.FAILED, reason=f"others have failed before, as this member has: {error!r}")
 
 
 def finished_of(gate: StepGate, before: int | None) -> int | None:

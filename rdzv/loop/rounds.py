@@ -51,6 +51,7 @@ from rdzv.loop.member import (
     change_nothing,
     check_no_progress,
     check_on_waiting,
+    failed_with_others,
     judge,
     others_have_gone,
 )
@@ -317,8 +318,11 @@ class Round(MemberOfRound):
         first = False
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError):
             first = await self.store.compare_set(BLAME, "", self.node_id) == self.node_id.encode()
-        if not first or self.world_size == 1:
-            return not first
+        if not first:
+            self._watcher.end(failed_with_others(error))
+            return True
+        if self.world_size == 1:
+            return False
         with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
             await self._handler.suspect(f"{type(error).__name__}: {error}")
         await self._release()  # not before: others, who fail because of that, would be the first to write

@@ -81,7 +81,7 @@ class AccusationWatch:
         keys: Keys,
         view: View,
         *,
-        expel: Callable[[str, str], Coroutine[Any, Any, None]],
+        expel: Callable[..., Coroutine[Any, Any, None]],
         gone_ttl: float,
     ) -> None:
         self._store = store
@@ -126,7 +126,7 @@ class AccusationWatch:
                 for _, accused, by in new:
                     with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
                         for node_id in await self._doubted(accused, by):
-                            await self._expel(node_id, self._why(accused, by))
+                            await self._expel(node_id, self._why(accused, by), seems_alive=accused != SOMEBODY)
 
     def _why(self, accused: str, by: str) -> str:
         said = self._view.accusations.said(self._keys.accusation(accused, by))

@@ -85,8 +85,8 @@ class StallWatch:
         for node_id, why in verdict.stuck.items():
             await self.expel(node_id, why)
 
-    async def expel(self, node_id: str, why: str) -> None:
-        """Take a live member out of the round though its lease stands; all are told why, and the node itself, too."""
+    async def expel(self, node_id: str, why: str, *, seems_alive: bool = True) -> None:
+        """Take a member out of the round though its lease stands; all are told why, and the node itself, too."""
         view = self._view
         if node_id not in view.live or node_id in view.why_lost:
             return  # it has gone, or is about to: of that we shall hear
@@ -96,7 +96,8 @@ class StallWatch:
         with contextlib.suppress(StoreError):  # else it is tried at the next look
             result = await self._store.transact(when=(*self._in_office, arrival), then=deletion)
             if result.succeeded:
-                log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
+                level = logging.WARNING if seems_alive else logging.INFO
+                log.log(level, "run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
                 return
         view.why_lost.pop(node_id, None)
 
