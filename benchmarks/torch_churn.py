@@ -10,6 +10,8 @@ kills   A member is killed at each call that the making of its group makes to th
         now a newcomer, now the oldest. The others must make a step without it. Told is how long that took from the
         kill; in the end the run's members are those that live, and no process is left behind.
 
+Every other member awaits its rounds, in an event loop; the others block.
+
 The command fails if anything of this does not hold. What is short is in the tests.
 """
 
@@ -122,39 +124,67 @@ def member(pipe: Connection, url: str, name: str, moment: Moment | None, flaps: 
 
     setattr(RoundGroup, "abort", before(RoundGroup.abort, lambda: pipe.send(("aborted", name))))  # noqa: B010
     setattr(RoundGroup, "make", before(RoundGroup.make, killer.group_begins))  # noqa: B010
+    part = Part(pipe, name, lambda: flaps and not killer.told)
+    awaits = int(name.rpartition("-")[2]) % 2 == 1
     while True:
-        rounds: Any = rdzv.torch.rounds(url, node_id=name)
         # Who comes again may find the run closed; a loop that begins with that says so.
-        with contextlib.suppress(rdzv.RendezvousClosedError), contextlib.closing(rounds):
+        with contextlib.suppress(rdzv.RendezvousClosedError):
             try:
-                step = 0
-                for round in rounds:
-                    with round:
-                        step = _steps(pipe, name, round, step, leave=flaps and not killer.told)
+                if awaits:
+                    asyncio.run(part.take_awaiting(rdzv.torch.rounds(url, node_id=name)))
+                else:
+                    part.take(rdzv.torch.rounds(url, node_id=name))
             except Away:
                 continue
         break
     pipe.send(("end", name))
 
 
-def _steps(pipe: Connection, name: str, round: Any, step: int, *, leave: bool) -> int:
-    """Make steps until the round ends."""
-    import torch
-    import torch.distributed as dist
+class Part:
+    """One member's part in the rounds: it makes steps until each ends."""
 
-    step = round.sync_state(extra=step)
-    for made in itertools.count():
-        round.check(step)
+    def __init__(self, pipe: Connection, name: str, leaves: Callable[[], bool]) -> None:
+        self._pipe, self._name, self._leaves = pipe, name, leaves
+        self._step = 0
+
+    def take(self, rounds: Any) -> None:
+        """Go through the rounds, blocking."""
+        self._step = 0
+        with contextlib.closing(rounds):
+            for round in rounds:
+                with round:
+                    leave = self._leaves()
+                    self._step = round.sync_state(extra=self._step)
+                    for made in itertools.count():
+                        round.check(self._step)
+                        self._make_step(round, made, leave)
+
+    async def take_awaiting(self, rounds: Any) -> None:
+        """The same, awaiting."""
+        self._step = 0
+        async with contextlib.aclosing(rounds):
+            async for round in rounds:
+                async with round:
+                    leave = self._leaves()
+                    self._step = await round.sync_state(extra=self._step)
+                    for made in itertools.count():
+                        await round.check(self._step)
+                        await round.in_thread(self._make_step, round, made, leave)
+
+    def _make_step(self, round: Any, made: int, leave: bool) -> None:
+        import torch
+        import torch.distributed as dist
+
         total = torch.ones(256)
         dist.all_reduce(total)
         assert float(total[0]) == round.world_size
-        step += 1
+        self._step += 1
         if made == TOGETHER:
-            pipe.send(("steps", name, Steps(round.number, round.world_size, time.monotonic(), leave), _held()))
+            steps = Steps(round.number, round.world_size, time.monotonic(), leave)
+            self._pipe.send(("steps", self._name, steps, _held()))
             if leave:
                 raise Away
         time.sleep(STEP)
-    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -316,18 +346,22 @@ def drains(crowd: Crowd, changes: int) -> str:
 
 def rounds(crowd: Crowd, number: int) -> str:
     """So many rounds, each of which a member leaves in the middle of a step, or comes back in."""
-    stays, _ = crowd.start(), crowd.start()
+    stays, awaits = crowd.start(), crowd.start()
     crowd.read_until("the first round", crowd.together(2))
     flaps = crowd.start(flaps=True)
     crowd.read_until("the rounds", lambda: crowd.steps[stays].round >= number)
     crowd.pipes[flaps].send(None)
     crowd.read_until("the end", lambda: not crowd.steps[flaps].leaves and crowd.together(STANDING)())
-    held = [it for size, it in crowd.held[stays] if size == STANDING]
-    first, last = held[min(SETTLED_AFTER, len(held) // 2)], held[-1]
-    assert last.threads <= first.threads, (first, last)
-    assert last.descriptors <= first.descriptors + DESCRIPTORS_NOISE, (first, last)
-    assert last.memory <= first.memory + MEMORY_NOISE + OF_PYTORCH * number, (first, last)
-    return f"{number} rounds, {crowd.aborted} groups aborted at one member or another; held: {first}, then {last}"
+    said = []
+    for name in (stays, awaits):
+        held = [it for size, it in crowd.held[name] if size == STANDING]
+        first, last = held[min(SETTLED_AFTER, len(held) // 2)], held[-1]
+        assert last.threads <= first.threads, (first, last)
+        assert last.descriptors <= first.descriptors + DESCRIPTORS_NOISE, (first, last)
+        assert last.memory <= first.memory + MEMORY_NOISE + OF_PYTORCH * number, (first, last)
+        said.append(f"{first}, then {last}")
+    of_both = f"held by who blocks: {said[0]}; by who awaits: {said[1]}"
+    return f"{number} rounds, {crowd.aborted} groups aborted at one member or another; {of_both}"
 
 
 def moments(number: int) -> list[Moment]:
