@@ -8,9 +8,12 @@ by its inode, since a number may be somebody else's by then. A listening socket 
 when its accept fails.
 
 **nccl.** PyTorch's abort ends a collective. All members must abort once one has, or the others wait for the timeout:
-every member hears of the loss from its own node and aborts. The watchdog must not end the process meanwhile, so
-`TORCH_NCCL_ASYNC_ERROR_HANDLING=0` has to be set before the first group is made; `make` refuses without it. This was
-written from PyTorch's documentation and has never run on a GPU.
+every member hears of the loss from its own node and aborts. An abort waits for the GPU, and so has a thread of its own;
+`close` waits for its end, since only then another group can be made. Two variables have to be set before the first
+group is made, and `make` refuses without them. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the process
+meanwhile. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU has done it, one that is aborted
+raises nothing, and the optimizer would write what is no gradient into the state that survivors keep. All of this was
+written from PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +44,11 @@ LOOK_AGAIN_AFTER: Final = (
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
 AGAIN: Final = b"again"
-ASYNC_ERROR_HANDLING: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+NEEDED_BY_NCCL: Final = (
+    ("ASYNC_ERROR_HANDLING", "0", "PyTorch's watchdog ends the process when a member is lost"),
+    ("BLOCKING_WAIT", "1", "a collective that is aborted when a member is lost raises nothing, and the step goes on"),
+)
+"""Names of variables behind `TORCH_NCCL_`, or `NCCL_` as they were called once; their values, and what happens else."""
 
 
 class RoundGroup:
@@ -62,6 +69,8 @@ class RoundGroup:
         self._backend = backend
         self._timeout = timeout
         self._uses_gloo = "gloo" in backend
+        self._uses_nccl = "nccl" in backend
+        self._aborting: threading.Thread | None = None  # nccl's groups
         self._inodes: set[int] = set()
         self._making = threading.Lock()
         self._before: set[int] | None = None  # inodes of sockets that were there before, while a group is being made
@@ -72,16 +81,19 @@ class RoundGroup:
 
         Raises:
             RuntimeError: A member is not there, or went meanwhile (PyTorch's own error).
-            RendezvousSettingsError: nccl would end the process when a member is lost.
+            RendezvousSettingsError: A variable is not set that nccl needs.
         """
-        if "nccl" in self._backend and not any(os.environ.get(name) == "0" for name in ASYNC_ERROR_HANDLING):
-            raise RendezvousSettingsError(
-                f"backend={self._backend}: set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before this process makes its first "
-                f"group; otherwise PyTorch's watchdog ends the process when a member is lost"
-            )
+        for name, value, otherwise in NEEDED_BY_NCCL if self._uses_nccl else ():
+            if value not in (os.environ.get(f"TORCH_NCCL_{name}"), os.environ.get(f"NCCL_{name}")):
+                raise RendezvousSettingsError(
+                    f"backend={self._backend}: set TORCH_NCCL_{name}={value} before this process makes its first "
+                    f"group; otherwise {otherwise}"
+                )
         if not self._uses_gloo or set_group_timeout is None:
             # Where PyTorch cannot change it afterwards, the collectives' timeout counts from the start.
             self._make_once(self._store, self._timeout)
+            if self._aborted.is_set():
+                self.abort()  # what was not there yet
             return
         # A gloo group knows one timeout, for connecting and for every collective. Connecting gets a short one, since it
         # waits in vain for a member that dies now, and the sockets to abort for that one do not exist. On a busy
@@ -142,9 +154,11 @@ class RoundGroup:
             if self._making.locked():
                 # Not here: this may be the node's thread, which keeps leases, and gloo tries again for ten seconds.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
-        if "nccl" in self._backend and abort_process_group is not None:
-            with contextlib.suppress(ValueError, AssertionError):  # it has been destroyed, or never made
-                abort_process_group()
+        aborting = self._aborting
+        if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
+            # Not here either: it waits for the GPU.
+            self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
+            self._aborting.start()
 
     def _shut_down_until_made(self) -> None:
         """End what connects while a group is being made: in a thread of its own, which ends with the making."""
@@ -155,9 +169,9 @@ class RoundGroup:
 
     def close(self) -> None:
         """Destroy all process groups; their threads and sockets go with them."""
+        if self._aborting is not None:
+            self._aborting.join()  # at its end it has destroyed them
         if dist.is_initialized():
-            if self._aborted.is_set() and "nccl" in self._backend:
-                return  # aborting has destroyed them
             destroy_process_groups()
 
     @contextlib.contextmanager
@@ -178,6 +192,12 @@ class RoundGroup:
         mine = self._inodes if before is None else self._inodes | (set(connected) - before)
         for inode in mine & set(connected):
             _shut_down(connected[inode], inode)
+
+
+def _abort_all() -> None:
+    """Abort all of nccl's groups, and destroy them."""
+    with contextlib.suppress(ValueError, AssertionError):  # they have been destroyed, or were never made
+        abort_process_group()
 
 
 def _connected_sockets() -> dict[int, int]:

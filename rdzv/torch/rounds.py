@@ -286,7 +286,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             self._released = True
             with anyio.CancelScope(shield=True):
                 await self._loop.run_in_executor(self._thread, self._dispose)
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown()  # it has nothing to do any more: no wait to speak of
             self._client.close()
 
     # ------------------------------------------------------------------------------------------ for the body
@@ -308,6 +308,9 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             if doing.exception() is None and self._scope.cancel_called:
                 return doing.result()
             raise
+        finally:
+            # Its error refers to this frame: together they would keep the group, with its threads and sockets.
+            del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
         """`torch.distributed.new_group`, aborted with the round."""

@@ -21,14 +21,41 @@ async def test_a_blocked_collective_ends_when_it_is_aborted_and_the_rest_make_a_
         assert sum("nothing is left of" in line for line in program.stdout) == 3
 
 
-def test_nccl_is_refused_where_its_watchdog_would_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("missing", "needed"), [("ASYNC_ERROR_HANDLING", "0 before"), ("BLOCKING_WAIT", "1 before")])
+def test_nccl_is_refused_where_a_loss_would_end_the_process_or_go_unnoticed(
+    missing: str, needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rdzv import RendezvousSettingsError
     from rdzv.torch.group import RoundGroup
 
-    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    monkeypatch.delenv(f"TORCH_NCCL_{missing}")
     group = RoundGroup(None, rank=0, world_size=1, backend="nccl", timeout=timedelta(seconds=1))
-    with pytest.raises(RendezvousSettingsError, match="set TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before"):
+    with pytest.raises(RendezvousSettingsError, match=f"set TORCH_NCCL_{missing}={needed}"):
         group.make()
+
+
+def test_an_abort_of_nccl_does_not_hold_the_nodes_thread_and_is_over_before_the_next_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rdzv.torch import group as room
+
+    may_end, told = threading.Event(), list[str]()
+
+    def abort_slowly() -> None:
+        may_end.wait(60)
+        told.append("aborted")
+
+    monkeypatch.setattr(room, "abort_process_group", abort_slowly)
+    group = room.RoundGroup(None, rank=0, world_size=2, backend="nccl", timeout=timedelta(seconds=1))
+    group.abort()
+    group.abort()
+    told.append("the node's thread goes on")
+    may_end.set()
+    group.close()
+    told.append("closed")
+    assert told == ["the node's thread goes on", "aborted", "closed"]
 
 
 class Making:
