@@ -10,10 +10,10 @@ when its accept fails.
 **nccl.** PyTorch's abort ends a collective. All members must abort once one has, or the others wait for the timeout:
 every member hears of the loss from its own node and aborts. An abort waits for the GPU, and so has a thread of its own;
 `close` waits for its end, since only then another group can be made. Two variables have to be set before the first
-group is made, and `make` refuses without them. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the process
-meanwhile. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU has done it, one that is aborted
-raises nothing, and the optimizer would write what is no gradient into the state that survivors keep. All of this was
-written from PyTorch's documentation and sources, and has never run on a GPU.
+group is made, and `make` refuses without them. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the
+process meanwhile. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU has done it, one that is
+aborted raises nothing, and the optimizer would write what is no gradient into the state that survivors keep. All of
+this was written from PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
