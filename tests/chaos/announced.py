@@ -9,6 +9,7 @@ members stop, and no step may be cut short by what was announced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import Counter
@@ -19,16 +20,17 @@ import rdzv
 from rdzv.node.handler import Handler
 from tests.chaos.checker import check_stops
 from tests.chaos.runner import QUIET_WITHIN, Chaos, Outcome, Seat, Store, lines_of
+from tests.support.processes import ChildError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
 __all__ = ["announced_chaos"]
 
 FEWEST = 2  # nodes in a round
 AT_ONCE = (1, 1, 2, 3)  # changes that are announced at the same moment
 UNANNOUNCED = ("kill", "cut", "store")
-LEAVES_WITHIN = 60.0  # seconds that a node has which is to leave; a round trip would do
+LEAVES_WITHIN = 120.0  # seconds that a node has which is to leave; a round trip would do
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class _Announced(Chaos):
     """One run."""
 
     announced: Counter[str] = field(default_factory=Counter)
+    unannounced: Sequence[str] = UNANNOUNCED
 
     async def trouble(self, seconds: float, observer: rdzv.RendezvousHandler) -> None:
         """Announce changes, and do other things to nodes and to the store now and then."""
@@ -53,7 +56,7 @@ class _Announced(Chaos):
                         most = self.rng.randint(FEWEST, self.nodes)
                         group.create_task(self.resize(observer, most))
                 if self.rng.random() < 1 / 3:
-                    await self.do_unannounced(self.rng.choice(UNANNOUNCED), observer, group)
+                    await self.do_unannounced(self.rng.choice(self.unannounced), observer, group)
                 await asyncio.sleep(self.rng.uniform(0, 1))
         await self.resize(observer, self.nodes)
 
@@ -69,9 +72,15 @@ class _Announced(Chaos):
     async def drain(self, seat: Seat, observer: Handler) -> None:
         """Let a node leave, and come again as a new process."""
         assert seat.life is not None
-        await self.announce("drain", lambda: observer.drain_node(seat.node, within=LEAVES_WITHIN, reason="maintenance"))
-        self.say(f"drain {seat.node}")
-        assert await seat.life.child.wait(timeout=LEAVES_WITHIN) == 0, seat.life.child.written()
+        child = seat.life.child
+        async with asyncio.timeout(LEAVES_WITHIN):
+            while child.returncode is None:
+                await self.announce("drain", lambda: observer.drain_node(seat.node, within=LEAVES_WITHIN))
+                self.say(f"drain {seat.node}")
+                # It may have been announced of an earlier process of its name, whose lease the store has kept.
+                with contextlib.suppress(ChildError):
+                    await child.wait(timeout=self.ttl)
+        assert child.returncode == 0, child.written()
         await seat.life.stack.aclose()
         await self.start(seat)
         seat.busy = False
@@ -94,7 +103,7 @@ class _Announced(Chaos):
 
     async def quiet(self, observer: rdzv.RendezvousHandler) -> None:  # noqa: ARG002
         """Whoever has left is back, and there is room for all."""
-        await self.until(self.in_one_round, within=QUIET_WITHIN, what="come to one round")
+        await self.until(self.in_one_round, within=2 * QUIET_WITHIN, what="come to one round")
         await self.nothing_is_left_behind()
 
     def judge(self) -> Outcome:
@@ -105,10 +114,23 @@ class _Announced(Chaos):
 
 
 async def announced_chaos(
-    *, seconds: float, seed: int, nodes: int = 4, url: str | None = None, say: Callable[[str], None] = lambda _: None
+    *,
+    seconds: float,
+    seed: int,
+    nodes: int = 4,
+    url: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    unannounced: Sequence[str] = UNANNOUNCED,
 ) -> Outcome:
-    """Play one run; arguments and errors are those of `tests.chaos.runner.chaos`."""
+    """Play one run; arguments and errors are those of `tests.chaos.runner.chaos`.
+
+    After a restart the store keeps the leases of who has died meanwhile for a whole TTL, so that a run takes longer.
+
+    Args:
+        unannounced: What else is done, of which nobody is told before.
+    """
     async with Store(url) as store:
         run_id = f"announced-{seed}-{random.Random().getrandbits(32):08x}"
         run = _Announced(store, run_id, nodes, random.Random(seed), say, module="tests.chaos.looping", ttl=10.0)
+        run.unannounced = unannounced
         return await run.play(seconds)
