@@ -265,7 +265,7 @@ class Round(MemberOfRound):
         with contextlib.suppress(RoundSupersededError):
             if self.store.add(DONE, 1) == self.world_size:
                 self._handler.set_closed(FINISHED)
-            self._watcher.changed()
+            self._watcher.has_finished()
             until_set(self._over)
 
     def _others_have_gone(self, error: BaseException | None) -> bool:

@@ -80,6 +80,7 @@ class EndWatcher:
         self._lets_newcomers_wait = lets_newcomers_wait
         self.ending: Ending | None = None
         self._has_failed = False
+        self._has_finished = False
 
     @property
     def gate(self) -> StepGate:
@@ -112,6 +113,15 @@ class EndWatcher:
         self._has_failed = True
         self.changed()
 
+    def has_finished(self) -> None:
+        """The body has come to its end, and waits for the others, perhaps after an agreement on where to stop.
+
+        It does not come to that step any more. So either all come to their ends, and the run is closed, or the others
+        stop there, and it goes on with them.
+        """
+        self._has_finished = True
+        self.changed()
+
     def end(self, ending: Ending) -> None:
         """It has ended; the first reason counts."""
         if self.ending is None:
@@ -130,13 +140,24 @@ class EndWatcher:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
-                case Closed(reason=reason, given_up=given_up) if given_up or (gate.begun is None and gate.stop is None):
+                case Closed(reason=reason, given_up=given_up) if given_up or self._stops_nowhere(gate):
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
             # All leave at once, since nobody has begun a step; or since the run is closed, and not all have: then who
             # has begun its first may wait in it for somebody who has gone.
             return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
+        if self._has_finished and gate.decided and self._others_stop():
+            return Ending(kind=EndKind.AGREED, reason=gate.why)
         return None
+
+    def _others_stop(self) -> bool:
+        """Whether a member has come to where all have agreed to stop: it waits for the next round, or has gone."""
+        progress, round = self._node.head.progress, self._membership.round
+        return progress is not None and progress.round == round.number and progress.live < round.size
+
+    def _stops_nowhere(self, gate: StepGate) -> bool:
+        """Whether the body comes to no step where all may stop: it has begun none, or is at its end."""
+        return self._has_finished or (gate.begun is None and gate.stop is None)
 
     def _is_why(self) -> bool:
         """Whether the body has failed, and may have since somebody left before the agreed step."""

@@ -304,6 +304,7 @@ class Round(MemberOfRound):
         self.gate.begun = None  # this member begins no step any more, and holds up nobody who stops
         with anyio.CancelScope() as scope:
             self._scope = scope
+            self._watcher.has_finished()
             if self._watcher.ending is not None:
                 return
             try:

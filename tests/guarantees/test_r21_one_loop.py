@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from rdzv import GiveUp, RunGivenUpError
+from rdzv import GiveUp, RendezvousClosedError, RunGivenUpError
 from rdzv.loop.ending import EndKind
 from rdzv.loop.rounds import Round, rounds_of
 from tests.support.runs import VirtualRun
@@ -216,6 +216,31 @@ async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_
         run.crash("lost")
         await until(lambda: quick.left_before == [0, 0])
         assert [played[2] for played in quick.played] == [2, 1]
+
+
+async def test_r21_a_newcomer_in_the_last_step_keeps_nobody_waiting_for_the_step_after_it() -> None:
+    """All had agreed to stop before a step that no body comes to: each waited for ever at its end."""
+    async with a_run() as run:
+        a, b = (begin(run, name, total=6) for name in "ab")
+        await until(lambda: (0, 5) in a.begun and (0, 5) in b.begun)
+        late = run.handler("late")
+        async with late:
+            arriving = run.start(late.next_rendezvous())
+            await until(lambda: a.left_before == [6] and b.left_before == [6])
+            assert a.rounds[0].gate.stop == 6, "it was agreed, and nobody checks that step"
+            with pytest.raises(RendezvousClosedError):
+                await arriving
+        assert [len(one.played) for one in (a, b)] == [1, 1]
+
+
+async def test_r21_who_has_finished_goes_on_with_those_who_stop_after_its_last_step() -> None:
+    async with a_run() as run:
+        done, longer = begin(run, "done", total=6), begin(run, "longer", total=20)
+        await until(lambda: (0, 5) in done.begun and (0, 5) in longer.begun)
+        late = begin(run, "late", step=6)
+        await until(lambda: late.played != [])
+        assert [played[2] for played in done.played] == [2, 3]
+        assert longer.left_before == [6]
 
 
 async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status() -> None:

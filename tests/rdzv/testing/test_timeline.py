@@ -151,6 +151,36 @@ def test_many_processes_that_all_have_something_to_do_take_no_time_for_it() -> N
     timeline.end()
 
 
+def test_time_passes_no_further_for_a_process_that_never_waits() -> None:
+    """Else a body that asks again and again would hang its test, instead of failing it."""
+    timeline = Timeline()
+    turns = 0
+
+    async def spin() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    host = timeline.host("a")
+    host.start(spin())
+    timeline.run(1000.1)
+    assert 1000.1 <= timeline.now < 1002.0
+    before = turns
+    timeline.run(1003.0)
+    assert turns > before, "it goes on, as before"
+    timeline.end()
+
+
+def test_threads_are_refused_in_words_for_whose_code_asks_for_them() -> None:
+    timeline = Timeline()
+    working = timeline.host("a").start(asyncio.to_thread(print))
+    with pytest.raises(RuntimeError, match=r"no threads.*rdzv\.testing\.processes"):
+        timeline.run(1001.0)
+        working.result()
+    timeline.end()
+
+
 def test_a_process_that_dies_takes_its_own_tasks_with_it_and_no_others() -> None:
     timeline = Timeline()
     ended: list[str] = []
