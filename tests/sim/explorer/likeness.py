@@ -6,7 +6,9 @@ written down. What the collector does not see is added: where a frame stands, wh
 
 Numbers that only tell things apart, or before from after, are written down by their order: revisions, and the ids of
 requests and leases, which begin at `REVISIONS`, `REQUESTS` and `LEASES` so that they are known by their size. Nothing
-in the product does more with them than compare them. Times are written down as seconds from now.
+in the product does more with them than compare them. Of revisions, only those of some keys are compared, each with
+those of its kind. Times are written down as seconds from now, sentences not at all; local variables of a coroutine
+only if they may still be read.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ REVISIONS = 1_000_000
 REQUESTS = 2_000_000
 LEASES = 3_000_000
 
-FAR = 60.0
-LONG_AGO = 2.0
+FAR = 60.0  # seconds ahead, beyond which nothing goes off before a way has ended
+LONG_AGO = 2.0  # seconds; the longest span that is reckoned from a past moment is a last call of one
 
 _NUMBERS = re.compile(r"(?<![0-9.])([123])(\d{6})(?![0-9.])")
 _PACKED = re.compile(rb"\xce(\x00[\x0f-\x3d]..)", re.DOTALL)

@@ -51,12 +51,12 @@ EVERYTHING = Scenario(name="everything", connected=False, again=True, faults=("c
 WHOLE = (
     TAKE_OVER,
     AGAIN,
+    MEETING,
     DEATH,
     COMMIT_AND_DEATH,
+    AGAIN_AND_DEATH,
     COMMIT_AND_CUT,
     WRITE_AND_CUT,
-    MEETING,
-    AGAIN_AND_DEATH,
     AGAIN_AND_CUT,
     EVERYTHING,
 )

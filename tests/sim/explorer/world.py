@@ -14,6 +14,9 @@ A step is one of these, and happens as a whole:
     heal n     what was queued meanwhile passes
     time       the clock goes on to the next timer, of a node or of a lease
 
+A step that is not listed happens at once: a keep-alive, and what commutes with all that others may do (`_commutes`).
+docs/protocol.md says why no other order of them need be tried, and what else two states are not told apart by.
+
 Nodes have no luck here: each waits for as long as it might, so that all of them do at the same moment, and so in every
 order, what chance keeps apart otherwise.
 """
@@ -670,8 +673,14 @@ def _compared_as(key: str) -> str:
 
 
 def _commutes(request: Request[Any]) -> bool:
+    """Whether what a node that is well asks here comes to the same before and after all that others may do.
+
+    It reads its rank in a round that it is still in, or writes to what that shares: both stay until it has left, which
+    is a later message of its own.
+    """
     request = request.request if isinstance(request, Guarded) else request
-    return isinstance(request, Get | KeepAlive) or (isinstance(request, Put) and request.key.startswith(KEYS.stores))
+    reads = isinstance(request, Get) and request.key.startswith(KEYS.rounds)
+    return reads or (isinstance(request, Put) and request.key.startswith(KEYS.stores))
 
 
 def _nothing(_: object) -> tuple[()]:
