@@ -77,13 +77,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--native",
         action="store_true",
-        help="with the frames of C and C++, by py-spy, where that is installed and may look at other processes",
+        help="of one node: with the frames of C and C++, by py-spy, where that is installed and may look at processes",
     )
 
 
 async def _run(options: argparse.Namespace) -> int:
     if (options.node is None) != options.group:
         raise RendezvousSettingsError("stacks of whom? name a NODE, or give --group for those of all nodes")
+    if options.group and options.native:
+        raise RendezvousSettingsError("--native asks one node: name it, the odd one of --group, say")
     return await (_group(options) if options.group else _one(options))
 
 

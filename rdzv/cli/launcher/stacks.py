@@ -99,7 +99,8 @@ class WorkerStacks:
 
     async def dump_natively(self) -> str:
         """Return the stacks of all Python processes that run now with the frames of C and C++, as py-spy sees them."""
-        spy = shutil.which("py-spy")
+        beside_python = str(Path(sys.executable).parent)  # where pip puts it: that may be in no PATH of the launcher's
+        spy = shutil.which("py-spy") or shutil.which("py-spy", path=beside_python)
         if spy is None:
             return "py-spy is not installed on this node: pip install py-spy"
         told = []
