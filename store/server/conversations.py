@@ -46,6 +46,7 @@ log: logging.Logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SLOW = 0.05  # seconds of one request that the log has a line for
+SLOW_LINE = "%s: its %s took %d ms"
 
 
 class Host(Protocol):
@@ -343,7 +344,7 @@ class Conversations:
         if self.on_request is not None:
             self.on_request(*_kind_and_outcome(request, response), took)
         if took > SLOW and self._complaints.say(now):
-            log.warning("%s: its %s took %d ms", peer.name, type(request).__name__, took * 1000)
+            log.warning(SLOW_LINE, peer.name, type(request).__name__, took * 1000)
 
     def _go_on_with(self, peer: Peer, work: Work) -> None:
         """Do one more step of a request that takes several."""

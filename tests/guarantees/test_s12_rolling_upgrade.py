@@ -8,12 +8,14 @@ with another format on the disk is in `test_s12_data_of_two_releases`.
 # ruff: noqa: E501 - the patch quotes lines as they stand
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+import store
 from tests.guarantees.test_s12_two_releases import LATER, ROOT
 from tests.support.processes import Child, start_python
 
@@ -126,6 +128,13 @@ class Fleet:
         found = re.search(r":(\d+), kept", line)
         assert found is not None, line
         self.port = int(found[1])
+        await self.all_are_back()
+
+    async def all_are_back(self) -> None:
+        """Let the nodes find the new server: one that has to leave while it has none can say goodbye to nobody."""
+        async with asyncio.timeout(60), store.connect(f"tcp://127.0.0.1:{self.port}") as client:
+            while (await client.stats())["watches"] < len(self.nodes):  # noqa: ASYNC110  nobody is told
+                await asyncio.sleep(0.05)
 
     async def node(self, tree: Path, name: str) -> None:
         """Let a node of this release take the place of the one of this name."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from store.engine.engine import Applied, Engine
 from store.limits import Limits
 from store.messages import Found, Get, List, Ping, Put
 from store.protocol import wire
+from store.server import conversations
+from store.server.server import Server
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 
 MIB = 1024 * 1024
@@ -139,3 +143,22 @@ async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() ->
         peer.transport.write(frame[-1:])
         await peer.until(lambda: any(isinstance(item.response, Found) for item in peer.replies()))
         assert peer.problem is None
+
+
+@pytest.mark.virtual_time
+async def test_a_request_that_takes_long_has_a_line_of_its_own(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Under its own name the log does not tell tests of it.
+    monkeypatch.setattr(conversations, "log", logging.getLogger("tests.slow"))
+    looks = itertools.count()
+    network = MemoryNetwork()
+    clock = asyncio.get_running_loop().time
+    server = Server(Engine(store_id="it"), clock=clock, stopwatch=lambda: next(looks) / 8)
+    async with network.listen("store", server.protocol):
+        peer = await introduce(network)
+        peer.ask(Put("a", b"1"))
+        await peer.until(lambda: len(peer.replies()) == 1)
+        await server.leave()
+    (record,) = [each for each in caplog.records if each.name == "tests.slow"]
+    assert record.getMessage().endswith(": its Put took 125 ms")
