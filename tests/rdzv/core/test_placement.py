@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import anyio
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rdzv
-from rdzv.core.ranks import in_units
+from rdzv.core.decision import Complete, Rules
+from rdzv.core.ranks import by_request, by_topology, in_units, survivors_first
 from rdzv.core.state import NodeRecord
 from rdzv.testing import cluster
+from tests.support.hand_fed import HandFed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +31,46 @@ def test_units_are_filled_in_order_within_a_domain() -> None:
     records = [record(number, rack) for number, rack in enumerate(["a", "b", "a", "c", "b", "a", None, None, "b"])]
     placed = in_units(records, unit=2, attribute="rack")
     assert [one.node_id for one in placed] == ["n0", "n2", "n1", "n4", "n6", "n7"]
+
+
+racks_or_none = st.sampled_from(["a", "b", "c", None])
+rounds_of_arrivals = st.lists(  # of each round: who comes, on which rack they say they are, and whom they want to be
+    st.dictionaries(st.integers(0, 8), st.tuples(racks_or_none, st.integers(0, 3)), min_size=1), min_size=1, max_size=4
+)
+placing = st.builds(
+    lambda unit, most, order: Rules(
+        needed=unit, capacity=most * unit, unit=unit, last_call=1.0, order=order, unit_within="rack"
+    ),
+    unit=st.integers(1, 3),
+    most=st.integers(1, 4),
+    order=st.sampled_from([survivors_first, by_request, by_topology("rack")]),
+)
+
+
+@given(rules=placing, arrivals=rounds_of_arrivals)
+def test_each_round_has_as_many_units_as_there_are_and_none_straddles(
+    rules: Rules, arrivals: list[dict[int, tuple[str | None, int]]]
+) -> None:
+    run = HandFed()
+    run.rules = rules
+    run.succeed(None)
+    for coming in arrivals:
+        run.leave(*[name for name in run.stored if int(name[1:]) not in coming])
+        for number, (rack, requested) in coming.items():
+            known = {} if rack is None else {"rack": rack}
+            run.arrive(f"n{number}", attributes=known, requested_rank=requested)
+        run.now += rules.last_call
+        decision = run.decide()
+        counts = Counter(rack for rack, _ in coming.values())
+        whole = sum(count - count % rules.unit for count in counts.values())
+        if not isinstance(decision, Complete):
+            assert whole == 0, "nothing but the want of a unit keeps them"
+            continue
+        members = decision.members
+        assert len(members) == min(whole, rules.capacity)
+        for at in range(0, len(members), rules.unit):
+            assert len({one.attributes.get("rack") for one in members[at : at + rules.unit]}) == 1
+        run.commit()
 
 
 def body(racks: list[str]) -> Callable[[ClusterNode], Awaitable[None]]:
