@@ -402,8 +402,8 @@ def _row_of_barrier(results: Results) -> list[str]:
 
 
 def _row_of_bytes(results: Results) -> list[str]:
-    ours = _of(results, "rendezvous", "bytes", (64, 256), "B", **US, way="parked", which="first")
-    theirs = [_of(results, kind, "bytes", (64, 256), "B", way="parked") for kind in PEERS]
+    ours = _of(results, "rendezvous", "bytes", (64, 256), "B", **US, way="at once", which="first")
+    theirs = [_of(results, kind, "bytes", (64, 256), "B", way="at once") for kind in PEERS]
     return ["bytes per node of a round, 64 / 256 nodes", ours, *theirs]
 
 

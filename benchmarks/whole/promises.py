@@ -97,8 +97,8 @@ def _least_known(values: Iterable[float]) -> float:
 
 def _more_bytes(kind: str, nodes: int) -> Callable[[Results], float]:
     def measured(results: Results) -> float:
-        ours = results.value("rendezvous", "bytes", **US, way="parked", which="first", nodes=nodes)
-        return results.value(kind, "bytes", way="parked", nodes=nodes) / ours
+        ours = results.value("rendezvous", "bytes", **US, way="at once", which="first", nodes=nodes)
+        return results.value(kind, "bytes", way="at once", nodes=nodes) / ours
 
     return measured
 
