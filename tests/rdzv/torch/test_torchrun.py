@@ -225,6 +225,31 @@ async def test_others_are_told_of_a_killed_worker_before_its_agent_looks(tmp_pat
         assert re.search(r"rdzv\] run job: \S+: worker 0 was killed by signal 9$", line), line
 
 
+BEATING = """
+import json, os, pathlib, sys, time
+
+beat = pathlib.Path(os.environ["RDZV_BEAT_DIR"], os.environ["LOCAL_RANK"])
+print(json.dumps({"rank": int(os.environ["RANK"]), "pid": os.getpid()}), flush=True)
+for step in range(10**6):
+    beat.write_text(str(step))
+    if step == 50 and os.environ["RANK"] == "1" and not os.path.exists(sys.argv[1]):
+        pathlib.Path(sys.argv[1]).touch()
+        time.sleep(3600)  # once
+    time.sleep(0.02)
+"""
+
+
+async def test_an_agent_whose_worker_begins_no_step_is_lost_and_starts_it_anew(tmp_path: Path) -> None:
+    require("torch")
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=BEATING) as job:
+        pair = [await job.agent("--nnodes=2", "--rdzv-conf=stall_timeout=3") for _ in range(2)]
+        began = {step["rank"]: agent for agent in pair for step in [await job.first_step(agent)]}
+        line = await began[0].says("no step since", timeout=60)
+        assert re.search(r"is lost: no step since \d+ s, others are at \d+", line), line
+        for agent in pair:
+            await job.first_step(agent)
+
+
 # Without PyTorch.
 
 
