@@ -162,12 +162,9 @@ def torch_server(pipe: Connection) -> None:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """What a process has used of the processors, all of its threads that still run together (Linux)."""
-    total = 0
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-            total += int(file.read().split()[0])
-    return total / 1e9
+    """What a process has used of the processors, with its threads that have ended (Linux)."""
+    assert pid is not None, "it was started"
+    return time.clock_gettime(~pid << 3 | 2)  # the clock that `clock_getcpuclockid` gives
 
 
 def peak_memory(pid: int | None) -> int:

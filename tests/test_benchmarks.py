@@ -25,6 +25,7 @@ from benchmarks.whole.figures import Bars, Lines, draw, quantity
 from benchmarks.whole.parts import PARTS, Part, Plan, Step
 from benchmarks.whole.promises import AIMS, PROMISES, Limit
 from benchmarks.whole.results import Results
+from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -399,3 +400,21 @@ def test_every_promised_ratio_is_checked_and_every_checked_one_is_promised() -> 
     assert ratios == [
         ratio for each in PROMISES if each.in_readme for ratio in re.findall(r"[\d.,]+ times", each.sentence)
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the clock of another process")
+async def test_the_processor_time_of_a_process_has_that_of_threads_that_have_ended() -> None:
+    burn = """
+import sys, threading, time
+def burn():
+    while time.thread_time() < 0.1:
+        pass
+thread = threading.Thread(target=burn)
+thread.start()
+thread.join()
+print("done", flush=True)
+threading.Event().wait()
+"""
+    async with start_python("-c", burn) as child:
+        await child.says("done")
+        assert support.cpu_seconds(child.pid) >= 0.1
