@@ -70,24 +70,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
     addresses = {node_id: record.address for node_id, record in records.items()}
-    members = []
-    ranked = set()
-    if head.round is not None:
-        for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
-            for member in unpack_members(entry.value):
-                ranked.add(member.node_id)
-                held = records.get(member.node_id)
-                if held is not None and held.arrival == member.arrival:
-                    del records[member.node_id]
-                    members.append(
-                        Participant(
-                            node_id=member.node_id,
-                            rank=member.rank,
-                            address=held.address,
-                            payload=held.payload,
-                            attributes=held.attributes,
-                        )
-                    )
+    members, ranked = await _take_members(store, keys, head, records)
     waiting = sorted(records.values(), key=lambda record: record.arrival)
     after = head.progress.spares_after if head.progress is not None else None
     named = head.progress.spare_ids if head.progress is not None else ()
@@ -142,6 +125,33 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         steps=await _steps(store, keys, head, {member.node_id for member in members}),
     )
     return status, history
+
+
+async def _take_members(
+    store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
+) -> tuple[list[Participant], set[str]]:
+    """The members of the round that are still in it, whose records are taken out; and the names of all it had."""
+    members: list[Participant] = []
+    ranked: set[str] = set()
+    if head.round is None:
+        return members, ranked
+    for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
+        for member in unpack_members(entry.value):
+            ranked.add(member.node_id)
+            held = records.get(member.node_id)
+            if held is None or held.arrival != member.arrival:
+                continue
+            del records[member.node_id]
+            members.append(
+                Participant(
+                    node_id=member.node_id,
+                    rank=member.rank,
+                    address=held.address,
+                    payload=held.payload,
+                    attributes=held.attributes,
+                )
+            )
+    return members, ranked
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
