@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
 from rdzv.core.state import Closed, Dropped
 from rdzv.errors import (
     MembersLostError,
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
     from tests.sim.machines import HeardProcess
     from tests.sim.truth import HeardClient
 
-__all__ = ["Fuse", "Node", "commits"]
+__all__ = ["DISCONNECT_TTL", "KEYS", "NOTICED_WITHIN", "TTL", "Fuse", "Node", "commits"]
+
+KEYS = Keys(prefix="/rdzv", run_id="job")
+TTL = 3.0
+DISCONNECT_TTL = 0.6
+NOTICED_WITHIN = 16.0  # seconds until a client has noticed a dead connection, and come back
 
 
 @dataclass(slots=True)
@@ -150,7 +156,7 @@ class Node:
 
     async def _before_and_after(self, request: Request[Any], at: str) -> None:
         """Let fuses burn: this node's own, and that of the story."""
-        for owner in (self, self.story):
+        for owner in (self, self.story.troubles):
             fuse = owner.fuse
             if fuse is None or not fuse.burns_at(request):
                 continue

@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.decision import Rules
-from rdzv.core.keys import Keys
 from rdzv.core.ranks import order_named
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.part.record import TTL_MOST
-from rdzv.node.part.role import ELECTION_MOST, ROLE_DISCONNECT_TTL, ROLE_TTL
-from rdzv.testing.network import Way
+from rdzv.node.part.role import ELECTION_MOST, ROLE_TTL
 from store.limits import Limits
 from tests.sim.checker import PROMPTLY, Checker
-from tests.sim.full_node import Fuse, Node, commits
+from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Node
+from tests.sim.full_troubles import Troubles
 from tests.sim.machines import Cosmos, Seams, quiet_logs
 
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FullOutcome", "FullStory", "tell_full_story"]
 
-KEYS = Keys(prefix="/rdzv", run_id="job")
-HOW = ("kill", "power", "stop", "block", "reset", "cut", "partition", "quit")
-TTL = 3.0
-DISCONNECT_TTL = 0.6
 LOOK_EVERY = 0.25  # seconds between two looks at the nodes
-NOTICED_WITHIN = 16.0  # seconds until a client has noticed a dead connection, and come back
 CLOCKS_APART = 1.04  # by how much one clock may be faster than another, and a little
 OWN_CLOCK_GRAIN = 0.05
 PUSHED_WITHIN = 2.5  # seconds for a loss to be seen, reported and pushed, when all is well; a look and an election
@@ -111,10 +105,7 @@ class FullStory:
         )
         self.truth = self.cosmos.truth
         self.calm = False
-        self.faults = 0
         self.disturbed_until = 0.0
-        self.fuse: Fuse | None = None  # of whichever node it is
-        self.held: tuple[str, str] | None = None  # a connection, and at a change of which keys it is to be let go
         unit = rng.choice((1, 1, 1, 1, 2))
         needed = unit * rng.randint(1, 3 if unit == 1 else 1)
         order = rng.choice(("survivors", "survivors", "arrival", "name"))
@@ -143,6 +134,7 @@ class FullStory:
         self.nodes: dict[str, Node] = {}
         self.gone_at: dict[tuple[str, int], float] = {}  # by node and arrival: when its record went
         self.director = self.cosmos.timeline.host("the director")
+        self.troubles = Troubles(self)
         self.say(
             f"seed {seed}: {'durable' if self.durable else 'memory only'}, history {limits.history_bytes_max} bytes, "
             f"sessions {limits.session_ttl:g} s, {self.rules}"
@@ -172,27 +164,27 @@ class FullStory:
         count = self.rules.needed + rng.randint(0, 2)
         spread = rng.choice((0.05, 1.5, 3.0))
         for index in range(count):
-            director.call_later(rng.uniform(0, spread), self._start, f"n{index}")
+            director.call_later(rng.uniform(0, spread), self.start, f"n{index}")
         director.call_later(LOOK_EVERY, self._look)
         trouble = rng.choice((0.0, 4.0, 8.0, 12.0))
         if trouble:
             if rng.random() < 0.3:
-                self._light_fuse_at_commit()
+                self.troubles.light_fuse_at_commit()
             for _ in range(rng.randint(1, 8)):
-                director.call_later(rng.uniform(0.1, trouble), self._something_happens)
+                director.call_later(rng.uniform(0.1, trouble), self.troubles.something_happens)
         timeline.run(began + max(trouble, spread))
         self._settle(count)
         return FullOutcome(
             seconds=timeline.now - began,
             rounds=len(self.checker.rounds),
             closed=self.checker.closed,
-            faults=self.faults,
+            faults=self.troubles.count,
             fenced_writes=self.checker.fenced_writes,
             answers_checked=self.truth.checked,
             starts=self.cosmos.store.starts,
         )
 
-    def _start(self, name: str) -> None:
+    def start(self, name: str) -> None:
         before = self.nodes.get(name)
         if before is not None and before.alive:
             return
@@ -200,7 +192,7 @@ class FullStory:
         patience = PATIENCE if self.calm else self.patience
         self.nodes[name] = Node(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
 
-    def _alive(self) -> list[Node]:
+    def alive(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.alive]
 
     def gave_up(self, node: Node, error: Exception) -> None:
@@ -209,169 +201,17 @@ class FullStory:
         self.truth.require(
             self.harsh or self.patience < PATIENCE, f"{node.name} has all the time, and gave up: {error}"
         )
-        self.director.call_later(0.5, lambda: self._start_again(node))
+        self.director.call_later(0.5, lambda: self.start_again(node))
 
-    def _start_again(self, node: Node) -> None:
+    def start_again(self, node: Node) -> None:
         node.die(silently=False)
-        self._start(node.name)
-
-    # ------------------------------------------------------------------------------------------ what goes wrong
-
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
-        self.director.call_later(seconds, lambda: None if self.calm else action())
-
-    def _draw_seconds(self) -> float:
-        """How long something lasts: anything up to some seconds, or just as long as somebody's patience."""
-        if self.rng.random() < 0.4:
-            return self.rng.choice((ROLE_TTL, TTL, DISCONNECT_TTL, ROLE_DISCONNECT_TTL)) + self.rng.uniform(0, 0.25)
-        return self.rng.choice((0.1, 1.5, 5.0)) * self.rng.uniform(0.5, 1.5)
-
-    def _something_happens(self) -> None:
-        if self.calm:
-            return
-        self.faults += 1
-        faults = [self._strike_node] * 4 + [self._light_fuse] * 2 + [self._light_fuse_at_commit] * 2
-        faults += [self._start_another] * 2
-        faults += [self._stop_store, self._cut_store, self._partition_store]
-        if self.durable:
-            faults += [self._kill_store, self._kill_store, self._stall_disk, self._fill_disk]
-        self.rng.choice(faults)()
-
-    def _somebody(self) -> Node | None:
-        """Whoever coordinates, as often as not."""
-        alive = [node for node in self._alive() if node.refused is None]
-        entry = self.cosmos.store.books.at(KEYS.coordinator, self.cosmos.store.books.revision)
-        if entry is not None and self.rng.random() < 0.5:
-            alive = [node for node in alive if node.name == entry.value.decode()] or alive
-        return self.rng.choice(alive) if alive else None
-
-    def _strike_node(self) -> None:
-        node = self._somebody()
-        if node is not None:
-            self._strike(node, self.rng.choice(HOW), self._draw_seconds())
-
-    def _light_fuse(self) -> None:
-        """Something befalls a node before or after one of its next requests."""
-        node = self._somebody()
-        if node is not None:
-            how, seconds = self.rng.choice(HOW), self._draw_seconds()
-            node.fuse = Fuse(self.rng.randrange(12), lambda _: True, lambda who: self._strike(who, how, seconds))
-
-    def _light_fuse_at_commit(self) -> None:
-        """Something befalls whoever commits the next round, before it does, or just after."""
-        how = self.rng.choice(("hold", "hold", "hold", "stop", "kill"))
-        # What was about to be written comes just when others have taken over, if they have.
-        seconds = ROLE_TTL * self.rng.uniform(0.6, 1.1)
-        left = int(self.rng.random() < 0.25)
-        self.fuse = Fuse(left, commits, lambda who: self._strike(who, how, seconds))
-
-    def _strike(self, node: Node, how: str, seconds: float) -> None:
-        if self.calm:
-            return
-        source = node.process.source
-        felt = {
-            "kill": DISCONNECT_TTL,
-            "power": TTL,
-            "stop": seconds + TTL,
-            "block": seconds + 1.0,
-            "partition": seconds + TTL + NOTICED_WITHIN,
-            "hold": 2 * seconds + TTL + NOTICED_WITHIN,
-        }
-        self.disturbed(f"{node.name}: {how}, {seconds:.2f} s", lasting=felt.get(how, 2.0) + 1.5)
-        match how:
-            case "kill" | "power":
-                node.die(silently=how == "power")
-                self._later(seconds, lambda: self._start(node.name))
-            case "stop" | "block":
-                node.pause(thread=how == "stop")
-                self._later(seconds, node.resume)
-            case "reset":
-                for of in (source, *node.process.threads):
-                    self.cosmos.network.reset(of)
-            case "cut":
-                for of in (source, *node.process.threads):
-                    self.cosmos.network.cut(of)
-            case "partition":
-                self._hold(seconds, source, *node.process.threads)
-            case "quit":
-                node.quit()
-                self.director.call_later(max(seconds, 1.0), self._start_again, node)
-            case "hold":
-                self._hold_until_something_happens(node, seconds * 2)
-
-    def _hold(self, seconds: float, *sources: str) -> None:
-        way = self.rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
-        for source in sources:
-            self.cosmos.network.partition(source, way=way)
-            self._later(seconds, lambda source=source: self.cosmos.network.heal(source))  # type: ignore[misc]
-
-    def _hold_until_something_happens(self, node: Node, at_most: float) -> None:
-        """What a node is sending reaches the store just after another coordinates, leaves, or closes the run."""
-        self._hold(at_most, *node.process.threads)
-        key = self.rng.choice((KEYS.coordinator, KEYS.coordinator, KEYS.nodes, KEYS.nodes, KEYS.closed))
-        (source,) = node.process.threads
-        self.held = source, key
-        others = [other for other in self._alive() if other is not node and other.awake and other.refused is None]
-        if others and key != KEYS.coordinator:
-            other, soon = self.rng.choice(others), self.rng.uniform(0.0, 0.3)
-            self._later(soon, other.close_run if key == KEYS.closed else lambda: self._strike(other, "quit", 0.1))
-
-    def _let_go(self) -> None:
-        assert self.held is not None
-        (source, key), self.held = self.held, None
-        # Whoever waits for the round hears of a closing, and withdraws: only what is sooner meets the closing alone.
-        late = 0.5 if key == KEYS.closed else 10.0
-        self._later(self.rng.uniform(0.0, late * self.cosmos.latency_most), lambda: self.cosmos.network.heal(source))
-
-    def _start_another(self) -> None:
-        self.disturbed("somebody comes", lasting=1.0)
-        self._start(f"n{self.rng.randrange(self.rules.needed + 3)}")
-
-    def _cut_store(self) -> None:
-        self.disturbed("all connections are reset", lasting=TTL + 3.0)
-        self.cosmos.network.reset("store")
-
-    def _partition_store(self) -> None:
-        seconds = self._draw_seconds()
-        self.disturbed(f"the store is cut off for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self.cosmos.network.partition("store")
-        self._later(seconds, lambda: None if self.cosmos.store.dark else self.cosmos.network.heal("store"))
-
-    def _stop_store(self) -> None:
-        host = self.cosmos.store.host
-        if host is not None:
-            seconds = self._draw_seconds()
-            self.disturbed(f"the store stands still for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-            host.pause()
-            self._later(seconds, host.resume)
-
-    def _kill_store(self) -> None:
-        if self.cosmos.store.up:
-            seconds = self._draw_seconds()
-            self.disturbed(f"the store is away for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-            self.cosmos.store.die(silently=self.rng.random() < 0.3)
-            self._later(seconds, self.cosmos.store.start)
-
-    def _stall_disk(self) -> None:
-        assert self.cosmos.store.disk is not None
-        seconds = self._draw_seconds()
-        self.disturbed(f"the disk takes nothing for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self.cosmos.store.disk.stalled_until = self.now + seconds
-
-    def _fill_disk(self) -> None:
-        assert self.cosmos.store.disk is not None
-        seconds = self._draw_seconds()
-        self.harsh = True  # who writes just then is told so, and comes again
-        self.disturbed(f"the disk is full for {seconds:.2f} s", lasting=seconds + TTL + NOTICED_WITHIN)
-        self.cosmos.store.disk.fill()
-        self._later(seconds, self.cosmos.store.disk.make_room)
+        self.start(node.name)
 
     # ------------------------------------------------------------------------------------------ what is looked at
 
     def _revision(self, events: tuple[Event, ...]) -> None:
         """Something has become true."""
-        if self.held is not None and any(event.key.startswith(self.held[1]) for event in events if self._tells(event)):
-            self._let_go()
+        self.troubles.revision(events)
         for event in events:
             if event.kind == "delete" and event.key.startswith(KEYS.nodes):
                 name = event.key.removeprefix(KEYS.nodes)
@@ -381,10 +221,6 @@ class FullStory:
         if last is not None and last.round.revision == events[0].revision:
             # A member that came again for this round is at another arrival by now, and not gone.
             self.gone_at = {who: at for who, at in self.gone_at.items() if last.arrivals.get(who[0]) == who[1]}
-
-    def _tells(self, event: Event) -> bool:
-        """Whether this is what a held connection is held for: that there is no coordinator now is not yet."""
-        return event.kind == "put" or event.key.startswith(KEYS.nodes)
 
     def joined(self, node: Node, info: RendezvousInfo) -> None:
         """A node believes that it is in a round (R3)."""
@@ -455,7 +291,7 @@ class FullStory:
         for node in list(self.nodes.values()):
             node.resume()
         for index in range(count):
-            self._start(f"n{index}")
+            self.start(f"n{index}")
 
     def _settle(self, count: int) -> None:
         """No more trouble: whoever is there comes to a round, in the time promised."""
@@ -477,12 +313,12 @@ class FullStory:
                     return
         self.truth.fail(
             f"still not settled {promised:.1f} s after the last trouble: "
-            + "; ".join(f"{node.name} {self._state_of(node)}" for node in self._alive())
+            + "; ".join(f"{node.name} {self._state_of(node)}" for node in self.alive())
         )
 
     def _settled(self) -> bool:
         """Whether everybody is in the one last round, or a spare, or knows that the run is closed."""
-        alive, last = self._alive(), self.checker.last
+        alive, last = self.alive(), self.checker.last
         if self.checker.closed:
             return all(node.refused is not None for node in alive)
         if last is None:
@@ -508,7 +344,7 @@ class FullStory:
     def _be_still(self) -> None:
         """Until all are connected, and somebody coordinates who has looked around."""
         timeline, deadline = self.cosmos.timeline, self.now + NOTICED_WITHIN
-        while not all(node.connected for node in self._alive() if node.refused is None) and self.now < deadline:
+        while not all(node.connected for node in self.alive() if node.refused is None) and self.now < deadline:
             timeline.run(self.now + 0.25)
         timeline.run(self.now + (ROLE_TTL + ELECTION_MOST) * CLOCKS_APART + self.promptly)
 
@@ -518,7 +354,7 @@ class FullStory:
         if self.checker.closed or last is None or last.round.size < 2:
             return
         timeline = self.cosmos.timeline
-        members = [node for node in self._alive() if self._is_in(node, last.round.revision)]
+        members = [node for node in self.alive() if self._is_in(node, last.round.revision)]
         if len(members) < last.round.size:
             return  # who was cut off meanwhile has been dropped
         lost, *others = self.rng.sample(members, len(members))

@@ -16,7 +16,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdzv.testing.network import Way
 from store import when
 from store.errors import (
     ConnectionLost,
@@ -29,8 +28,9 @@ from store.errors import (
     WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Put, mutates
+from store.messages import Put
 from tests.sim.machines import Cosmos, Seams, quiet_logs
+from tests.sim.store_troubles import StoreTroubles
 from tests.support.linearizability import (
     Add,
     CompareAndSet,
@@ -49,7 +49,7 @@ from tests.support.linearizability import Put as Write
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.messages import Event, Request
+    from store.messages import Event
     from tests.sim.machines import HeardProcess
     from tests.sim.truth import HeardClient, HeardWatch
 
@@ -60,7 +60,6 @@ CALM = 34.0  # seconds in which all must be as if nothing had been; see `_calm_d
 ANSWERED_WITHIN = 20.0  # seconds: a dead connection is noticed after 15, and come back from in 3
 CHAPTER = 20.0  # seconds; then other keys are used, so that a history stays short enough to be searched
 CONFIGURATIONS_MAX = 100_000
-PERIL = 0.03  # of a change, to have something break while it is under way
 MONEY = 100
 PROBE_TTL = 2.0
 ON_ITS_WAY = 2.0  # seconds that an event may take when all is well
@@ -91,14 +90,16 @@ def tell_store_story(
     """
     seams = seams or Seams()
     with quiet_logs(), seams.plant():
-        story = _Story(seed, seams, trace, trouble)
+        story = StoreStory(seed, seams, trace, trouble)
         try:
             return story.tell()
         finally:
             story.cosmos.end()
 
 
-class _Story:
+class StoreStory:
+    """One story; what is public is for its troubles."""
+
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None, trouble: float) -> None:
         self.rng = rng = random.Random(f"store story {seed}")
         self.durable = rng.random() < 0.85
@@ -119,7 +120,7 @@ class _Story:
         self.truth = self.cosmos.truth
         self.truth.say(f"seed {seed}: {'a durable store' if self.durable else 'a store in memory'}, {limits}")
         self.director = self.cosmos.timeline.host("the director")
-        self.faults = 0
+        self.troubles = StoreTroubles(self)
         self.calm = False
         self.history: list[Operation] = []
         self.pending: dict[int, Operation] = {}
@@ -137,8 +138,8 @@ class _Story:
         began = timeline.now
         self.cosmos.store.start()
         for number in range(self.rng.randint(2, 4)):
-            self._start(f"c{number}")
-        self.director.start(self._make_trouble())
+            self.start(f"c{number}")
+        self.director.start(self.troubles.make())
         timeline.run(began + self.trouble)
         self._calm_down()
         timeline.run(timeline.now + CALM)
@@ -148,7 +149,7 @@ class _Story:
             operations=len(self.history),
             unanswered=sum(operation.returned is None for operation in self.history),
             answers_checked=self.truth.checked,
-            faults=self.faults,
+            faults=self.troubles.count,
             starts=self.cosmos.store.starts,
             lapses=self.truth.lapses,
         )
@@ -160,132 +161,6 @@ class _Story:
                 self.truth.require(self.once[event.value] == 1, f"{event} was written twice (S2)")
             elif event.kind == "delete":
                 self.deleted_at[event.key] = self.cosmos.now
-
-    async def _make_trouble(self) -> None:
-        rng = self.rng
-        pause = rng.choice((2.0, 8.0, 20.0))  # how eventful this story is
-        faults: list[Callable[[], Any]] = [
-            self._break_connections,
-            self._break_connections,
-            self._partition,
-            self._partition,
-            self._kill_store,
-            self._stop_store,
-            self._stop_client,
-            self._kill_client,
-            self._stall_disk,
-            self._fill_disk,
-            self._fail_disk,
-        ]
-        if not self.durable:
-            faults[8:] = []
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / pause))
-            if not self.calm:
-                self.faults += 1
-                rng.choice(faults)()
-
-    def _later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Have something end by itself."""
-        self.director.call_later(seconds, lambda: None if self.calm else action())
-
-    # ------------------------------------------------------------------------------------------ what goes wrong
-
-    def _somebody(self) -> HeardProcess:
-        return self.rng.choice(list(self.processes.values()))
-
-    def _break_connections(self) -> None:
-        which = self.rng.choice(("store", self._somebody().source))
-        how = self.rng.choice((self.cosmos.network.cut, self.cosmos.network.reset))
-        self.truth.say(f"{how.__name__} {which}")
-        how(which)
-
-    def _partition(self) -> None:
-        which = self.rng.choice(("store", self._somebody().source, self._somebody().source))
-        seconds = self.rng.choice((0.3, 2.0, 6.0, 14.0)) * self.rng.uniform(0.5, 1.5)
-        way = self.rng.choice((Way.BOTH, Way.BOTH, Way.UPWARD, Way.DOWNWARD))
-        self.truth.say(f"{which} is cut off for {seconds:.2f} s: {way.value}")
-        self.cosmos.network.partition(which, way=way)
-        self._later(seconds, lambda: self._heal(which))
-
-    def _heal(self, which: str) -> None:
-        if which != "store" or not self.cosmos.store.dark:
-            self.cosmos.network.heal(which)
-
-    def _kill_store(self) -> None:
-        store = self.cosmos.store
-        if not store.up or (not self.durable and self.rng.random() < 0.6):
-            return
-        match self.rng.choice(("kill", "kill", "power", "leave")):
-            case "kill":
-                store.die()
-            case "power":
-                store.die(silently=True)
-            case _:
-                store.leave()
-        self._later(self.rng.choice((0.02, 0.5, 3.0, 9.0)) * self.rng.uniform(0.5, 1.5), self._start_store)
-
-    def _start_store(self) -> None:
-        if self.cosmos.store.up:  # it takes its time to leave
-            self._later(1.0, self._start_store)
-        else:
-            self.cosmos.store.start()
-
-    def _stop_store(self) -> None:
-        host = self.cosmos.store.host
-        if host is not None:
-            seconds = self.rng.choice((0.2, 1.5, 6.0)) * self.rng.uniform(0.5, 1.5)
-            self.truth.say(f"the store stands still for {seconds:.2f} s")
-            host.pause()
-            self._later(seconds, host.resume)
-
-    def _stop_client(self) -> None:
-        process = self._somebody()
-        seconds = self.rng.choice((0.2, 3.0, 12.0)) * self.rng.uniform(0.5, 1.5)
-        self.truth.say(f"{process.source} stands still for {seconds:.2f} s")
-        process.host.pause()
-        self._later(seconds, process.host.resume)
-
-    def _kill_client(self) -> None:
-        process = self._somebody()
-        process.die(silently=self.rng.random() < 0.5)
-        self._later(self.rng.uniform(0.1, 5.0), lambda: self._start(process.name))
-
-    def _stall_disk(self) -> None:
-        assert self.cosmos.store.disk is not None
-        seconds = self.rng.choice((0.2, 1.0, 5.0)) * self.rng.uniform(0.5, 1.5)
-        self.truth.say(f"the disk takes nothing for {seconds:.2f} s")
-        self.cosmos.store.disk.stalled_until = self.cosmos.now + seconds
-
-    def _fill_disk(self) -> None:
-        assert self.cosmos.store.disk is not None
-        seconds = self.rng.choice((0.5, 4.0, 12.0)) * self.rng.uniform(0.5, 1.5)
-        self.truth.say(f"the disk is full for {seconds:.2f} s")
-        self.cosmos.store.disk.fill()
-        self._later(seconds, self.cosmos.store.disk.make_room)
-
-    def _fail_disk(self) -> None:
-        assert self.cosmos.store.disk is not None
-        self.truth.say("the disk fails once")
-        self.cosmos.store.disk.fail_next = 1
-
-    async def _imperil(self, process: HeardProcess, request: Request[Any], at: str) -> None:
-        """Now and then something breaks just while a change is under way, or its answer."""
-        if at == "before" and not self.calm and mutates(request) and process.rng.random() < PERIL:
-            self.faults += 1
-            soon = process.rng.uniform(0.0, 0.02)
-            strike = process.rng.choice((self._break_link, self._break_link, self._break_link, self._kill_in_flight))
-            self.director.call_later(soon, lambda: None if self.calm else strike(process))
-
-    def _break_link(self, process: HeardProcess) -> None:
-        self.truth.say(f"the connection of {process.source} breaks with something on its way")
-        self.cosmos.network.reset(process.source)
-
-    def _kill_in_flight(self, _: HeardProcess) -> None:
-        if self.cosmos.store.up and self.durable:
-            self.truth.say("the store is killed with something on its way")
-            self.cosmos.store.die()
-            self._later(self.rng.uniform(0.05, 1.0), self._start_store)
 
     # ------------------------------------------------------------------------------------------ the end
 
@@ -308,7 +183,7 @@ class _Story:
         for name, process in list(self.processes.items()):
             process.host.resume()
             if not process.alive:
-                self._start(name)
+                self.start(name)
         probe = cosmos.process("probe")
         probe.host.start(self._probe(probe))
 
@@ -354,7 +229,7 @@ class _Story:
 
     # ------------------------------------------------------------------------------------------ a client's life
 
-    def _start(self, name: str) -> None:
+    def start(self, name: str) -> None:
         if name in self.processes and self.processes[name].alive:
             return
         process = self.processes[name] = self.cosmos.process(name)
@@ -366,7 +241,7 @@ class _Story:
             while True:
                 try:
                     client = process.client(timeout=process.rng.choice((3.0, 12.0, 30.0)))
-                    client.hook = lambda request, at: self._imperil(process, request, at)
+                    client.hook = lambda request, at: self.troubles.imperil(process, request, at)
                     async with client:
                         await self._use(process, client)
                 except ConnectionLost as error:
