@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,48 +22,9 @@ from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
 from rdzv.core.state import Participant
 from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
-from tests.support.processes import ROOT, Child, free_port, start_python
+from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
+from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun
-
-if TYPE_CHECKING:
-    import contextlib
-    from collections.abc import AsyncIterator
-
-WORKER = str(ROOT / "tests/support/obedient.py")
-SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2
-
-TWO = "min_nodes=2&last_call_timeout=0&disconnect_ttl=0.3"
-TWO_OR_THREE = "min_nodes=2&max_nodes=3&last_call_timeout=0&disconnect_ttl=0.3"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[str]:
-    async with store.serve("127.0.0.1", 0) as served:
-        yield served.url
-
-
-def node(
-    url: str, name: str, *options: str, does: tuple[str, ...] = (), command: tuple[str, ...] | None = None
-) -> contextlib.AbstractAsyncContextManager[Child]:
-    """A node whose command is the worker above."""
-    command = command or (sys.executable, WORKER, *does)
-    return start_python("-W", "error", "-m", "rdzv", "run", f"{url}&node_id={name}", *options, "--", *command)
-
-
-async def started(launcher: Child) -> dict[str, Any]:
-    """What the next process to start was told, by the names of the environment."""
-    line = await launcher.line(containing='"RANK"', timeout=20)
-    told: dict[str, Any] = json.loads(line[line.index("{") :])
-    return told
-
-
-def tell(process: dict[str, Any], number: signal.Signals) -> None:
-    os.kill(process["pid"], number)
-
-
-def places(*processes: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(process["RDZV_ROUND"], process["RANK"], process["WORLD_SIZE"]) for process in processes]
-
 
 # ------------------------------------------------------------------------------------------ rounds and success
 
@@ -251,57 +210,7 @@ async def test_r6_when_the_run_is_closed_processes_that_hang_are_ended_too_withi
     assert "closed by boss: enough; the command was stopped" in b.output[-1]
 
 
-# ------------------------------------------------------------------------------------------ signals and statuses
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_is_passed_on_and_the_node_leaves_without_closing(server: str, number: signal.Signals) -> None:
-    url = f"{server}/job?min_nodes=1"
-    # A shell ends at once; what it has started is given its time all the same.
-    script = f"{sys.executable} {WORKER} slow & wait"
-    async with node(url, "a", "--no-prefix", command=("bash", "-c", script)) as a:
-        await started(a)
-        os.kill(a.pid, number)
-        await a.line(containing=f"asked to end by {number.name}")
-        await a.line(containing="saved")
-        assert await a.wait() == 128 + number
-    async with rdzv.connect(f"{server}/job") as observer:
-        status = await observer.status()
-    assert (status.closed, status.waiting) == (None, ())
-    assert status.reason == "nobody is here"
-
-
-async def test_who_does_not_end_within_the_grace_is_killed(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "0.2", "--no-prefix", does=("stubborn",)) as a:
-        await started(a)
-        a.terminate()
-        await a.line(containing="asked to end by SIGTERM")
-        assert await a.wait() == 128 + signal.SIGTERM
-
-
-async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=1", "a", "--grace", "100", "--no-prefix", does=("stubborn",)) as a:
-        await started(a)
-        a.terminate()
-        await a.line(containing="asked to end by SIGTERM")
-        a.terminate()
-        assert await a.wait() == 128 + signal.SIGTERM
-
-
-async def test_a_signal_ends_the_wait_for_others(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=2", "a", "-v") as a, rdzv.connect(f"{server}/job") as observer:
-        while not (await observer.status()).waiting:
-            async with observer.changes():
-                pass
-        a.interrupt()
-        assert await a.wait() == 128 + signal.SIGINT
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process die with its parent")
-async def test_a_process_does_not_outlive_its_guard(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=1", "a", "--no-prefix") as a:
-        os.kill((await started(a))["guard"], signal.SIGKILL)
-        assert await a.wait() == 128 + signal.SIGKILL
+# ------------------------------------------------------------------------------------------ statuses, and what is said
 
 
 @pytest.mark.parametrize(
@@ -397,103 +306,6 @@ async def test_what_a_run_has_cost_so_far_is_written_by_rank_0_a_moment_after_it
     first, *later = (text for text in said if text)
     assert re.fullmatch(r"rdzv run: \S+ so far: \d+ s; training [\d.]+ %, .*; no losses\n", first)
     assert later == [], "by nobody else, and not of the first round"
-
-
-# ------------------------------------------------------------------------------------------ signals for the command
-
-LISTENER = """
-import os, signal, sys
-told = {signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM}
-signal.pthread_sigmask(signal.SIG_BLOCK, told)
-print("round", os.environ["RDZV_ROUND"], "of", os.environ["WORLD_SIZE"], flush=True)
-while True:
-    number = signal.sigwait(told)
-    print("told", signal.Signals(number).name, flush=True)
-    if number == signal.SIGTERM or "save" in sys.argv and number == signal.SIGUSR1:
-        sys.exit(9)
-    if "checkpoint" in sys.argv and number == signal.SIGUSR2:
-        open(os.environ["RDZV_CHECKPOINT_FILE"], "w").close()
-"""
-DIES = "import signal; print('here', flush=True); signal.pause()"
-
-
-def listener(*does: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", LISTENER, *does)
-
-
-async def test_what_is_for_the_command_is_passed_on_and_ends_nothing(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=1", "a", command=listener()) as a:
-        await a.line("round 0")
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT):
-            os.kill(a.pid, number)
-            await a.line(f"told {number.name}")
-        a.terminate()
-        await a.line("told SIGTERM")
-        assert await a.wait() == 128 + signal.SIGTERM
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP])
-async def test_a_command_that_ends_by_a_signal_passed_on_is_not_started_again(
-    server: str, number: signal.Signals
-) -> None:
-    command = (sys.executable, "-c", DIES)
-    async with node(f"{server}/job?min_nodes=1", "a", "--max-restarts", "3", command=command) as a:
-        await a.line("here")
-        os.kill(a.pid, number)
-        assert await a.wait() == 128 + number
-        assert a.stdout == ["[0] here"]
-
-
-async def test_a_signal_with_nobody_to_pass_it_on_to_is_said_and_a_hangup_ends_the_wait(server: str) -> None:
-    async with node(f"{server}/job?min_nodes=2", "a") as a, rdzv.connect(f"{server}/job") as observer:
-        while not (await observer.status()).waiting:
-            async with observer.changes():
-                pass
-        os.kill(a.pid, signal.SIGUSR1)
-        await a.says("SIGUSR1 came while no process was running to pass it on to")
-        os.kill(a.pid, signal.SIGHUP)
-        assert await a.wait() == 128 + signal.SIGHUP
-
-
-ONE_OR_TWO = "min_nodes=1&max_nodes=2&last_call_timeout=0&rank_order=survivors"
-
-
-async def test_a_newcomer_waits_until_the_job_says_that_it_is_at_a_checkpoint(server: str) -> None:
-    url = f"{server}/job?{ONE_OR_TWO}"
-    options = ("--on-change", "checkpoint", "--grace", "60", "-v")
-    async with node(url, "a", *options, command=listener("checkpoint")) as a:
-        await a.line("round 0 of 1")
-        os.kill(a.pid, signal.SIGUSR2)  # a checkpoint that nobody waits for; the next one counts
-        await a.line("told SIGUSR2")
-        async with node(url, "b", *options, command=listener()) as b:
-            await a.says("for a checkpoint of the job")
-            assert "[0] told SIGTERM" not in a.output
-            os.kill(a.pid, signal.SIGUSR2)
-            await a.line("told SIGTERM")
-            await a.line("round 1 of 2")
-            await b.line("round 1 of 2")
-
-
-async def test_a_newcomer_waits_for_a_checkpoint_no_longer_than_the_grace(server: str) -> None:
-    url = f"{server}/job?{ONE_OR_TWO}"
-    options = ("--on-change", "checkpoint", "--grace", "0.2")
-    async with node(url, "a", *options, command=listener()) as a:
-        await a.line("round 0 of 1")
-        async with node(url, "b", *options, command=listener()):
-            await a.line("told SIGTERM")
-            await a.line("round 1 of 2")
-
-
-async def test_a_job_told_of_a_newcomer_by_usr1_saves_and_is_neither_failed_nor_done(server: str) -> None:
-    url = f"{server}/job?{ONE_OR_TWO}"
-    options = ("--on-change", "usr1", "--grace", "60")
-    async with node(url, "a", *options, command=listener("save")) as a:
-        await a.line("round 0 of 1")
-        async with node(url, "b", *options, command=listener("save")) as b:
-            await a.line("told SIGUSR1")
-            await a.line("round 1 of 2")  # its status of 9 was no failure: no restart is allowed
-            await b.line("round 1 of 2")
-        assert "[0] told SIGTERM" not in a.output
 
 
 async def test_a_node_whose_command_keeps_failing_is_banned_for_a_while_and_the_others_go_on(server: str) -> None:

@@ -1,0 +1,43 @@
+"""Launchers to test: real ones, over a real store, with commands that do as they are told by signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tests.support.processes import ROOT, Child, start_python
+
+if TYPE_CHECKING:
+    import contextlib
+
+WORKER = str(ROOT / "tests/support/obedient.py")
+SUCCEED, FAIL = signal.SIGUSR1, signal.SIGUSR2
+
+TWO = "min_nodes=2&last_call_timeout=0&disconnect_ttl=0.3"
+TWO_OR_THREE = "min_nodes=2&max_nodes=3&last_call_timeout=0&disconnect_ttl=0.3"
+
+
+def node(
+    url: str, name: str, *options: str, does: tuple[str, ...] = (), command: tuple[str, ...] | None = None
+) -> contextlib.AbstractAsyncContextManager[Child]:
+    """A launcher whose command is the obedient worker, or this one."""
+    command = command or (sys.executable, WORKER, *does)
+    return start_python("-W", "error", "-m", "rdzv", "run", f"{url}&node_id={name}", *options, "--", *command)
+
+
+async def started(launcher: Child) -> dict[str, Any]:
+    """What the next process to start was told, by the names of the environment."""
+    line = await launcher.line(containing='"RANK"', timeout=20)
+    told: dict[str, Any] = json.loads(line[line.index("{") :])
+    return told
+
+
+def tell(process: dict[str, Any], number: signal.Signals) -> None:
+    os.kill(process["pid"], number)
+
+
+def places(*processes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(process["RDZV_ROUND"], process["RANK"], process["WORLD_SIZE"]) for process in processes]
