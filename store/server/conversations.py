@@ -325,7 +325,8 @@ class Conversations:
     ) -> None:
         """Carry out one request, whose decoding began at this time on the stopwatch.
 
-        The answer to one that came `alone` is sent at once: a batch of one has nothing to gather.
+        The answer to one that came `alone` is sent at once, unless something is told with it, as to who begins to
+        watch: a batch of one has nothing to gather.
         """
         applied = self.engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
         response, number = applied.response, 0
@@ -336,6 +337,7 @@ class Conversations:
             if response is not None:
                 number, response = self._durability.unwritten.wait_for(request, response)
         if response is not None:
+            alone = alone and not applied.deliveries
             self.telling.say(peer, wire.encode_response(request_id, response), number, alone=alone)
         peer.work = applied.work
         if applied.deliveries or self.engine.stirred:
