@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
+    from store.net.threads import Call
 
 __all__ = ["Handler", "RendezvousInfo", "absence_of"]
 
@@ -130,19 +131,19 @@ class Handler(RendezvousHandler):
 
     async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it."""
-        future = self._start(work)
+        call = self._begin(work)
         try:
-            await _end_of(future)
+            await call.end()
         except BaseException:
             if not see_to_its_end:
-                future.cancel()
+                call.cancel()
             raise
-        return _result_of(future)
+        return _result_of(call)
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         try:
             self.check_usable()
-            return self.node.loop.start(work)
+            return self.node.loop.call(work)
         except BaseException:
             work.close()
             raise
@@ -196,14 +197,14 @@ class Handler(RendezvousHandler):
             RendezvousStateError: Another call of this handler is joining already.
         """
         ticket = Ticket()
-        joining = self._start(self.node.next_rendezvous(ticket, self._health_check()))
+        joining = self._begin(self.node.next_rendezvous(ticket, self._health_check()))
         try:
-            await _end_of(joining)
+            await joining.end()
             return self._info(_result_of(joining))
         except asyncio.CancelledError:
-            undoing = self.node.loop.start(self.node.abandon(ticket))
+            undoing = self.node.loop.call(self.node.abandon(ticket))
             with anyio.CancelScope(shield=True):
-                await _end_of(undoing)
+                await undoing.end()
             raise
 
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
@@ -578,13 +579,13 @@ async def _end_of(*futures: concurrent.futures.Future[Any]) -> None:
     await over
 
 
-def _result_of(future: concurrent.futures.Future[T]) -> T:
+def _result_of(over: Call[T] | concurrent.futures.Future[T]) -> T:
     """What came of something in the node's loop.
 
     Raises:
         RendezvousStateError: That loop has ended, and cancelled it.
     """
     try:
-        return future.result()
-    except concurrent.futures.CancelledError:
+        return over.result()
+    except (asyncio.CancelledError, concurrent.futures.CancelledError):
         raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None

@@ -22,7 +22,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdzv.errors import RendezvousStateError
-from store.net.threads import LoopThread, in_thread
+from store.net.threads import Call, LoopThread, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["LoopAtHand", "NodeLoop", "NodeThread"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 TURNS = 64  # nodes of one process at the same moment: a step of all of them keeps the loop for some 20 ms
 TURN_MOST = 5.0  # seconds that a node, which waits for a store that is away perhaps, may keep others from their turn
@@ -47,6 +48,10 @@ class NodeLoop(ABC):
         Raises:
             RendezvousStateError: The loop has ended.
         """
+
+    @abstractmethod
+    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin it for who awaits its end, once; else as `start`."""
 
     @abstractmethod
     async def apart(self, work: Callable[[], T]) -> T:
@@ -80,6 +85,11 @@ class LoopAtHand(NodeLoop):
         self._loop = self._loop or asyncio.get_running_loop()
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin it for who awaits its end."""
+        self._loop = self._loop or asyncio.get_running_loop()
+        return Call(work, self._loop)
+
     async def apart(self, work: Callable[[], T]) -> T:
         """Run it here: on virtual time, it takes none."""
         return work()
@@ -94,12 +104,19 @@ class NodeThread(NodeLoop):
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Begin a coroutine in the thread."""
+        return self._begin(LoopThread.run, work)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin it for who awaits its end."""
+        return self._begin(LoopThread.call, work)
+
+    def _begin(self, how: Callable[[LoopThread, Coroutine[Any, Any, T]], R], work: Coroutine[Any, Any, T]) -> R:
         try:
             if self._thread is None:
                 if self._left:
                     raise RuntimeError("it was left")  # noqa: TRY301
                 self._thread = _join()
-            return self._thread.run(work)
+            return how(self._thread, work)
         except RuntimeError as error:
             work.close()
             raise RendezvousStateError(f"the thread in which nodes live has ended: {error}") from None

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
-__all__ = ["LoopThread", "PortalThread", "backend_options", "in_thread", "loop_factory", "until_result", "until_set"]
+__all__ = [
+    "Call",
+    "LoopThread",
+    "PortalThread",
+    "backend_options",
+    "in_thread",
+    "loop_factory",
+    "until_result",
+    "until_set",
+]
 
 T = TypeVar("T")
 
@@ -77,6 +86,64 @@ def backend_options() -> dict[str, Any]:
     return {"loop_factory": loop_factory()}
 
 
+class Call(Generic[T]):
+    """A coroutine that is under way in another loop, for somebody who awaits its end in his own.
+
+    It does what `asyncio.run_coroutine_threadsafe` and `asyncio.wrap_future` do at a fifth of their cost, since only
+    loops are at both of its ends: a future that a thread may block on has a lock of its own.
+
+    Args:
+        work: The coroutine. It is closed if there is no such loop any more.
+        there: The loop in which it is to run.
+
+    Raises:
+        RuntimeError: That loop has ended.
+    """
+
+    __slots__ = ("_here", "_over", "_task", "_there", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, T], there: asyncio.AbstractEventLoop) -> None:
+        self._work = work
+        self._there = there
+        self._here = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._here.create_future()
+        try:
+            there.call_soon_threadsafe(self._begin)
+        except RuntimeError:
+            work.close()
+            raise
+
+    def _begin(self) -> None:
+        self._task = self._there.create_task(self._work)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # so that none is reported as never seen, though its caller has gone
+        with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nobody waits
+            self._here.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    async def end(self) -> None:
+        """Wait until it is over, however it ended; once. Being cancelled here does not cancel it."""
+        await self._over
+
+    def cancel(self) -> None:
+        """End it, if it is not over; nobody is told whether it was."""
+        with contextlib.suppress(RuntimeError):  # that loop has ended, and has cancelled it
+            self._there.call_soon_threadsafe(self._cancel_there)
+
+    def _cancel_there(self) -> None:
+        self._task.cancel()  # it has begun by now: what one thread asks of a loop is done in order
+
+    def result(self) -> T:
+        """What came of it, once it is over; `CancelledError` if it was cancelled there."""
+        return self._task.result()
+
+
 class LoopThread:
     """A thread with an event loop; a daemon, so that a process whose main thread is done can end.
 
@@ -98,18 +165,30 @@ class LoopThread:
     ) -> None:
         check_threads()
         self._start, self._end = start, end
+        self._stop = asyncio.Event()
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
-        self._thread.start()
         try:
-            until_result(started)
+            # Made here, so that it can be given work at once: nobody waits until the thread has come to run it.
+            self._loop = loop_factory()()
+            self._begin()
+            if start is not None:
+                until_result(started)
         except Exception as error:
             raise RuntimeError(f"the thread {name!r} could not start: {error}") from error
+
+    def _begin(self) -> None:
         _running[self._thread] = self.stop
+        try:
+            self._thread.start()
+        except BaseException:
+            _running.pop(self._thread)
+            self._loop.close()
+            raise
 
     def _main(self, started: Future[None]) -> None:
         try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve(started))
         except Exception as error:
             if started.done():
@@ -119,8 +198,6 @@ class LoopThread:
             _running.pop(threading.current_thread(), None)  # what ends it holds it, and its loop: 300 kB
 
     async def _serve(self, started: Future[None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
         if self._start is not None:
             await self._start()
         started.set_result(None)
@@ -141,6 +218,14 @@ class LoopThread:
         except RuntimeError:
             work.close()
             raise
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin the same, for who awaits it in the loop that he is in.
+
+        Raises:
+            RuntimeError: The thread has ended.
+        """
+        return Call(work, self._loop)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Call something there, from any thread; if the thread has ended, there is nothing to call it for."""

@@ -9,6 +9,7 @@ import threading
 import weakref
 from concurrent.futures import Future
 
+import anyio
 import pytest
 
 import store
@@ -59,6 +60,72 @@ def test_nobody_keeps_a_thread_that_has_ended() -> None:
     del ours
     gc.collect()
     assert gone() is None
+
+
+async def test_a_call_into_another_loop_gives_what_came_of_it_or_is_cancelled_there() -> None:
+    async def fail() -> None:
+        raise ValueError("as asked")
+
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+    here = asyncio.get_running_loop()
+
+    async def wait() -> None:
+        here.call_soon_threadsafe(begun.set)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            here.call_soon_threadsafe(cancelled.set)
+            raise
+
+    ours = threads.LoopThread("other")
+    name = ours.call(thread_name())
+    await name.end()
+    assert name.result() == "other"
+    failing = ours.call(fail())
+    await failing.end()
+    with pytest.raises(ValueError, match="as asked"):
+        failing.result()
+
+    waiting = ours.call(wait())
+    await begun.wait()
+    with anyio.move_on_after(0):
+        await waiting.end()  # who waits is cancelled, and the work is not
+    assert not cancelled.is_set()
+    waiting.cancel()
+    await cancelled.wait()
+    waiting.cancel()  # twice does no harm
+
+    unbegun = ours.call(wait())
+    unbegun.cancel()  # before it has come to begin, perhaps
+    await unbegun.end()
+    with pytest.raises(asyncio.CancelledError):
+        unbegun.result()
+    ours.stop(within=60)
+    with pytest.raises(RuntimeError):
+        ours.call(thread_name())
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+def test_a_thread_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = []
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        loops.append(asyncio.new_event_loop())
+        return loops[-1]
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threads, "loop_factory", lambda: new_loop)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = len(threads._running)
+    with pytest.raises(RuntimeError, match="the thread 'none' could not start: can't start new thread"):
+        threads.LoopThread("none")
+    assert [loop.is_closed() for loop in loops] == [True]
+    assert len(threads._running) == before
 
 
 def test_what_keeps_the_loop_from_starting_is_raised_to_who_enters(monkeypatch: pytest.MonkeyPatch) -> None:
