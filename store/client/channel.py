@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from store.client.connecting import Connecting, Stage, can_be_read
-from store.client.outcomes import with_doubt
+from store.client.outcomes import out_of_time, with_doubt
 from store.client.patience import ATTEMPT_MOST, HEARTBEAT, SILENCE, Patience, backoff
 from store.errors import (
     AuthenticationError,
@@ -31,7 +31,6 @@ from store.errors import (
     ProtocolError,
     StoreError,
     StoreReplaced,
-    StoreTimeoutError,
     StoreUsageError,
 )
 from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
@@ -39,6 +38,7 @@ from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
 from store.net.sockets import SYSTEM_TELLS, have_calls_wait, holds_unreadable, let_go_in_children, queued_bytes
+from store.net.spinning import Spin, receive_soon
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -109,6 +109,8 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
         )
         self.sock: socket.socket | None = None
+        self._spin = Spin()
+        self._spin_in_waits = Spin()  # apart: that a wait is long says nothing about other calls
         self._within = 0.0  # seconds that a call on it waits; none was told yet
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
@@ -136,7 +138,7 @@ class Channel:
                     self.disconnected(error)
                     self._client.check_wait(request)
         except _Expired:
-            late = self._out_of_time(item, cast("float", timeout))
+            late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
             self._give_up(item)
             raise late from None
         except StoreError as error:
@@ -258,9 +260,10 @@ class Channel:
                     return item
 
     def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
+        spin = self._spin_in_waits if waits(item.request) else self._spin
         answer: Response | None = None
         while answer is None:
-            count = self._read(deadline)
+            count = self._read(deadline, spin)
             try:
                 answer = self.connection.only_answer(self._buffer[:count], item)
             except ProtocolError as error:
@@ -301,12 +304,14 @@ class Channel:
         except LimitExceeded as error:  # the server is full, and may have room later
             raise dialing.TurnedAway(str(error)) from None
 
-    def _read(self, deadline: float | None) -> int:
+    def _read(self, deadline: float | None, spin: Spin | None = None) -> int:
         assert self.sock is not None
         if self._early:
             early, self._early = self._early, b""
             self._buffer[: len(early)] = early
             return len(early)
+        if spin is not None and (count := receive_soon(self.sock, self._buffer, spin)):
+            return count
         now = time.monotonic()
         silence: _Silence | None = None
         while True:
@@ -434,20 +439,12 @@ class Channel:
         self.connection.abandon(item)
         self._send(frame)
 
-    def _out_of_time(self, item: InFlight, timeout: float) -> StoreError:
-        what = f"{type(item.request).__name__} at {self._name}"
-        maybe = item.mutates and item.sent
+    def _trouble(self) -> str | None:
+        """What is wrong with the connection, if anything is."""
         if self.sock is not None and self.connection.welcomed is not None:
-            return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
-        return ConnectionLost(
-            f"{what} was not answered within {timeout:g} s: {self._what_is_wrong()}",
-            maybe_applied=maybe,
-        )
-
-    def _what_is_wrong(self) -> str:
-        if self.connection.store_id is not None:
-            return f"the connection is lost, {self._problem}{self._client.addresses.where()}"
-        return f"{self._problem}{self._client.addresses.where()}"
+            return None
+        lost = "the connection is lost, " if self.connection.store_id is not None else ""
+        return f"{lost}{self._problem}{self._client.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
         """Nobody waits for this answer any more; a parked wait is ended at the server, too."""

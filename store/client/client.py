@@ -24,7 +24,7 @@ import anyio
 from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
-from store.client.outcomes import settle, with_doubt
+from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.patience import HEARTBEAT, HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Patience
 from store.client.probe import server_answers
 from store.client.room import Room
@@ -539,15 +539,8 @@ class Client(interface.Store):
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
         """A caller's time is over."""
-        maybe = item.mutates and item.sent
-        what = f"{type(item.request).__name__} at {self.name}"
-        if self._ready:
-            error: StoreError = StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
-        else:
-            error = ConnectionLost(
-                f"{what} was not answered within {timeout:g} s: the connection is lost, {self._what_is_wrong()}",
-                maybe_applied=maybe,
-            )
+        trouble = None if self._ready else f"the connection is lost, {self._what_is_wrong()}"
+        error = out_of_time(item, timeout, self.name, trouble)
         self.abandon(item)
         settle(item, error)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, unsent
+from store.errors import AuthenticationError, ConnectionLost, ProtocolError, StoreError, StoreTimeoutError, unsent
 
 if TYPE_CHECKING:
     from store.messages import Response
     from store.protocol.connection import InFlight
 
-__all__ = ["settle", "with_doubt"]
+__all__ = ["out_of_time", "settle", "with_doubt"]
 
 
 def settle(item: InFlight, outcome: Response | StoreError) -> None:
@@ -30,3 +30,12 @@ def with_doubt(error: StoreError, item: InFlight) -> StoreError:
     if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
         mine.maybe_applied = item.mutates and item.sent
     return mine
+
+
+def out_of_time(item: InFlight, timeout: float, name: str, trouble: str | None) -> StoreError:
+    """The error for one caller whose time is over; `trouble` is what is wrong with the connection, if anything is."""
+    what = f"{type(item.request).__name__} at {name}"
+    maybe = item.mutates and item.sent
+    if trouble is None:
+        return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
+    return ConnectionLost(f"{what} was not answered within {timeout:g} s: {trouble}", maybe_applied=maybe)

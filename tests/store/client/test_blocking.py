@@ -87,6 +87,30 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert client.stats()["sessions"] == 1, "the first client said that it will not come back"
 
 
+def test_what_is_learned_from_waits_says_nothing_about_other_calls(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait may take hours: it must not keep quick calls from spinning, nor spin because they are quick."""
+    spins: list[object] = []
+
+    def nothing_yet(_sock: socket.socket, _buffer: memoryview, spin: object) -> int:
+        spins.append(spin)
+        return 0
+
+    monkeypatch.setattr(rooms, "receive_soon", nothing_yet)
+    with store.sync.connect(server.url) as client:
+        client.put("there", b"")
+        spins.clear()
+        client.get("there")
+        client.wait(["there"])
+        client.get("there")
+        client.wait(["there"])
+    of_calls, of_waits = spins[::2], spins[1::2]
+    assert of_calls == [of_calls[0]] * 2
+    assert of_waits == [of_waits[0]] * 2
+    assert of_calls[0] is not of_waits[0]
+
+
 def test_threads_do_not_wait_for_each_others_waits(server: Server) -> None:
     with store.sync.connect(server.url) as client:
         found: list[Any] = []
