@@ -10,6 +10,7 @@ nobody. The first node of a run takes the role with its arrival, and those who c
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -38,23 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["Candidacy"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
-
-
-class RoleWakeup(Wakeup):
-    """Wakes a candidate when the role becomes free, or is taken: it cares for nothing else of what a run tells."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._follower = link.follower
-        self._seen: tuple[bool, ...] = ()
-
-    def changed(self) -> None:
-        """Something has happened; perhaps to the role."""
-        head = self._follower.head
-        sees = (head.coordinator is None, head.closed is None, self._follower.error is None)
-        if sees != self._seen:
-            self._seen = sees
-            super().changed()
 
 
 class Candidacy:
@@ -102,28 +86,51 @@ class Candidacy:
         self._rng = rng
         self._neighbours = neighbours
         self._apart = apart
-        self._wakeup = RoleWakeup(link)
+        self._running: asyncio.Task[None] | None = None  # for the role, or in it
         self._failed_with: str | None = None
         self._lost_terms = 0  # in a row, since their lease was over
 
-    async def run(self, role: TakenRole | None = None) -> None:
+    def begin(self, role: TakenRole | None) -> None:
         """Take the role whenever nobody has it, for as long as this node takes part.
 
         Args:
             role: If this node's arrival has taken it.
         """
-        with self._follower.listeners.listening(self._wakeup):
-            await self._follower.synced.wait()
-            while self._follower.error is None:
-                if role is None:
-                    while self._follower.head.coordinator is not None or self._follower.head.closed is not None:
-                        await self._wakeup.sleep_until(None)
-                    await anyio.sleep(
-                        self._rng.uniform(0, election_pause(self._nodes_known, lost_terms=self._lost_terms))
-                    )
-                if role is not None or self._follower.head.coordinator is None:
-                    await self._lead_and_survive(role)
-                role = None
+        self._follower.listeners.add(self)
+        if role is not None:
+            self._run(role)
+        else:
+            self.changed()
+
+    def changed(self) -> None:
+        """Something has happened; perhaps the role has become free. Nothing else of what a run tells matters here."""
+        if self._is_free and (self._running is None or self._running.done()):
+            self._run(None)
+
+    async def step_down(self) -> None:
+        """Coordinate no more, nor wish to."""
+        self._follower.listeners.remove(self)
+        if self._running is not None:
+            self._running.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._running])
+
+    @property
+    def _is_free(self) -> bool:
+        head = self._follower.head
+        return head.coordinator is None and head.closed is None and self._follower.error is None
+
+    def _run(self, role: TakenRole | None) -> None:
+        self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
+
+    async def _run_until_taken(self, role: TakenRole | None) -> None:
+        """Take the role, and be coordinator, until somebody else is."""
+        while role is not None or self._is_free:
+            if role is None:
+                await anyio.sleep(self._rng.uniform(0, election_pause(self._nodes_known, lost_terms=self._lost_terms)))
+            if role is not None or self._follower.head.coordinator is None:
+                await self._lead_and_survive(role)
+            role = None
 
     async def _lead_and_survive(self, role: TakenRole | None) -> None:
         """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""
@@ -182,8 +189,10 @@ class Candidacy:
         if take_settings(taken, self._agreed):
             return
         self._follower.take_coordinator(taken.results[0], revision=taken.revision)
-        if self._follower.head.coordinator is None:  # the watch will tell who it is
-            await self._wakeup.sleep_until(self._store.time() + ELECTION_MOST)
+        known = Wakeup()
+        with self._follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
+            while self._is_free:  # the watch will tell who it is
+                await known.sleep_until(None)
 
     @property
     def _where_it_stands(self) -> tuple[str, str, str]:

@@ -7,7 +7,6 @@ This is all that a node watches: the coordinator's key, the last round, the clos
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
-    from store.interface import Watch
 
 __all__ = ["Follower"]
 
@@ -89,13 +87,8 @@ class Follower:
     async def run(self) -> None:
         """Follow until cancelled, or until the store is of no more use."""
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                watch = await self._open(stack)
-                async for events in watch.batches():
-                    for event in events:
-                        self._take(event)
-                        self._seen = max(self._seen, event.revision)
-                    self.listeners.changed()
+            while self.opened_in is None:
+                await self._follow()
         except Exception as error:  # noqa: BLE001  whatever it is, nobody must wait for a head that will not come
             self.error = error
             self.synced.set()
@@ -103,24 +96,30 @@ class Follower:
             if not isinstance(error, RendezvousStateError):
                 log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
-    async def _open(self, stack: contextlib.AsyncExitStack) -> Watch:
-        """Open the watch, however long the store takes: whoever waits for the head has a time limit of its own.
+    async def _follow(self) -> None:
+        """Open the watch, and take in what it tells; return if it could not be opened, and is to be asked for again.
 
-        A server to which thousands come at once may be too busy to answer some of them within the time limit of a call.
+        Whoever waits for the head has a time limit of its own. A server to which thousands come at once may be too busy
+        to answer some of them within the time limit of a call.
         """
-        while True:
-            try:
-                with Stopwatch(self._store.time) as stopwatch:
-                    watch = await stack.enter_async_context(self._store.watch(self._keys.head, snapshot=True))
-            except (ConnectionLost, StoreTimeoutError) as error:
-                if getattr(self._store, "failure", None) is not None:
-                    raise
-                log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
-                self.unanswered = error
-                await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
-            else:
-                self.opened_in = stopwatch.seconds
-                return watch
+        opening = Stopwatch(self._store.time)
+        opening.start()
+        try:
+            async with self._store.watch(self._keys.head, snapshot=True) as watch:
+                self.opened_in = opening.stop()
+                async for events in watch.batches():
+                    for event in events:
+                        self._take(event)
+                        self._seen = max(self._seen, event.revision)
+                    self.listeners.changed()
+        except (ConnectionLost, StoreTimeoutError) as error:
+            if self.opened_in is not None or getattr(self._store, "failure", None) is not None:
+                raise
+            log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
+            self.unanswered = error
+            await anyio.sleep(ASK_AGAIN_AFTER)  # of no use to hurry: the time limit of a call has just passed
+        finally:
+            opening.stop()
 
     def take_round(self, round: Round) -> None:
         """Learn of a round by another way than the watch; the later one counts."""

@@ -118,7 +118,6 @@ class Node:
         self.part: Part = Part(settings, self.keys, node_id=self.node_id, listeners=self.listeners, rng=rng, port=port)
         self._leaving = Leaving(self.part)
         self._joining = Joining(self.part, self._leaving, loop=loop, rng=rng)
-        self._noticing = Noticing(self.part)
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
@@ -187,7 +186,7 @@ class Node:
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 stack.enter_context(link.follower.listeners.listening(self.listeners))
-                link.start(self._noticing.run(link), f"notice what befalls node {self.node_id}")
+                stack.enter_context(Noticing(self.part, link))
                 link.say_when_away(self._what_absence_means)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()

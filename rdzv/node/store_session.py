@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -52,6 +52,14 @@ class StoreEndingError(StoreError):
     """The node that hosts the store is done, and nobody else is to come to it: the next store is to be found."""
 
 
+class Candidate(Protocol):
+    """Whoever coordinates for a node, or is ready to."""
+
+    async def step_down(self) -> None:
+        """Coordinate no more."""
+        ...
+
+
 class Link:
     """What belongs to one connection to one store.
 
@@ -73,9 +81,9 @@ class Link:
         self._closed_ttl = closed_ttl
         self._rng = rng
         self._run_lease: Lease | None = None
-        self._keeping_run: asyncio.Task[None] | None = None
+        self._keeping_run: asyncio.TimerHandle | None = None  # once it is kept, also after it was renewed last
         self._tasks: set[asyncio.Task[None]] = set()
-        self._candidacy: asyncio.Task[None] | None = None
+        self._candidate: Candidate | None = None
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._connection_changed = asyncio.Event()
         self._what_absence_means: Callable[[], str] = str
@@ -89,9 +97,12 @@ class Link:
         """Run something until the link is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_report_defect)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        _report_defect(task)
 
     # ------------------------------------------------------------------------------------------ the connection
 
@@ -249,52 +260,59 @@ class Link:
     def keep_run(self) -> None:
         """Renew the run's lease from now on: a run lives as long as any of its nodes does."""
         if self._keeping_run is None:
-            self._keeping_run = self.start(self._keep_run(), f"keep run {self._run_id}")
+            self._renew_run_later()
 
     def release_run(self) -> None:
         """Renew it no more; what others do not keep will lapse some day."""
-        task, self._keeping_run = self._keeping_run, None
-        if task is not None:
-            task.cancel()
+        timer, self._keeping_run = self._keeping_run, None
+        if timer is not None:
+            timer.cancel()
 
-    async def _keep_run(self) -> None:
-        """Renew until the run is closed: from then on it is to be remembered for `closed_ttl`, and no longer."""
-        while True:
-            lease = await self.run_lease()
-            await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
-            if self.follower.head.closed is not None:
-                return
-            try:
-                await lease.keep_alive()
-            except LeaseNotFound:
-                self.forget_run_lease()  # the store was away for longer than that; whoever arrives next begins anew
-                return
-            except StoreError:
-                pass  # there are two more times before it matters
+    def _renew_run_later(self) -> None:
+        ttl = 0.0 if self._run_lease is None else self._run_lease.ttl  # which lease it is, is to be asked at once
+        pause = ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0)
+        self._keeping_run = asyncio.get_running_loop().call_later(pause, self._renew_run_now)
+
+    def _renew_run_now(self) -> None:
+        self.start(self._renew_run(), f"keep run {self._run_id}")
+
+    async def _renew_run(self) -> None:
+        """Renew it, unless the run is closed: from then on it is remembered for `closed_ttl`, and no longer."""
+        if self.follower.head.closed is not None:
+            return
+        kept = self._keeping_run
+        try:
+            await (await self.run_lease()).keep_alive()
+        except LeaseNotFound:
+            self.forget_run_lease()  # the store was away for longer than that; whoever arrives next begins anew
+            return
+        except StoreError:
+            pass  # there are two more times before it matters
+        if self._keeping_run is kept and not self._closed:  # it may have been released meanwhile
+            self._renew_run_later()
 
     # ------------------------------------------------------------------------------------------ coordinating
 
     @property
     def runs_for_coordinator(self) -> bool:
         """Whether this node is ready to coordinate."""
-        return self._candidacy is not None
+        return self._candidate is not None
 
-    def run_for_coordinator(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Be ready to coordinate from now on, by this."""
-        if self._candidacy is None:
-            self._candidacy = self.start(run(), f"run for coordinator of {self._run_id}")
+    def run_for_coordinator(self, candidate: Candidate) -> None:
+        """Note who coordinates for this node, or is ready to."""
+        assert self._candidate is None, "a node has one candidacy at a time"
+        self._candidate = candidate
 
     async def step_down(self) -> None:
         """Coordinate no more."""
-        task, self._candidacy = self._candidacy, None
-        if task is not None:
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            await candidate.step_down()
 
     async def aclose(self) -> None:
         """End everything, the leases last: with them the node's record goes."""
         self._closed = True
+        self.release_run()
         await self.step_down()
         tasks = list(self._tasks)
         for task in tasks:

@@ -153,7 +153,10 @@ class Joining:
             async with self._loop.turn():
                 me, role = await self._recording.write(link, clock, me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
-            link.run_for_coordinator(lambda: self._candidacy(link).run(role))
+            if not link.runs_for_coordinator:
+                candidacy = self._candidacy(link)
+                link.run_for_coordinator(candidacy)
+                candidacy.begin(role)
             link.keep_run()
             return me
         raise part.timeout(in_reach=link.in_reach, if_hosted=link.if_hosted)

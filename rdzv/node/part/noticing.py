@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from rdzv.node.agreement import Steps
 from rdzv.node.part.arrival import State
 from rdzv.node.stuck.own import earlier
-from rdzv.node.wakeup import Wakeup
+from rdzv.node.wakeup import Reaction
 from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+
     from rdzv.core.state import Ban
     from rdzv.membership import Membership
     from rdzv.node.part.state import Part
@@ -32,67 +35,72 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
-class _NewsWakeup(Wakeup):
-    """Wakes a node that waits for its round only by what concerns it then: most of what a run tells does not."""
+class Noticing(Reaction):
+    """Compares what becomes known of the run with what its node believes to be, for as long as a link is open.
+
+    A node that waits for its round looks at what concerns it then: most of what a run tells does not.
+
+    Args:
+        part: What the node is in its run.
+        link: The way to the store, and what is known of the run.
+    """
 
     def __init__(self, part: Part, link: Link) -> None:
         super().__init__()
         self._part = part
+        self._link = link
         self._follower = link.follower
+        self._follower.has_attributes(part.settings.attributes)
+        self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
+        self._steps = Steps(part.keys, part.node_id, leaving=part.drained)
 
-    @property
-    def _concerns_all(self) -> tuple[object, int]:
-        return self._follower.own_ban, self._follower.resets
+    def __enter__(self) -> Self:
+        self._part.listeners.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._part.listeners.remove(self)
+        self.stop()  # what is under way ends with the link
 
     def changed(self) -> None:
         """Something has happened; to this node, perhaps."""
         membership, concerns_all = self._part.membership, self._concerns_all
         if (membership is not None and membership.over is None) or concerns_all != self._seen:
             self._seen = concerns_all
-            super().changed()
+            self.begin()
 
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Look, in a task of the link's."""
+        return self._link.start(work, f"notice what befalls node {self._part.node_id}")
 
-class Noticing:
-    """Compares what becomes known of the run with what its node believes to be.
+    @property
+    def _concerns_all(self) -> tuple[object, int]:
+        return self._follower.own_ban, self._follower.resets
 
-    Args:
-        part: What the node is in its run.
-    """
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-
-    async def run(self, link: Link) -> None:
-        """Compare what becomes known of the run with what this node believes to be, until the link is closed."""
-        part = self._part
-        wakeup, follower = _NewsWakeup(part, link), link.follower
-        follower.has_attributes(part.settings.attributes)
-        resets, banned_at = follower.resets, 0
-        steps = Steps(part.keys, part.node_id, leaving=part.drained)
+    async def react(self) -> float | None:
+        """Look once; when to look again, even if nothing has changed."""
+        part, link, follower = self._part, self._link, self._follower
         again: float | None = None
-        with part.listeners.listening(wakeup):
-            while True:
-                await wakeup.sleep_until(again)
-                again = None
-                try:
-                    banned, banned_before = follower.own_ban, banned_at
-                    if banned is not None and banned.revision > max(banned_before, part.arrival.revision):
-                        await self._notice_ban(link, banned.ban)
-                        banned_at = banned.revision
-                    missed = follower.resets
-                    if missed != resets:
-                        await self._see_whether_it_stands(link)
-                        resets = missed
-                    if part.membership is not None and part.membership.over is None:
-                        self._notice_as_member(link, part.membership)
-                        again = await steps.heed(link, part.membership, lease=part.arrival.lease)
-                        again = earlier(again, part.own_beats.attend(link, part.membership))
-                        await self._notice_expulsion(link, part.membership)
-                        await self._notice_end_of_drain(link, part.membership)
-                except StoreError as error:
-                    log.debug("what befalls node %s is not known: %s", part.node_id, error)
-                    again = anyio.current_time() + LOOK_AGAIN_AFTER
+        try:
+            banned = follower.own_ban
+            if banned is not None and banned.revision > max(self._banned_at, part.arrival.revision):
+                await self._notice_ban(link, banned.ban)
+                self._banned_at = banned.revision
+            missed = follower.resets
+            if missed != self._resets:
+                await self._see_whether_it_stands(link)
+                self._resets = missed
+            if part.membership is not None and part.membership.over is None:
+                self._notice_as_member(link, part.membership)
+                again = await self._steps.heed(link, part.membership, lease=part.arrival.lease)
+                again = earlier(again, part.own_beats.attend(link, part.membership))
+                await self._notice_expulsion(link, part.membership)
+                await self._notice_end_of_drain(link, part.membership)
+        except StoreError as error:
+            log.debug("what befalls node %s is not known: %s", part.node_id, error)
+            again = anyio.current_time() + LOOK_AGAIN_AFTER
+        return again
 
     def _notice_as_member(self, link: Link, membership: Membership) -> None:
         part = self._part

@@ -22,7 +22,7 @@ LOOKS = 8  # a further look is taken when another eighth has passed: standing st
 
 
 class Stopwatch:
-    """Measures a block, on a client's clock.
+    """Measures a block, or what is between its start and its stop, on a client's clock.
 
     Attributes:
         seconds: How long it took, without what this process stood still; known when it has ended.
@@ -32,11 +32,28 @@ class Stopwatch:
         self._clock = clock
         self.seconds: float = 0.0
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin to measure."""
         self._began = self._clock()
         self._still = 0.0
         self._look_in(FIRST_LOOK)
+
+    def stop(self) -> float:
+        """Measure no more; how long it took, also if that was known already."""
+        if not self._look.cancelled():
+            self._look.cancel()
+            self._note_late()
+            self.seconds = self._clock() - self._began - self._still
+        return self.seconds
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
     def _look_in(self, seconds: float) -> None:
         self._due = self._clock() + seconds
@@ -44,20 +61,9 @@ class Stopwatch:
 
     def _look_now(self) -> None:
         self._note_late()
-        self._look_in(max(FIRST_LOOK, self._passed / LOOKS))
+        self._look_in(max(FIRST_LOOK, (self._clock() - self._began - self._still) / LOOKS))
 
     def _note_late(self) -> None:
         late = self._clock() - self._due
         if late >= STOOD_STILL:
             self._still += late
-
-    @property
-    def _passed(self) -> float:
-        return self._clock() - self._began - self._still
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._look.cancel()
-        self._note_late()
-        self.seconds = self._passed

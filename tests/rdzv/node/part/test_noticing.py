@@ -47,17 +47,14 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     follower = SimpleNamespace(
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
-    link = cast("Any", SimpleNamespace(store=store, follower=follower))
-    noticing = asyncio.create_task(Noticing(part).run(link))
-    try:
+    start = lambda work, name: asyncio.create_task(work, name=name)  # noqa: E731
+    with Noticing(part, cast("Any", SimpleNamespace(store=store, follower=follower, start=start))):
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
         part.listeners.changed()
         await asyncio.sleep(1)
         assert not answers
         membership = part.become_member(round, 0, Me(arrival=3), time=asyncio.get_running_loop().time)
         await asyncio.sleep(1)
-    finally:
-        noticing.cancel()
-        part.port.release()
+    part.port.release()
     assert answers == [(7, None)]
     assert not membership.gate.passes(0), "and it begins no step before the members have agreed"
