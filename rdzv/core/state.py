@@ -6,6 +6,7 @@ be read is `RendezvousStateError`: the store holds something that is not ours.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from rdzv.core.stopping import Resized
 from store.printable import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rdzv.core.absent import Missing
     from rdzv.core.asking import Question
@@ -30,6 +31,8 @@ __all__ = [
     "ARRIVALS_MOST",
     "BUCKET_SIZE",
     "NAMED_MOST",
+    "RUNS_MOST",
+    "Arrivals",
     "Assignment",
     "Ban",
     "Change",
@@ -56,7 +59,8 @@ T = TypeVar("T")
 
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
 SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
-ARRIVALS_MOST = 512  # members up to which a round itself says who has which rank, in two bytes each
+ARRIVALS_MOST = 512  # members up to which a round itself says who has which rank, in two bytes each ...
+RUNS_MOST = 128  # ... or in so many runs of arrivals one after the other, however many members: in a kilobyte, too
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
 
 
@@ -270,6 +274,79 @@ def unpack_roster(value: bytes) -> list[Participant]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """Which arrival has which rank in a round, as far as the round itself says so: every member is sent this.
+
+    Those who come for the first time are ranked as they came, and came one after the other: a few runs say it, however
+    many they are. Members of the last round come again in any order, and keep their ranks.
+
+    Attributes:
+        runs: The first arrival of each run, and how many follow it one by one, in order of rank.
+        least: Else, the least arrival, and ...
+        after: ... by how much each is above it, in order of rank, in two bytes.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
+    least: int = 0
+    after: bytes = b""
+
+    @classmethod
+    def of(cls, arrivals: Sequence[int]) -> Arrivals:
+        """Return these, in order of rank; none, if they are too many for either way, or too far apart."""
+        runs = tuple(_runs(arrivals))
+        if len(runs) <= min(RUNS_MOST, len(arrivals) // 4):  # else two bytes for each member are less
+            return cls(runs=runs)
+        least = min(arrivals, default=0)
+        if not 0 < len(arrivals) <= ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
+            return cls()
+        return cls(least=least, after=struct.pack(f">{len(arrivals)}H", *(one - least for one in arrivals)))
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.after)
+
+    def rank_of(self, arrival: int) -> int | None:
+        """Return the rank of an arrival; None: it has none, or it is not said here."""
+        rank = 0
+        for first, count in self.runs:
+            if first <= arrival < first + count:
+                return rank + arrival - first
+            rank += count
+        with contextlib.suppress(ValueError):
+            return struct.unpack(f">{len(self.after) // 2}H", self.after).index(arrival - self.least)
+        return None
+
+    def plain(self) -> dict[str, object]:
+        """Return it as plain data: fields of the round."""
+        if self.runs:
+            return {"runs": self.runs}
+        return {"arrivals": (self.least, self.after)} if self.after else {}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Arrivals:
+        """Return what the fields of a round say."""
+        if "runs" in plain:
+            return cls(runs=tuple((of(int, first), of(int, count)) for first, count in plain["runs"]))
+        least, after = plain.get("arrivals", (0, b""))
+        if len(of(bytes, after)) % 2:
+            raise ValueError("half of an arrival")
+        return cls(least=of(int, least), after=after)
+
+
+def _runs(arrivals: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first of those that follow one another, and how many they are."""
+    first = count = 0
+    for arrival in arrivals:
+        if count and arrival == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = arrival, 1
+    if count:
+        yield first, count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """A completed round.
 
@@ -285,8 +362,7 @@ class Round:
         in_steps: Whether any member goes from round to round by `rounds()`.
         since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
         checked: Its members check that they reach rank 0 before they take it.
-        arrivals: Which arrival has which rank, in order of rank, so that no member need read its bucket; empty where
-            they are more than `ARRIVALS_MOST`, or lie too far apart.
+        arrivals: Which arrival has which rank, so that no member need read its bucket; empty where that takes too much.
         revision: The revision of its commit.
     """
 
@@ -301,19 +377,14 @@ class Round:
     in_steps: bool = False
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False
-    arrivals: tuple[int, ...] = ()
+    arrivals: Arrivals = field(default_factory=Arrivals)
     revision: int = 0
-
-    def rank_of(self, arrival: int) -> int | None:
-        """Return the rank of an arrival, if the round itself says so; None: its bucket does, or it has none."""
-        return self.arrivals.index(arrival) if arrival in self.arrivals else None
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
-        arrivals = _pack_arrivals(self.arrivals)
         return pack(
             {
-                **({"arrivals": arrivals} if arrivals is not None else {}),
+                **self.arrivals.plain(),
                 **({"checked": True} if self.checked else {}),
                 "number": self.number,
                 "term": self.term,
@@ -345,26 +416,11 @@ class Round:
                 in_steps=of(bool, plain.get("in_steps", False)),
                 since=_since(plain.get("since")),
                 checked=of(bool, plain.get("checked", False)),
-                arrivals=_unpack_arrivals(plain.get("arrivals")),
+                arrivals=Arrivals.of_plain(plain),
                 revision=revision,
             )
 
         return unpack("the round", value, build)
-
-
-def _pack_arrivals(arrivals: Sequence[int]) -> tuple[int, bytes] | None:
-    """Pack arrivals as the least of them, and how far each is from it; None if that takes too much."""
-    least = min(arrivals, default=0)
-    if not 0 < len(arrivals) <= ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
-        return None
-    return least, struct.pack(f">{len(arrivals)}H", *(arrival - least for arrival in arrivals))
-
-
-def _unpack_arrivals(plain: Any) -> tuple[int, ...]:
-    if plain is None:
-        return ()
-    least, after = of(int, plain[0]), of(bytes, plain[1])
-    return tuple(least + distance for (distance,) in struct.iter_unpack(">H", after))
 
 
 def _newest(plain: Any) -> tuple[int, int] | None:

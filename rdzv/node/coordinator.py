@@ -39,9 +39,9 @@ from rdzv.core.decision import (
 from rdzv.core.history import Chronicle, History, pack_history, unpack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.state import (
-    ARRIVALS_MOST,
     BUCKET_SIZE,
     SINCE_MOST,
+    Arrivals,
     Member,
     NodeRecord,
     Participant,
@@ -378,7 +378,7 @@ class Term:
             in_steps=any(record.progress is not None for record in decision.members),
             since=_since(self._view, members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
-            arrivals=tuple(member.arrival for member in members) if len(members) <= ARRIVALS_MOST else (),
+            arrivals=Arrivals.of([member.arrival for member in members]),
         )
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))

@@ -191,7 +191,7 @@ class Joining:
                 now = link.store.time()
                 match follow(me, link.follower.head, now=now):
                     case RoundToCheck(round=round):
-                        rank = round.rank_of(me.arrival)
+                        rank = round.arrivals.rank_of(me.arrival)
                         if rank is None and not round.arrivals:
                             rank = await self._read_rank(link, round, me)
                         if not part.arrival.stands(me.arrival):

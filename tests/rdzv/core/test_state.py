@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from rdzv.core.keys import Keys
 from rdzv.core.state import (
     ARRIVALS_MOST,
+    RUNS_MOST,
+    Arrivals,
     Closed,
     Member,
     NodeRecord,
@@ -31,7 +33,7 @@ from rdzv.core.state import (
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
@@ -268,17 +270,35 @@ def test_a_refusal_names_what_could_not_be_read_and_what_may_have_happened() -> 
 
 @given(st.lists(st.integers(1000, 1000 + 0xFFFF), unique=True, min_size=1, max_size=ARRIVALS_MOST))
 def test_a_round_says_which_arrival_has_which_rank(arrivals: list[int]) -> None:
-    round = Round(**ROUND, arrivals=tuple(arrivals))
+    round = Round(**ROUND, arrivals=Arrivals.of(arrivals))
     told = Round.unpack(round.pack(), revision=0)
     assert told == round
-    assert [told.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
-    assert told.rank_of(999) is None
+    assert [told.arrivals.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    assert told.arrivals.rank_of(999) is None
 
 
-@pytest.mark.parametrize("arrivals", [(), range(ARRIVALS_MOST + 1), (1, 70_000)])
-def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Iterable[int]) -> None:
-    round = Round(**ROUND, arrivals=tuple(arrivals))
-    assert Round.unpack(round.pack(), revision=1).arrivals == ()
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(5, 300)), min_size=1, max_size=8))
+def test_a_round_of_any_number_that_came_one_after_the_other_says_so_in_few_bytes(steps: list[tuple[int, int]]) -> None:
+    """Of more than 512 nodes that came at once each read its rank: a request more, in the moment that all are busy."""
+    arrivals: list[int] = []
+    for gap, count in steps:
+        first = (arrivals[-1] if arrivals else 1 << 40) + 1 + gap
+        arrivals.extend(range(first, first + count))
+    round = Round(**ROUND, arrivals=Arrivals.of(arrivals))
+    told = Round.unpack(round.pack(), revision=0)
+    assert told == round
+    assert len(round.pack()) <= len(Round(**ROUND).pack()) + 10 + 14 * len(steps)
+    assert [told.arrivals.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    gaps = set(range(arrivals[0] - 1, arrivals[-1] + 2)).difference(arrivals)
+    assert {told.arrivals.rank_of(arrival) for arrival in gaps} == {None}
+
+
+@pytest.mark.parametrize(
+    "arrivals", [(), range(0, 2 * ARRIVALS_MOST + 2, 2), (1, 70_000), [n + n // 4 for n in range(4 * RUNS_MOST + 4)]]
+)
+def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[int]) -> None:
+    round = Round(**ROUND, arrivals=Arrivals.of(arrivals))
+    assert not Round.unpack(round.pack(), revision=1).arrivals
 
 
 def test_nouns_are_frozen() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv.core.state import Closed, Dropped, Member, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.core.state import Arrivals, Closed, Dropped, Member, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -18,7 +18,6 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
-from rdzv.node import coordinator as room_of_coordinator
 from rdzv.node.part import joining as room_of_joining
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
@@ -370,7 +369,7 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
             return member
 
         monkeypatch.setattr(room_of_joining, "find_member", slowly)
-        monkeypatch.setattr(room_of_coordinator, "ARRIVALS_MOST", 0)  # as in a round of many members
+        monkeypatch.setattr(Arrivals, "of", lambda _: Arrivals())  # as in a round of many members
         heard = await listen(run, b)
         joins = await run.join(a)
         first = await b.next_rendezvous()
