@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.named import named
 from rdzv.core.plain_data import maybe, names_of, of
+from store.fast_init import constructor
 from store.printable import in_words, printable
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ class Absent:
         if not plain:
             return cls()
         missing, count, waited, staying, *later = plain
-        return cls(
+        return _new_absent(
             missing=tuple(
-                Missing(
+                _new_missing(
                     node_id=of(str, node_id),
                     how=of(str, how),
                     ago=maybe(float, ago),
@@ -131,6 +132,10 @@ class Absent:
         """Return who is still in the last round, if they are few."""
         where = chain(self.staying_at, repeat(""))
         return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
+
+
+_new_missing = constructor(Missing)
+_new_absent = constructor(Absent)
 
 
 def _name(text: str) -> str:

@@ -60,7 +60,7 @@ def maybe(kind: type[T], value: object) -> T | None:
 
 def names_of(value: object) -> tuple[str, ...]:
     """Return a list of strings as a tuple."""
-    return tuple(of(str, name) for name in of(list, value))
+    return tuple([of(str, name) for name in of(list, value)])
 
 
 def attributes_of(value: object) -> Mapping[str, str]:

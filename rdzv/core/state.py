@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rdzv.core.absent import Absent
 from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
 from rdzv.core.stopping import Resized
+from store.fast_init import constructor
 from store.printable import in_words
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class NodeRecord:
 
         def build(plain: Mapping[str, Any]) -> NodeRecord:
             sends_from, store_at, *_ = plain.get("path", ("", ""))
-            return cls(
+            return _new_record(
                 node_id=node_id,
                 incarnation=of(str, plain["incarnation"]),
                 arrived_after=of(int, plain.get("arrived_after", -1)),
@@ -203,6 +204,9 @@ class NodeRecord:
             )
 
         return unpack(f"the record of node {node_id}", value, build)
+
+
+_new_record = constructor(NodeRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +408,7 @@ class Round:
         """Unpack what the key holds; `revision` is that at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> Round:
-            return cls(
+            return _new_round(
                 number=of(int, plain["number"]),
                 term=of(int, plain["term"]),
                 size=of(int, plain["size"]),
@@ -421,6 +425,9 @@ class Round:
             )
 
         return unpack("the round", value, build)
+
+
+_new_round = constructor(Round)
 
 
 def _newest(plain: Any) -> tuple[int, int] | None:
@@ -653,7 +660,7 @@ class Progress:
             given_up = plain[18] if len(plain) > 18 else ""
             why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
             left_early = plain[21] if len(plain) > 21 else False
-            return cls(
+            return _new_progress(
                 phase=_phase_of(phase),
                 round=of(int, round),
                 joined=of(int, joined),
@@ -679,6 +686,9 @@ class Progress:
             )
 
         return unpack("the progress", value, build)
+
+
+_new_progress = constructor(Progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
