@@ -47,8 +47,7 @@ class _Attempt:
         await dial(self._make_link)
         patience.connected(asyncio.get_running_loop().time() - began)
         assert self.link is not None, "dialing has made it"
-        await self.link.first_word
-        return self.link.heard
+        return await self.link.hear()
 
 
 async def _close(attempts: list[_Attempt]) -> None:

@@ -17,7 +17,7 @@ import random
 import secrets
 import ssl
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
@@ -25,10 +25,10 @@ from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import out_of_time, settle, with_doubt
-from store.client.patience import HEARTBEAT, HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Patience
+from store.client.patience import Patience
 from store.client.probe import server_answers
 from store.client.room import Room
-from store.client.silence import Silence
+from store.client.silence import Heartbeat, Silence
 from store.client.watch import Watch
 from store.errors import (
     AuthenticationError,
@@ -114,11 +114,12 @@ class Client(interface.Store):
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._failed: StoreError | None = None  # why this client is of no more use
         self.last_problem: str = NEVER_ANSWERED
-        self._heard_at = self._conversing_since = 0.0  # on the connection that we have, or had
+        self._conversing_since = 0.0  # on the connection that we have, or had
         self._silence: Silence | None = None  # of the connection on which we converse
+        self._heartbeat: Heartbeat | None = None  # likewise
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
         self._pid = os.getpid()
-        self._welcomed = asyncio.Event()
+        self._welcomed: asyncio.Future[bool] | None = None  # or failed; while somebody waits for it
         self.limits: dict[str, float] = {}  # those that concern a client, by their names in `Limits`, as the store told
         self._writable = True  # the socket takes more
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
@@ -139,11 +140,16 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
+        self._welcomed = asyncio.get_running_loop().create_future()
         await wait_for_store(
             self._welcomed, self.name, self._what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
         )
         if self._failed is not None:
             raise self._failed
+
+    def _end_first_wait(self) -> None:
+        if self._welcomed is not None and not self._welcomed.done():
+            self._welcomed.set_result(True)
 
     def _what_is_wrong(self) -> str:
         """Why this client has not been welcomed. How an earlier connection ended says more than that this stands."""
@@ -269,15 +275,17 @@ class Client(interface.Store):
             Whether it got as far as a welcome, and the fresh connection.
         """
         self._link, self._previous = link, previous
-        self._silence = silence = Silence(link, self._patience, self._ask_ping, self._find_fresh_link, self._probe)
-        self._heard_at = self._conversing_since = self.time()
+        self._silence = silence = Silence(link, self._patience, self.ask_ping, self._find_fresh_link, self._probe)
+        self._heartbeat = heartbeat = Heartbeat(link, self, heartbeats)
+        self._conversing_since = heartbeat.heard_at
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
             silence.expect_answer()  # the greeting may be here, the welcome is not
         try:
             link.take_up()
-            await self._until_over(link, silence.successor, heartbeats)
+            await link.over
         finally:
+            heartbeat.stop()
             if silence.successor.done():
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
             else:
@@ -292,43 +300,18 @@ class Client(interface.Store):
         self._patience.changed_connection()
         return welcomed, silence.successor.result()
 
-    async def _until_over(self, link: Link, successor: asyncio.Future[Link], heartbeats: float) -> None:
-        """Wait until a connection has ended or has a successor; hang up if it stays silent."""
-        asked_at: float | None = None
-        pinged_at, held = self.time(), 0
-        assert link.transport is not None
-        over: list[asyncio.Future[Any]] = [link.closed, successor]
-        while True:
-            ended, _ = await asyncio.wait(over, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
-            if ended:
-                break
-            now = self.time()
-            held_before, held = held, link.transport.get_write_buffer_size()
-            if held != held_before:
-                self._heard_at = now  # it takes what we send, which may be a large value over a slow network
-            silence = now - self._heard_at
-            if asked_at is not None and asked_at <= self._heard_at:
-                asked_at = None
-            # Silence counts only after a question: before it, it may be ours, who were busy and asked nothing.
-            unanswered = now - asked_at if asked_at is not None else 0.0 if self._ready else silence
-            # Where the system acknowledges, its server is busy, or stopped: another connection would not help it.
-            patient = heartbeats if not self._ready else HEARTBEATS_OF_BUSY if link.acknowledged else 1.0
-            if unanswered >= HEARTBEAT * patient and silence >= 2 * HEARTBEAT * patient:
-                hint = "; if it speaks TLS, write tcps://" if link.mute and not self.met else ""
-                link.farewell = f"it has been silent for {silence:.0f} s{hint}"
-                break
-            # Watches want to hear how far the store has come, also while others keep the connection busy.
-            stale = bool(self._watches) and now - pinged_at >= WATCHES_HEAR_EVERY
-            if self._ready and asked_at is None and (silence >= HEARTBEAT or stale):
-                asked_at = pinged_at = now
-                self._ask_ping()
-
     def _abort_previous(self) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
             previous.abort()
 
-    def _ask_ping(self) -> None:
+    @property
+    def has_watches(self) -> bool:
+        """Whether any watch is open at the server."""
+        return bool(self._watches)
+
+    def ask_ping(self) -> None:
+        """Ask what any server answers at once, if it can be asked now."""
         if self._ready:
             self._send(self._connection.ask(Ping(), None))
 
@@ -341,7 +324,7 @@ class Client(interface.Store):
     def _disconnected(self, link: Link) -> None:
         if self._link is not link:
             return
-        self._link = self._silence = None
+        self._link = self._silence = self._heartbeat = None
         was_ready, self._ready = self._ready, False
         self._out.clear()
         self._writable = True
@@ -359,7 +342,7 @@ class Client(interface.Store):
         if self._failed is not None:
             return
         self._failed = error
-        self._welcomed.set()
+        self._end_first_wait()
         self._room.let_all_in()
         for item in list(self._connection.in_flight.values()):
             self._connection.answered(item.request_id)
@@ -377,7 +360,8 @@ class Client(interface.Store):
         """Bytes have come; called by a connection."""
         if link is not self._link:
             return
-        self._heard_at = self.time()
+        assert self._heartbeat is not None, "we converse"
+        self._heartbeat.heard()
         try:
             for item in self._connection.receive(data):
                 match item:
@@ -400,9 +384,10 @@ class Client(interface.Store):
             self._leave(link, str(error))
         except (AuthenticationError, ProtocolError, StoreReplaced) as error:
             self._refused(error, link)
-        if self._silence is not None and self._silence.counts:
+        silence = self._silence
+        if silence is not None and silence.asked_at is not None:
             asked = len(self._connection.in_flight) - len(self._parked)
-            self._silence.heard(expecting=not self._ready or asked > 0)
+            silence.heard(expecting=not self._ready or asked > 0)
 
     def _refused(self, error: StoreError, link: Link | None = None) -> None:
         """We cannot converse with whoever answers. It is the store only once it has proven to be, or was never met.
@@ -431,7 +416,7 @@ class Client(interface.Store):
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
-        self._welcomed.set()
+        self._end_first_wait()
         self._abort_previous()
         if not welcome.resumed:
             for item in self._connection.lost_for_good():
@@ -485,8 +470,7 @@ class Client(interface.Store):
         if waits(request):
             self._parked.add(item.request_id)
         if timeout is not None:
-            timer = loop.call_later(timeout, self._time_out, item, timeout)
-            answer.add_done_callback(lambda _: timer.cancel())
+            item.timer = loop.call_later(timeout, self._time_out, item, timeout)
         if self._ready:
             self._send(item)
         return item, answer
@@ -525,8 +509,9 @@ class Client(interface.Store):
             self._parked.discard(item.request_id)
             settle(item, error)
         else:
-            if self._silence is not None and not self._silence.counts and item.request_id not in self._parked:
-                self._silence.expect_answer()
+            silence = self._silence
+            if silence is not None and silence.asked_at is None and item.request_id not in self._parked:
+                silence.expect_answer()
             if not self._flushing:
                 self._flushing = True
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -546,6 +531,8 @@ class Client(interface.Store):
 
     def abandon(self, item: InFlight) -> None:
         """Nobody waits for this reply any more."""
+        if item.timer is not None:
+            item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
             # It would stay at the server, and for ever if it were asked again after a reconnect.

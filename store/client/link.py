@@ -42,8 +42,9 @@ class Link(asyncio.Protocol):
         self._socket: Any = None
         self.transport: asyncio.Transport | None = None
         self.farewell: str = ""  # why it is to end, as far as that was said
-        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-        self.first_word: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # or its end
+        self._error: Exception | None = None  # that it ended with
+        self._first_word: asyncio.Future[None] | None = None  # or its end, while somebody waits for it
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # it has ended, or a successor
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection stands."""
@@ -82,9 +83,21 @@ class Link(asyncio.Protocol):
         """The connection has ended."""
         forget(self)
         self._socket = None
-        if not self.closed.done():
-            self.closed.set_result(error)
+        self._error = error
+        self.has_successor()
         self._tell_first_word()
+
+    def has_successor(self) -> None:
+        """Another connection has been found that takes its place; whoever converses on it is done."""
+        if not self.over.done():
+            self.over.set_result(None)
+
+    async def hear(self) -> bool:
+        """Wait for the server's first word, or for the end; whether it has said any."""
+        if not self._heard and not self.over.done():
+            self._first_word = asyncio.get_running_loop().create_future()
+            await self._first_word
+        return self._heard
 
     def pause_writing(self) -> None:
         """The transport takes no more for now."""
@@ -138,7 +151,7 @@ class Link(asyncio.Protocol):
 
     def reason(self) -> str:
         """Why it ended."""
-        error: Exception = (self.closed.result() if self.closed.done() else None) or ConnectionResetError()
+        error = self._error or ConnectionResetError()
         if not self._heard and isinstance(error, ConnectionResetError):
             if self._secure:
                 error = HungUp()
@@ -147,5 +160,5 @@ class Link(asyncio.Protocol):
         return self.farewell or describe(error)
 
     def _tell_first_word(self) -> None:
-        if not self.first_word.done():
-            self.first_word.set_result(None)
+        if self._first_word is not None and not self._first_word.done():
+            self._first_word.set_result(None)

@@ -15,6 +15,8 @@ __all__ = ["out_of_time", "settle", "with_doubt"]
 
 def settle(item: InFlight, outcome: Response | StoreError) -> None:
     """Give a waiting caller its response or its error, if it still waits."""
+    if item.timer is not None:
+        item.timer.cancel()
     future = item.waiter
     if future is None or future.done():
         return

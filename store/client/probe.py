@@ -10,7 +10,6 @@ The second connection has a session of its own, which ends with it, and belongs 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,7 @@ async def server_answers(dial: Dial, patience: Patience, *, token: bytes | None,
         link = await greeted_link(dial, newcomer, patience, _pass_over)
         try:
             link.take_up()
-            await asyncio.shield(link.closed)
+            await link.over
         finally:
             link.abort()
         if newcomer.welcomed:

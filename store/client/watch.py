@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Host", "Watch"]
 
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # events read but not yet taken by a watch's reader
+EVENT_BYTES = 200  # that an event takes in memory, its key and value aside
 
 
 class Host(Protocol):
@@ -85,7 +86,7 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._id: int | None = None  # the request that it is open under, on this connection
         self._opening: asyncio.Task[None] | None = None
-        self._batches: deque[list[Event]] = deque()
+        self._batches: deque[tuple[list[Event], int]] = deque()  # with their sizes
         self._held_bytes = 0
         self._overrun = False  # closed at the server until the reader has caught up
         self._news = asyncio.Event()
@@ -114,8 +115,8 @@ class Watch(interface.Watch):
         """One list of events per revision; see `interface.Watch`."""
         while True:
             while self._batches:
-                events = self._batches.popleft()
-                self._held_bytes -= _size(events)
+                events, size = self._batches.popleft()
+                self._held_bytes -= size
                 yield events
             if self._overrun:
                 self._overrun = False
@@ -168,8 +169,11 @@ class Watch(interface.Watch):
         self._news.set()
 
     def _push(self, events: list[Event]) -> None:
-        self._batches.append(events)
-        self._held_bytes += _size(events)
+        size = 0
+        for event in events:
+            size += EVENT_BYTES + key_bytes(event.key) + len(event.value)
+        self._batches.append((events, size))
+        self._held_bytes += size
         self._news.set()
 
     async def _reopen(self) -> None:
@@ -213,7 +217,3 @@ class Watch(interface.Watch):
         if self._id is not None:
             self._client.end_watch(self._id, at_server=at_server)
             self._id = None
-
-
-def _size(events: list[Event]) -> int:
-    return sum(200 + key_bytes(event.key) + len(event.value) for event in events)

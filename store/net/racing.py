@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import anyio.to_thread
 
 if TYPE_CHECKING:
@@ -52,17 +50,14 @@ class Addresses:
         self.port = port
         self._worked: Any = None  # the address that did, last time
         self._silent: dict[Any, None] = {}  # those that were tried since, and did not answer
-        self._resolved: list[Resolved] = []
+        self._numeric = _numeric_address(host, port)
+        self._resolved: list[Resolved] = [] if self._numeric is None else [self._numeric]
         self._small_packets = self._said = False
 
     @property
     def literal(self) -> bool:
         """Whether the host is an IP address, and not a name that must be looked up."""
-        try:
-            ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        return True
+        return self._numeric is not None or ":" in self.host  # an IPv6 address may name an interface, too
 
     def use_small_packets(self, small: bool) -> None:
         """Let both ends of the connections that are made from now on send small packets only, or any."""
@@ -95,6 +90,8 @@ class Addresses:
         Raises:
             OSError: There are none.
         """
+        if self._numeric is not None:
+            return [self._numeric]
         # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
         # than the rest of connecting.
         host = self.host.encode() if self.host.isascii() else self.host
@@ -109,6 +106,8 @@ class Addresses:
         return self._in_order() if self._resolved else self.resolve()
 
     def _in_order(self) -> list[Resolved]:
+        if len(self._resolved) == 1:
+            return [*self._resolved]
         families: dict[int, deque[Resolved]] = {}
         for one in self._resolved:
             families.setdefault(one[0], deque()).append(one)
@@ -131,6 +130,15 @@ class Addresses:
                 self._worked = None
         if all(one[4] in self._silent for one in self._resolved):
             self._silent.clear()  # all are alike again
+
+
+def _numeric_address(host: str, port: int) -> Resolved | None:
+    """What `socket.getaddrinfo` gives for an IPv4 address; None for anything else. It takes longer to say so."""
+    try:
+        socket.inet_pton(socket.AF_INET, host)
+    except (OSError, ValueError):
+        return None
+    return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port)
 
 
 class Race:
@@ -238,27 +246,33 @@ async def connected_socket(addresses: Addresses) -> socket.socket:
     )
     loop = asyncio.get_running_loop()
     race = Race(addresses, order)
-    writable: dict[socket.socket, None] = {}
-    some = asyncio.Event()
+    writable: list[socket.socket] = []
+    turn_over: asyncio.Future[None]
 
     def can_be_written_to(sock: socket.socket) -> None:
         loop.remove_writer(sock)
-        writable[sock] = None
-        some.set()
+        writable.append(sock)
+        end_turn()
+
+    def end_turn() -> None:
+        if not turn_over.done():
+            turn_over.set_result(None)
 
     try:
         while True:
+            turn_over = loop.create_future()
             sock = race.begin_next()
             if sock is not None:
                 loop.add_writer(sock, can_be_written_to, sock)
-            if race.more:
-                with anyio.move_on_after(STAGGER):
-                    await some.wait()
-            else:
-                await some.wait()
-            some.clear()
+            # A timer and no scope of anyio's: nearly always the first address answers, and there is no other.
+            timer = loop.call_later(STAGGER, end_turn) if race.more else None
+            try:
+                await turn_over
+            finally:
+                if timer is not None:
+                    timer.cancel()
             while writable:
-                sock, _ = writable.popitem()
+                sock = writable.pop()
                 if race.won(sock):
                     return sock
     finally:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # that a client may send, until the first welcome tells
 
 LIMITS_TOLD = [
     "frame_bytes_max",
@@ -185,7 +186,7 @@ class ServerConnection:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request without a reply yet. `waiter` is whatever the shell wants to find again with it."""
+    """A request without a reply yet. `waiter` and `timer` are whatever the shell wants to find again with it."""
 
     request_id: int
     request: Request[Any]
@@ -193,6 +194,7 @@ class InFlight:
     mutates: bool
     sent: bool = False
     abandoned: bool = False  # its caller no longer waits for it
+    timer: Any = None  # ends its caller's wait
     parts: list[Entry | None] = field(default_factory=list)  # of a long listing, as far as it has come
 
 
@@ -222,7 +224,7 @@ class ClientConnection:
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest that this store has shown; it is durable: it never goes below it
-        self._frame_bytes_max = Limits().frame_bytes_max  # until the first welcome tells
+        self._frame_bytes_max = FRAME_BYTES_AT_FIRST
         self.limits: dict[str, float] = {}  # the server's, by name, as the last welcome told
 
     # ------------------------------------------------------------------------------------------ connecting

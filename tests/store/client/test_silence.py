@@ -1,4 +1,4 @@
-"""When a client takes a connection for broken, and when only for slow."""
+"""When a client takes a connection for broken, and when only for slow; when it asks on an idle one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 
-from store.client.patience import BUSY_FACTOR, SILENCE, SLOW_FOR, SPREAD, Patience
-from store.client.silence import Silence
+from store.client.patience import (
+    BUSY_FACTOR,
+    HEARTBEAT,
+    HEARTBEATS_OF_BUSY,
+    SILENCE,
+    SLOW_FOR,
+    SPREAD,
+    WATCHES_HEAR_EVERY,
+    Patience,
+)
+from store.client.silence import Heartbeat, Silence
 
 if TYPE_CHECKING:
     from store.client.link import Link
@@ -142,3 +151,76 @@ async def test_a_server_is_not_asked_again_before_what_it_said_meanwhile_was_rea
     await asyncio.sleep(SILENCE * 4)
     assert (watched.pings, watched.looked_at) == (0, None)
     await watched.silence.aclose()
+
+
+# ---------------------------------------------------------------------------------------------- the heartbeat
+
+
+class Conversation:
+    """A client and its connection, as far as a heartbeat looks at them."""
+
+    def __init__(self, *, connected: bool = True, acknowledged: bool = False, heartbeats: float = 1.0) -> None:
+        self.connected, self.acknowledged = connected, acknowledged
+        self.met = self.has_watches = self.aborted = self.mute = False
+        self.farewell = ""
+        self.transport = self
+        self.held = 0
+        self.pings = 0
+        self.heartbeat = Heartbeat(cast("Link", self), self, heartbeats)
+
+    def ask_ping(self) -> None:
+        self.pings += 1
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.held
+
+
+async def test_a_silent_server_is_asked_and_then_given_up() -> None:
+    broken, busy = Conversation(), Conversation(acknowledged=True)
+    await asyncio.sleep(HEARTBEAT * 1.5)
+    assert (broken.pings, broken.aborted) == (1, False)
+    await asyncio.sleep(HEARTBEAT)
+    assert (broken.pings, broken.aborted, busy.aborted) == (1, True, False)
+    assert broken.farewell == "it has been silent for 10 s"
+    await asyncio.sleep(2 * HEARTBEAT * HEARTBEATS_OF_BUSY)
+    assert busy.aborted
+    assert busy.pings == 1
+
+
+async def test_one_that_answers_is_asked_again_and_one_that_takes_what_we_send_is_there() -> None:
+    answering, taking = Conversation(), Conversation()
+    taking.held = 100
+    for beat, asked in enumerate((1, 1, 2)):
+        await asyncio.sleep(HEARTBEAT + 0.1)
+        assert answering.pings == asked
+        if beat == 0:
+            answering.heartbeat.heard()
+        taking.held -= 1
+    assert (taking.pings, taking.aborted, answering.aborted) == (0, False, False)
+    for one in (answering, taking):
+        one.heartbeat.stop()
+
+
+async def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
+    busy = Conversation()
+    busy.has_watches = True
+    for _ in range(int(WATCHES_HEAR_EVERY) + int(HEARTBEAT)):
+        busy.heartbeat.heard()
+        await asyncio.sleep(1)
+    assert busy.pings == 1
+    busy.heartbeat.stop()
+    await asyncio.sleep(100)
+    assert (busy.pings, busy.aborted) == (1, False)
+
+
+async def test_who_greets_nobody_is_given_so_many_heartbeats_and_the_error_says_what_it_may_be() -> None:
+    mute = Conversation(connected=False, heartbeats=2.0)
+    mute.mute = True
+    await asyncio.sleep(HEARTBEAT * 3.5)
+    assert (mute.pings, mute.aborted) == (0, False)
+    await asyncio.sleep(HEARTBEAT)
+    assert (mute.pings, mute.aborted) == (0, True)
+    assert mute.farewell == "it has been silent for 20 s; if it speaks TLS, write tcps://"
