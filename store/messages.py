@@ -604,8 +604,7 @@ _MUTATIONS = frozenset(MUTATIONS)
 
 def mutates(request: Request[Any]) -> bool:
     """Return whether a request changes the store; a guarded request counts as what it guards."""
-    kind = type(request)
-    return kind in _MUTATIONS or (kind is Guarded and type(_unguarded(request)) in _MUTATIONS)
+    return type(request) in _MUTATIONS or (type(request) is Guarded and type(request.request) in _MUTATIONS)
 
 
 def only_takes_away(request: Request[Any]) -> bool:

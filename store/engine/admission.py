@@ -197,9 +197,9 @@ class Admission:
         self,
         key: str,
         value: bytes,
-        *,
         ttl: float | None,
         lease: int | None,
+        *,
         leases: int = 1,
         joining: dict[int, int] | None = None,
     ) -> None:
@@ -208,8 +208,10 @@ class Admission:
         `leases` is how many leases are being made with this one, if it makes one, and `joining` how many keys go on
         each lease with this one; it is counted there.
         """
-        self.check_key(key)
-        self.check_value(key, len(value))
+        if not key or len(key) * 4 > self._limits.key_bytes_max:
+            self.check_key(key)
+        if len(value) > self._limits.value_bytes_max:
+            self.check_value(key, len(value))
         if ttl is not None:
             if lease is not None:
                 raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from store.engine.scans import Picked, Scan
@@ -57,9 +57,8 @@ class Work:
     next_revision: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """What a request led to.
+class Applied(NamedTuple):
+    """What a request led to; a tuple, since every request makes one, and no other noun is made as quickly.
 
     Attributes:
         response: What to answer; None while it is parked. While there is `work`, it is a part of the answer.

@@ -1,7 +1,8 @@
 """Pure: the change being made: keys written and deleted, leases made and ended, all at the next revision.
 
 What is asked has been checked by then (`admission`), so that nothing here can fail half way. `close` ends the revision
-and gives its events, which the engine announces.
+and gives what has changed, which the engine announces: of a key that was written, the entry that is there now, of which
+an event is made only if anybody is told (`events_of`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from store.messages import Add, Append, CompareAndSet, Create, Delete, Entry, Ev
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts
-    from store.engine.keyspace import Keyspace
+    from store.engine.keyspace import Change, Keyspace
     from store.engine.leases import LeaseRecord, Leases
     from store.engine.scans import Picked, Scan
     from store.engine.waits import Stirred
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Changes"]
 
-_make_entry, _make_event = constructor(Entry), constructor(Event)
+_make_entry = constructor(Entry)
 
 
 class Changes:
@@ -33,6 +34,7 @@ class Changes:
 
     Attributes:
         facts: What a journal must be told; None if nobody keeps it.
+        made: What has changed since the last revision, in order.
         scans: Those that are told what a key held before it is changed, and waits that are looked at later.
     """
 
@@ -40,26 +42,20 @@ class Changes:
         self._keys = keys
         self._leases = leases
         self.facts = facts
-        self._events: list[Event] = []
+        self.made: list[Change] = []
         self.scans: dict[Scan | Picked | Stirred, None] = {}
-
-    @property
-    def begun(self) -> bool:
-        """Whether anything has changed since the last revision."""
-        return bool(self._events)
 
     @property
     def revision(self) -> int:
         """The revision that the store will be at when this change is closed."""
-        return self._keys.revision + bool(self._events)
+        return self._keys.revision + bool(self.made)
 
-    def close(self) -> tuple[Event, ...]:
-        """End the revision being made; its events, of which there are none if nothing has changed."""
-        if not self._events:
-            return ()
-        events, self._events = tuple(self._events), []
+    def close(self) -> tuple[Change, ...]:
+        """End the revision being made, in which something has changed; its changes."""
+        made = tuple(self.made)
+        self.made.clear()
         self._keys.revision += 1
-        return events
+        return made
 
     def operate(self, operation: Operation) -> int | bool | Entry | None:
         """Do one checked operation of a transaction; its result."""
@@ -104,17 +100,22 @@ class Changes:
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self._keys.revision + 1
         before = self._keys.get(key)
-        for scan in self.scans:
-            scan.note(key, before)
-        if before is not None and before.lease != lease:
-            self._detach(key, before.lease)
-        entry = _make_entry(key, value, before.create_revision if before else revision, revision, lease)
+        if self.scans:
+            for scan in self.scans:
+                scan.note(key, before)
+        if before is None:
+            created = revision
+        else:
+            created = before.create_revision
+            if before.lease != lease:
+                self._detach(key, before.lease)
+        entry = _make_entry(key, value, created, revision, lease)
         self._keys.put(entry, before)
         if lease is not None:
             record = self._leases.get(lease)
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
-        self._events.append(_make_event("put", revision, key, value, entry.create_revision, lease, ""))
+        self.made.append(entry)
         return revision
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
@@ -126,7 +127,7 @@ class Changes:
             return False
         if entry.lease is not None:
             self._detach(key, entry.lease)
-        self._events.append(_make_event("delete", self._keys.revision + 1, key, b"", 0, None, cause))
+        self.made.append(Event(kind="delete", revision=self._keys.revision + 1, key=key, cause=cause))
         return True
 
     def _detach(self, key: str, lease_id: int | None) -> None:

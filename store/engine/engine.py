@@ -17,6 +17,7 @@ overtaken by its own lease (S5).
 
 from __future__ import annotations
 
+import math
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from store.engine.admission import Admission
 from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
 from store.engine.changes import Changes
 from store.engine.changeset import Facts, KeptReply
-from store.engine.keyspace import Keyspace
+from store.engine.keyspace import Keyspace, events_of
 from store.engine.leases import Leases
 from store.engine.processes import Closing
 from store.engine.requests import Requests
@@ -32,12 +33,10 @@ from store.engine.sessions import Forgotten, Session, Sessions, reply_cost
 from store.engine.waits import Stirred, Waits
 from store.engine.watches import History, Watches
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.fast_init import constructor
 from store.limits import Limits
 from store.messages import (
     Failed,
     FailureKind,
-    Figures,
     Granted,
     Request,
     Response,
@@ -60,7 +59,7 @@ WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milli
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
 
-_make_applied = constructor(Applied)  # which every request makes
+_make_applied = tuple.__new__  # a named tuple's own constructor takes twice as long, and every request makes one
 
 _FAILURES = {
     LimitExceeded: FailureKind.LIMIT,
@@ -95,6 +94,7 @@ class Engine:
         self._watches = Watches(self._keys.groups.name_of)
         self._history = History(self.limits.history_bytes_max)
         self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
+        self._replies = self._sessions.tally
         self._session_of: dict[int, Session] = {}
         self._waits = Waits()
         self._changes = Changes(self._keys, self._leases, facts=Facts() if durable else None)
@@ -116,10 +116,12 @@ class Engine:
             history=self._history,
             changes=self._changes,
             admission=self._admission,
+            figures=self.figures,
         )
         self.stirred: list[Stirred] = []
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
+        self._now = -math.inf  # the reading of the clock at the last request
         self._lapsed = 0
         self.on_lapse: Callable[[LeaseRecord], None] | None = None
 
@@ -221,7 +223,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def apply(self, request: Request[Any], *, peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
+    def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request at once.
 
         Args:
@@ -232,8 +234,9 @@ class Engine:
             now: Seconds on the server's monotonic clock; never less than in an earlier call.
         """
         self._requests += 1
-        self._leases.advance(now)
-        self._keys.groups.now = now
+        if now != self._now:  # what the sockets have brought together is done at one reading of the clock
+            self._now = self._keys.groups.now = now
+            self._leases.advance(now)
         session = self._session_of[peer]
         if session.held_bytes:  # else it keeps no reply
             session.acknowledge(acknowledged)
@@ -245,16 +248,15 @@ class Engine:
             if refusal is not None:
                 return Applied(response=refusal)  # not kept: there is no room for it, and it says that nothing was done
         try:
-            response = self._asked.carry_out(request, peer=peer, request_id=request_id)
-            if type(response) is Figures:
-                response = Figures(figures=self.figures())
+            response = self._asked.carry_out(request, peer, request_id)
         except StoreError as error:
-            assert not self._changes.begun, "a refused request has changed nothing"
+            assert not self._changes.made, "a refused request has changed nothing"
             response = Failed(kind=_FAILURES[type(error)], message=str(error))
-        self._announce()
-        work, self._asked.work = self._asked.work, None
+        if self._changes.made:
+            self._announce()
+        work = self._asked.work
         if work is not None:
-            self._works[peer] = work
+            self._works[peer], self._asked.work = work, None
         if changes and response is not None:
             session.keep(request_id, response, reply_cost(response))
             if self._changes.facts is not None:
@@ -263,7 +265,7 @@ class Engine:
                         session_id=session.id, acknowledged=acknowledged, request_id=request_id, response=response
                     )
                 )
-        return _make_applied(response, self._take_deliveries() if self._asked.deliveries else (), work)
+        return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
     def go_on(self, work: Work) -> Applied:
         """Do the next step of a request that takes several. What others have done meanwhile is not seen by it."""
@@ -271,7 +273,7 @@ class Engine:
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
-        return _make_applied(response, self._take_deliveries(), more)
+        return _make_applied(Applied, (response, self._take_deliveries(), more))
 
     def _refuse_mutation(self, session: Session, request: Request[Any]) -> Failed | None:
         """What to answer a mutation that cannot be made, or whose reply could not be kept; None if it may be made."""
@@ -282,7 +284,7 @@ class Engine:
             message = f"only deletes can be written now, and nothing was: {self.only_deletes}; delete something"
             return Failed(kind=FailureKind.LIMIT, message=message)
         refusal = self._admission.check_session(session) if session.held_bytes else None
-        if refusal is None and self._sessions.held_bytes >= self.limits.replies_bytes_max:
+        if refusal is None and self._replies.bytes >= self.limits.replies_bytes_max:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
             refusal = self._admission.check_reply(session, request)
         return refusal
@@ -384,19 +386,19 @@ class Engine:
 
     def _announce(self) -> None:
         """Close the revision being made, if anything changed, and collect who must hear of it."""
-        events = self._changes.close()
-        if not events:
+        if not self._changes.made:
             return
-        self._history.append(events)
+        changes = self._changes.close()
+        self._history.append(changes)
         if self._changes.facts is not None:
-            self._changes.facts.revisions.append(events)
+            self._changes.facts.revisions.append(events_of(changes))
             self._changes.facts.compacted = self._history.compacted
-        for watchers, about in self._watches.interested(events):
-            self._asked.deliveries.append(Delivery(watchers=watchers, events=about))
+        if self._watches.by_prefix:
+            for watchers, about in self._watches.interested(changes):
+                self._asked.deliveries.append(Delivery(watchers=watchers, events=events_of(about)))
         for stirred in self.stirred:
-            stirred.changed(events)
-        stirred_now = self._waits.stirred(events)
-        if stirred_now:
+            stirred.changed(events_of(changes))
+        if self._waits.parked and (stirred_now := self._waits.stirred(changes)):
             self._look_at_waits(stirred_now)
 
     def _look_at_waits(self, watchers: dict[Watcher, None]) -> None:

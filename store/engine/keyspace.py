@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENTRY_OVERHEAD",
     "NEARLY",
+    "Change",
     "Group",
     "Groups",
     "GrownValue",
@@ -33,6 +34,7 @@ __all__ = [
     "answer_bytes",
     "answer_bytes_most",
     "appended",
+    "events_of",
     "put_event",
 ]
 
@@ -45,9 +47,18 @@ COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more 
 _make_event = constructor(Event)
 
 
+Change = Entry | Event
+"""What was written, as the entry that is there since, or the event that somebody is told."""
+
+
 def put_event(entry: Entry) -> Event:
     """The change that left this entry behind."""
     return _make_event("put", entry.mod_revision, entry.key, entry.value, entry.create_revision, entry.lease, "")
+
+
+def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
+    """These changes, as they are told."""
+    return tuple([put_event(change) if isinstance(change, Entry) else change for change in changes])
 
 
 def answer_bytes(entry: Entry | None) -> int:

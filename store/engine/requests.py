@@ -115,6 +115,7 @@ class Requests:
         history: History,
         changes: Changes,
         admission: Admission,
+        figures: Callable[[], dict[str, Any]],
     ) -> None:
         self._limits = limits
         self._keys = keys
@@ -124,6 +125,7 @@ class Requests:
         self._history = history
         self._changes = changes
         self._admission = admission
+        self._figures = figures
         self._peer = self._request_id = 0  # whose request is being carried out, and which
         self._when: tuple[Condition, ...] = ()  # on what condition
         self.deliveries: list[Delivery | Answer | Overtaken] = []
@@ -133,17 +135,22 @@ class Requests:
     def _asker(self) -> Watcher:
         return self._peer, self._request_id
 
-    def carry_out(self, request: Request[Any], *, peer: int, request_id: int) -> Response | None:
+    def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
         """Carry out one request; None if it is parked."""
         self._peer, self._request_id, self._when = peer, request_id, ()
-        if type(request) is Guarded:
-            self._when, request = request.when, request.request
-            self._admission.check_count(len(self._when), "conditions")
-            self._require(self._when)
         handle = _HANDLERS.get(type(request))
         if handle is None:
             raise StoreUsageError(f"{type(request).__name__} cannot be asked of this store")
         return handle(self, request)
+
+    def _guarded(self, request: Guarded[Any]) -> Response | None:
+        self._admission.check_count(len(request.when), "conditions")
+        self._require(request.when)
+        handle = None if type(request.request) is Guarded else _HANDLERS.get(type(request.request))
+        if handle is None:
+            raise StoreUsageError(f"{type(request.request).__name__} cannot be asked of this store")
+        self._when = request.when
+        return handle(self, request.request)
 
     def go_on(self, work: Work) -> Response | None:
         """Do the next step of a request that takes several."""
@@ -203,7 +210,7 @@ class Requests:
         return Pong(revision=self._keys.revision)
 
     def _stats(self, _: Stats) -> Figures:
-        return Figures(figures={})
+        return Figures(figures=self._figures())
 
     def _list_groups(self, request: ListGroups) -> GroupPage:
         self._admission.check_size(request.after, "name")
@@ -242,7 +249,7 @@ class Requests:
     # -------------------------------------------------------------------------------------- writes
 
     def _put(self, request: Put) -> Written:
-        self._admission.check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
+        self._admission.check_put(request.key, request.value, request.ttl, request.lease)
         self._admission.check_room_for(request.key, len(request.value))
         return _make_written(self._changes.put(request))
 
@@ -269,7 +276,7 @@ class Requests:
                 f"compare_and_set of {shown(request.key)} takes exactly one expectation: expected_revision or "
                 f"expected_value"
             )
-        self._admission.check_put(request.key, request.value, ttl=request.ttl, lease=request.lease)
+        self._admission.check_put(request.key, request.value, request.ttl, request.lease)
         entry = self._keys.get(request.key)
         if request.expected_revision is not None:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
@@ -497,6 +504,7 @@ def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
 
 
 _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
+    Guarded: Requests._guarded,
     Get: Requests._get,
     GetMany: Requests._get_many,
     List: Requests._list,

@@ -128,13 +128,13 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a store."""
+    """All sessions of a store; what their replies hold is counted in `tally`."""
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
         self._made = 0
-        self._tally = Tally()
+        self.tally: Tally = Tally()
         self._abandoned: OrderedDict[bytes, None] = OrderedDict()  # those without a connection, longest first
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # those of them that keep no reply
 
@@ -149,7 +149,7 @@ class Sessions:
     @property
     def held_bytes(self) -> int:
         """About how many bytes the replies of all sessions hold on to."""
-        return self._tally.bytes
+        return self.tally.bytes
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
         """Give a session to a connection; the caller has let those expire that are due.
@@ -162,7 +162,7 @@ class Sessions:
             if len(self._sessions) >= self._max:
                 return None
             self._made += 1
-            session = self._sessions[id] = Session(id, self._made, self._tally)
+            session = self._sessions[id] = Session(id, self._made, self.tally)
         self._abandoned.pop(id, None)
         self._idle.pop(id, None)
         previous, session.peer, session.abandoned_at = session.peer, peer, None
@@ -234,7 +234,7 @@ class Sessions:
         """Take up the sessions of an earlier life of this store; their clients have all the time to come back."""
         self._made = last
         for one in saved:
-            session = self._sessions[one.id] = Session(one.id, one.number, self._tally)
+            session = self._sessions[one.id] = Session(one.id, one.number, self.tally)
             for request_id, response in one.replies:
                 session.keep(request_id, response, cost(response))
             self._abandon(session, now)

@@ -17,13 +17,14 @@ from heapq import merge
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from store.messages import key_bytes
+from store.messages import Entry, key_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
+    from store.engine.keyspace import Change
     from store.engine.watches import Watcher
-    from store.messages import Condition, Entry, Event, Response
+    from store.messages import Condition, Event, Response
 
 __all__ = ["WAIT_OVERHEAD", "Parked", "Stirred", "Waits", "wait_bytes"]
 
@@ -65,20 +66,24 @@ def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
 
 
 class Waits:
-    """The parked waits of all peers."""
+    """The parked waits of all peers.
+
+    Attributes:
+        parked: What each waits for.
+    """
 
     def __init__(self) -> None:
-        self._parked: dict[Watcher, Parked] = {}
+        self.parked: dict[Watcher, Parked] = {}
         self._at: _Places = {}  # by the missing key at which each stands
         self._under: _Places = {}  # by the keys of its conditions
         self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: what each costs to keep
         self._bytes = 0
 
     def __len__(self) -> int:
-        return len(self._parked)
+        return len(self.parked)
 
     def __contains__(self, watcher: Watcher) -> bool:
-        return watcher in self._parked
+        return watcher in self.parked
 
     @property
     def bytes(self) -> int:
@@ -96,7 +101,7 @@ class Waits:
     def add(self, watcher: Watcher, parked: Parked, *, cost: int) -> None:
         """Park a wait."""
         peer, request_id = watcher
-        self._parked[watcher] = parked
+        self.parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
         self._bytes += cost
         self._stand(self._at, parked.keys[parked.missing], watcher)
@@ -105,14 +110,14 @@ class Waits:
 
     def move(self, watcher: Watcher, missing: int) -> None:
         """The key at which a wait stands exists now; this one does not."""
-        parked = self._parked[watcher]
+        parked = self.parked[watcher]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
         parked.missing, parked.stirred = missing, False
         self._stand(self._at, parked.keys[missing], watcher)
 
     def remove(self, watcher: Watcher) -> None:
         """A wait is over."""
-        parked = self._parked.pop(watcher)
+        parked = self.parked.pop(watcher)
         peer, request_id = watcher
         self._bytes -= self._by[peer].pop(request_id)
         if not self._by[peer]:
@@ -135,32 +140,30 @@ class Waits:
             self.remove((peer, request_id))
 
     def __getitem__(self, watcher: Watcher) -> Parked:
-        return self._parked[watcher]
+        return self.parked[watcher]
 
     def get(self, watcher: Watcher) -> Parked | None:
         """What is waited for; None if the wait is over."""
-        return self._parked.get(watcher)
+        return self.parked.get(watcher)
 
-    def stirred(self, events: Iterable[Event]) -> dict[Watcher, None]:
+    def stirred(self, changes: Iterable[Change]) -> dict[Watcher, None]:
         """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail.
 
         They are the caller's to be looked at, now or later: each ends then, or moves.
         """
         stirred: dict[Watcher, None] = {}
-        if not self._parked:
-            return stirred
-        for event in events:
-            if event.kind == "put":
-                stirred.update(self._at.pop(event.key, {}))
-            under = self._under.get(event.key)
+        for change in changes:
+            if isinstance(change, Entry) or change.kind == "put":
+                stirred.update(self._at.pop(change.key, {}))
+            under = self._under.get(change.key)
             if under is not None:
-                parked = self._parked
+                parked = self.parked
                 stirred.update((watcher, None) for watcher in under if not parked[watcher].stirred)
         return stirred
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
         """About what it takes to look at these waits: their keys and conditions."""
-        return sum(len(parked.keys) + len(parked.when) for parked in map(self._parked.__getitem__, watchers))
+        return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
 class Stirred:

@@ -13,11 +13,13 @@ from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING
 
+from store.engine.keyspace import events_of
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from store.engine.keyspace import Change
     from store.messages import Event
 
 __all__ = ["History", "Watches", "event_bytes", "watch_bytes"]
@@ -37,17 +39,22 @@ def watch_bytes(prefix: str) -> int:
     return WATCH_OVERHEAD + len(prefix)
 
 
-def event_bytes(event: Event) -> int:
-    """What an event costs to keep."""
-    return EVENT_OVERHEAD + key_bytes(event.key) + len(event.value)
+def event_bytes(event: Change) -> int:
+    """What a change costs to keep."""
+    key = event.key
+    return EVENT_OVERHEAD + (len(key) if key.isascii() else key_bytes(key)) + len(event.value)
 
 
 class Watches:
-    """The open watches of all peers."""
+    """The open watches of all peers.
+
+    Attributes:
+        by_prefix: Who watches each prefix.
+    """
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
-        self._watchers: dict[str, dict[Watcher, None]] = {}  # by prefix; dicts, for their order
+        self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dicts, for their order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group, then how many distinct prefixes have this length
         self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that nobody looks for those longer than a key
@@ -69,8 +76,8 @@ class Watches:
 
     def add(self, peer: int, watch_id: int, prefix: str) -> None:
         """Open a watch."""
-        if prefix not in self._watchers:
-            self._watchers[prefix] = {}
+        if prefix not in self.by_prefix:
+            self.by_prefix[prefix] = {}
             group = self._group_of(prefix) or ""
             lengths = self._lengths.setdefault(group, {})
             if len(prefix) not in lengths:
@@ -78,7 +85,7 @@ class Watches:
             lengths[len(prefix)] = lengths.get(len(prefix), 0) + 1
             if len(lengths) > LENGTHS_FEW:
                 self._of_many_lengths.add(group)
-        self._watchers[prefix][peer, watch_id] = None
+        self.by_prefix[prefix][peer, watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
         self._bytes += watch_bytes(prefix)
@@ -91,12 +98,12 @@ class Watches:
             return False
         if not prefixes:
             del self._prefixes[peer]
-        watchers = self._watchers[prefix]
+        watchers = self.by_prefix[prefix]
         del watchers[peer, watch_id]
         self._count -= 1
         self._bytes -= watch_bytes(prefix)
         if not watchers:
-            del self._watchers[prefix]
+            del self.by_prefix[prefix]
             self._forget_length(self._group_of(prefix) or "", len(prefix))
         return True
 
@@ -139,13 +146,11 @@ class Watches:
                 return count
         return len(keys)
 
-    def interested(self, events: Sequence[Event]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Event, ...]]]:
-        """Who must hear of the events of one revision, and of which of them; together, so that each is told once."""
-        if not self._watchers:
-            return ()
-        heard: dict[str, list[Event]] = {}
-        for event in events:
-            key = event.key
+    def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
+        """Who must hear of the changes of one revision, and of which of them; together, so that each is told once."""
+        heard: dict[str, list[Change]] = {}
+        for change in changes:
+            key = change.key
             group = self._group_of(key)
             # A prefix that belongs to no group begins a key of one only if it is no longer than the group's name.
             for lengths, longest in (
@@ -156,9 +161,9 @@ class Watches:
                     if length > longest:
                         break
                     prefix = key[:length]
-                    if prefix in self._watchers:
-                        heard.setdefault(prefix, []).append(event)
-        return [(tuple(self._watchers[prefix]), tuple(about)) for prefix, about in heard.items()]
+                    if prefix in self.by_prefix:
+                        heard.setdefault(prefix, []).append(change)
+        return [(tuple(self.by_prefix[prefix]), tuple(about)) for prefix, about in heard.items()]
 
 
 class History:
@@ -166,7 +171,7 @@ class History:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._revisions: list[tuple[Event, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
+        self._revisions: list[tuple[Change, ...]] = []  # those before `_first` are forgotten, and swept out in heaps
         self._first = 0
         self._sizes: deque[int] = deque()  # what each of those that are kept costs
         self._bytes = 0
@@ -188,14 +193,14 @@ class History:
         for events in saved:
             self.append(events)
 
-    def append(self, events: tuple[Event, ...]) -> None:
+    def append(self, changes: tuple[Change, ...]) -> None:
         """Remember the changes of one revision, forgetting the oldest as room demands."""
-        self._revisions.append(events)
-        size = event_bytes(events[0]) if len(events) == 1 else sum([event_bytes(event) for event in events])
+        self._revisions.append(changes)
+        size = event_bytes(changes[0]) if len(changes) == 1 else sum(map(event_bytes, changes))
         self._sizes.append(size)
         self._bytes += size
         while self._bytes > self._bytes_max:
-            self._compacted = self._revisions[self._first][0].revision
+            self._compacted += 1  # revisions have no gaps
             self._revisions[self._first] = ()
             self._first += 1
             self._bytes -= self._sizes.popleft()
@@ -221,11 +226,11 @@ class History:
         at = self._first + revision - self._compacted - 1  # revisions have no gaps, so this is an index
         found = []
         size = 0
-        for events in self._revisions[at : at + most]:
+        for changes in self._revisions[at : at + most]:
             revision += 1
-            matching = tuple([event for event in events if event.key.startswith(prefix)])
+            matching = [change for change in changes if change.key.startswith(prefix)]
             if matching:
-                found.append(matching)
+                found.append(events_of(matching))
                 size += sum(map(event_bytes, matching))
                 if size >= bytes_max:
                     break

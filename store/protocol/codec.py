@@ -494,21 +494,25 @@ class Layout(Generic[M]):
 
 def _reader(fields: dict[str, _Field]) -> Callable[[Any], tuple[Any, ...]]:
     """A function from a message to what is sent of it, as quick as its fields allow: this is the hot path."""
-    names = tuple(fields)
-    encoders = tuple((attrgetter(name), field.encode) for name, field in fields.items())
-    if any(encode is not None for _, encode in encoders):
-        if len(encoders) == 1:
-            get_only, encode_only = encoders[0][0], cast("Callable[[Any], Any]", encoders[0][1])
-            return lambda message: (encode_only(get_only(message)),)
-        return lambda message: tuple(
-            [get(message) if encode is None else encode(get(message)) for get, encode in encoders]
-        )
-    if not names:
+    encoders = [(place, field.encode) for place, field in enumerate(fields.values()) if field.encode is not None]
+    if not fields:
         return lambda _: ()
-    if len(names) == 1:
-        (name,) = names
-        return lambda message: (getattr(message, name),)
-    return cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
+    get: Callable[[Any], Any] = attrgetter(*fields)
+    if len(fields) == 1:
+        encode_only = encoders[0][1] if encoders else None
+        return (
+            (lambda message: (get(message),)) if encode_only is None else lambda message: (encode_only(get(message)),)
+        )
+    if not encoders:
+        return get
+
+    def read(message: Any) -> tuple[Any, ...]:
+        values = [*get(message)]
+        for place, encode in encoders:
+            values[place] = encode(values[place])
+        return tuple(values)
+
+    return read
 
 
 # ------------------------------------------------------------------------------------------------ codes and order

@@ -132,7 +132,7 @@ class ServerConnection:
         body = self._reader.only_frame(data)
         if body is None:
             return None
-        item = self._checked(wire.decode_request(body, elements_max=self._elements_max))
+        item = self._checked(wire.decode_request(body, self._elements_max))
         return None if isinstance(item, Bye) else item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
@@ -153,7 +153,7 @@ class ServerConnection:
                 yield hello
                 continue
             if len(body) <= wire.STEP_BYTES:
-                yield self._checked(wire.decode_request(body, elements_max=self._elements_max))
+                yield self._checked(wire.decode_request(body, self._elements_max))
                 continue
             item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
             yield self._checked(item)

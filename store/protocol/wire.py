@@ -127,6 +127,7 @@ def _packer() -> Callable[[object], bytes]:
 
 
 _pack = _packer()
+_unpack: Callable[..., Any] = msgpack.unpackb
 
 
 class Greeting(NamedTuple):
@@ -224,8 +225,8 @@ class FrameReader:
         """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
         if self._held or len(data) < 4:
             return None
-        (size,) = _length.unpack_from(data)
-        return data[4:] if size == len(data) - 4 and size <= self.bytes_max else None
+        size = len(data) - 4
+        return data[4:] if _length.unpack_from(data) == (size,) and size <= self.bytes_max else None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
         """Take in bytes; give back the bodies that are complete. They are valid until the next call.
@@ -274,7 +275,7 @@ def _frame(body: bytes) -> bytes:
 def _decode(body: memoryview | bytes) -> list[Any]:
     """The array in a frame body. Lengths are bounded by the body's own, which the frame limit bounds."""
     try:
-        fields = msgpack.unpackb(body, use_list=True, raw=False, strict_map_key=True, ext_hook=_no_extensions)
+        fields = _unpack(body, ext_hook=_no_extensions)  # its defaults: lists, text as str, text or bytes as keys
     except RecursionError as error:  # pragma: no cover - msgpack bounds its own depth
         raise ProtocolError("a frame is nested too deeply") from error
     except Exception as error:  # msgpack raises several unrelated classes for garbage
@@ -427,7 +428,7 @@ def elements_max(operations_max: int) -> int:
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
-def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
+def decode_request(body: memoryview | bytes, elements_max: int = 2**32) -> tuple[int, int, Request[Any]] | Bye:
     """A client's frame: the request's id, what it acknowledges, and the request; or its farewell.
 
     A request that holds more than `elements_max` elements is not decoded: what stands for it is `Excessive`.
@@ -436,18 +437,24 @@ def decode_request(body: memoryview | bytes, *, elements_max: int = 2**32) -> tu
     if fields is None:
         return _excessive(body, elements_max)
     code = fields[0]
-    if code == BYE:
-        return _decode_bye(fields)
-    if type(code) is not int:
-        raise ProtocolError(f"a frame has the code {shown(code)}, which no request has")
-    request_id, acknowledged = _check_numbers(fields)
-    layout = REQUESTS.get(code)
+    layout = REQUESTS.get(code) if type(code) is int else None
     if layout is None:
-        return request_id, acknowledged, Unknown(what=f"request {fields[0]}")
+        return _decode_unknown(fields)
+    request_id, acknowledged = _check_numbers(fields)
     try:
         return request_id, acknowledged, layout.build(fields[3:])
     except UnknownWord as error:
         return request_id, acknowledged, Unknown(what=str(error))
+
+
+def _decode_unknown(fields: list[Any]) -> tuple[int, int, Request[Any]] | Bye:
+    """A farewell, or what stands for a request that only later releases know."""
+    code = fields[0]
+    if code == BYE:
+        return _decode_bye(fields)
+    if type(code) is not int:
+        raise ProtocolError(f"a frame has the code {shown(code)}, which no request has")
+    return *_check_numbers(fields), Unknown(what=f"request {code}")
 
 
 def decode_request_in_steps(
@@ -479,11 +486,16 @@ def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, R
 
 def _check_numbers(fields: list[Any]) -> tuple[int, int]:
     """The id of a request, and what it acknowledges."""
-    if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
+    if len(fields) < 3:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
-    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
-        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
-    return fields[1], fields[2]
+    request_id, acknowledged = fields[1], fields[2]
+    if type(request_id) is not int or type(acknowledged) is not int or request_id < 1:
+        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
+    if request_id > NUMBER_MAX or acknowledged > NUMBER_MAX:
+        raise ProtocolError(
+            f"request {request_id} acknowledges {acknowledged}; no number of a request passes {NUMBER_MAX}"
+        )
+    return request_id, acknowledged
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
@@ -503,7 +515,7 @@ def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
 def encode_response(request_id: int, response: Response) -> bytes:
     """A response as a frame."""
     layout = LAYOUT_OF[type(response)]
-    body = _pack((layout.code, request_id, *layout.fields(response)))
+    body = _pack((layout.code, request_id) + layout.fields(response))  # noqa: RUF005 - a list would be made first
     return _length.pack(len(body)) + body
 
 

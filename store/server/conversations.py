@@ -187,18 +187,22 @@ class Conversations:
             began = self._stopwatch()
             try:
                 request = peer.connection.only_request(data)
-                if request is not None:
-                    self._apply(peer, *request, now, began, alone=True)
+                response = None if request is None else self._apply(peer, *request, now, True)
             except ProtocolError as error:
                 self._host.hang_up(peer, Sorry("protocol", str(error)))
                 return
             finally:
-                self.telling.flush()  # whatever happened: what was announced is told
-                self._count_time(self._stopwatch() - began)
-            if request is not None and peer.work is None:
-                if self.spinner is not None:
-                    self.spinner.answered()
-                return
+                if self.telling.dirty:
+                    self.telling.flush()  # whatever happened: what was announced is told
+                took = self._stopwatch() - began
+                self._count_time(took)
+            if request is not None:
+                if took > SLOW or self.on_request is not None:
+                    self._note(peer, request[2], response, took, now)
+                if peer.work is None:
+                    if self.spinner is not None:
+                        self.spinner.answered()
+                    return
             peer.unread = iter(()) if request is not None else peer.connection.receive(data)
             copied = False
         elif copied := size < SMALL_BYTES:
@@ -260,7 +264,10 @@ class Conversations:
                     peer.close(Closing.GOODBYE)
                 else:
                     request_id, acknowledged, request = item
-                    self._apply(peer, request_id, acknowledged, request, now, began)
+                    response = self._apply(peer, request_id, acknowledged, request, now)
+                    took = self._stopwatch() - began
+                    if took > SLOW or self.on_request is not None:
+                        self._note(peer, request, response, took, now)
             if peer.gone:
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -324,17 +331,15 @@ class Conversations:
         acknowledged: int,
         request: Request[Any],
         now: float,
-        began: float,
-        *,
         alone: bool = False,
-    ) -> None:
-        """Carry out one request, whose decoding began at this time on the stopwatch.
+    ) -> Response | None:
+        """Carry out one request; what it is answered with, None if that is still to come.
 
         The answer to one that came `alone` is sent at once, unless something is told with it, as to who begins to
         watch: a batch of one has nothing to gather.
         """
-        applied = self.engine.apply(request, peer=peer.id, request_id=request_id, acknowledged=acknowledged, now=now)
-        response, number = applied.response, 0
+        response, deliveries, work = self.engine.apply(request, peer.id, request_id, acknowledged, now)
+        number = 0
         if type(request) is Stats:
             response = type(response)(figures=self._host.figures())  # type: ignore[misc, call-arg]
         if self._durability.journal is not None:
@@ -342,12 +347,14 @@ class Conversations:
             if response is not None:
                 number, response = self._durability.unwritten.wait_for(request, response)
         if response is not None:
-            alone = alone and not applied.deliveries
-            self.telling.say(peer, wire.encode_response(request_id, response), number, alone=alone)
-        peer.work = applied.work
-        if applied.deliveries or self.engine.stirred:
-            self.telling.deliver(applied.deliveries, opening=type(request) is Watch)
-        took = self._stopwatch() - began
+            self.telling.say(peer, wire.encode_response(request_id, response), number, alone and not deliveries)
+        peer.work = work
+        if deliveries or self.engine.stirred:
+            self.telling.deliver(deliveries, opening=type(request) is Watch)
+        return response
+
+    def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float, now: float) -> None:
+        """Tell who wants to know of each request, and the log if it took long to decode and to carry out."""
         if self.on_request is not None:
             self.on_request(*_kind_and_outcome(request, response), took)
         if took > SLOW and self._complaints.say(now):

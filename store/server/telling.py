@@ -57,6 +57,7 @@ class Telling:
 
     Attributes:
         engine: The store; another one, once it has been read from its disk again.
+        dirty: Peers with something queued in this batch.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Telling:
         self._have_pass = have_pass
         self._announcements: deque[Announcement[Any]] = deque()  # those that have begun, in order
         self._ended: set[tuple[int, int]] = set()  # watches that have ended while they were among those to be told
-        self._dirty: dict[Peer, None] = {}  # peers with something queued in this batch
+        self.dirty: dict[Peer, None] = {}
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
         self._no_hurry = False  # what is queued now is written then
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
@@ -92,7 +93,7 @@ class Telling:
     @property
     def goes_on(self) -> bool:
         """Whether there is more to be told, or written, in the next pass."""
-        return bool(self._dirty or self._announcements or self._later or self.engine.stirred)
+        return bool(self.dirty or self._announcements or self._later or self.engine.stirred)
 
     def holding(self) -> Iterator[Peer]:
         """The peers that may be told nothing more before the disk has come further."""
@@ -100,7 +101,7 @@ class Telling:
 
     def forget(self, peer: Peer) -> None:
         """A connection has ended."""
-        self._dirty.pop(peer, None)
+        self.dirty.pop(peer, None)
         self._later.pop(peer, None)
         self._holding.pop(peer, None)
 
@@ -227,20 +228,21 @@ class Telling:
             self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
             self._queue(peer, encoded, number)
 
-    def say(self, peer: Peer, frame: bytes, number: int | None = None, *, alone: bool = False) -> None:
+    def say(self, peer: Peer, frame: bytes, number: int | None = None, alone: bool = False) -> None:
         """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now.
 
         A frame that is all there is to tell in this batch is sent `alone`, and queued only if it cannot be.
         """
         if self._announcements:
             self._catch_up(peer)
+        unwritten = self._durability.unwritten
         if number is None:
-            number = self._durability.unwritten.appended
-        if not (alone and number <= self._durability.unwritten.durable and peer.send(frame)):
+            number = unwritten.appended
+        if not (alone and number <= unwritten.durable and peer.send(frame)):
             self._queue(peer, frame, number)
 
     def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
-        dirty = self._later if self._no_hurry else self._dirty
+        dirty = self._later if self._no_hurry else self.dirty
         if number > self._durability.unwritten.durable:
             peer.hold(frame, number)
             self._holding[peer] = None
@@ -259,8 +261,8 @@ class Telling:
 
     def flush(self) -> None:
         """Write what this batch has queued, one write per peer."""
-        while self._dirty:
-            dirty, self._dirty = self._dirty, {}
+        while self.dirty:
+            dirty, self.dirty = self.dirty, {}
             for peer in dirty:
                 peer.flush()
 
@@ -278,7 +280,7 @@ class Telling:
     def release(self, number: int) -> list[Peer]:
         """Let go of the frames that waited for this; who may be read again now, if it is not for later."""
         waiting = list(self._holding)
-        dirty = self._dirty if len(waiting) <= AT_ONCE else self._later
+        dirty = self.dirty if len(waiting) <= AT_ONCE else self._later
         for peer in waiting:
             if not peer.outbox.release(number):
                 del self._holding[peer]

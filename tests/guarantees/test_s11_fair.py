@@ -88,10 +88,10 @@ class Timed:
         self._arrived[peer.id] = self._stopwatch()
         self._received(peer, size)
 
-    def apply(self, peer: Any, request_id: int, acknowledged: int, request: Any, *times: float, **how: bool) -> None:
+    def apply(self, peer: Any, request_id: int, acknowledged: int, request: Any, *how: Any) -> Any:
         if type(request) is Ping:
             self.waits.append(self._stopwatch() - self._arrived[peer.id])
-        self._apply(peer, request_id, acknowledged, request, *times, **how)
+        return self._apply(peer, request_id, acknowledged, request, *how)
 
 
 def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
@@ -321,7 +321,7 @@ def test_s11_prefixes_longer_than_a_key_cost_it_nothing() -> None:
             asked += 1
             return super().__contains__(prefix)
 
-    desk.engine._watches._watchers = Asked(desk.engine._watches._watchers)
+    desk.engine._watches.by_prefix = Asked(desk.engine._watches.by_prefix)
     desk.ask(Put("short", b""), peer=9)
     assert asked == len("short")
 

@@ -59,7 +59,7 @@ def _from_the_next(
 def say_at_once(self: Telling, peer: Peer, frame: bytes, number: int) -> None:  # noqa: ARG001
     """Say what was done before the disk has it."""
     peer.queue(frame)
-    self._dirty[peer] = None
+    self.dirty[peer] = None
 
 
 def _waits_for_nothing(self: Unwritten, request: Request[Any]) -> int:  # noqa: ARG001

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from store.client import watch as watch_room
 from store.client.client import Client
+from store.engine.keyspace import events_of
 from store.errors import StoreError
 from store.messages import (
     Add,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from rdzv.testing.timeline import Timeline
     from store.engine.changeset import Facts
     from store.engine.engine import Engine
+    from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
     from store.messages import Cause
 
@@ -553,11 +555,10 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
             books._ended.add(lease.id)
         return gone
 
-    def observed_close() -> tuple[Event, ...]:
-        events = close()
-        if events:
-            books.changed(events)
-        return events
+    def observed_close() -> tuple[Change, ...]:
+        made = close()
+        books.changed(events_of(made))
+        return made
 
     engine.tick = observed_tick  # type: ignore[method-assign]  # of this one engine alone
     changes.end_lease = observed_end  # type: ignore[method-assign]

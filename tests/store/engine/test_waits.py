@@ -72,7 +72,7 @@ def test_what_a_peer_has_parked_is_counted_until_it_is_over() -> None:
     waits.peer_closed(1)
     assert (len(waits), waits.of(1), waits.bytes_of(1)) == (1, 0, 0)
     waits.remove((2, 0))
-    assert (waits._parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
+    assert (waits.parked, waits._at, waits._under, waits._by) == ({}, {}, {}, {})
 
 
 def test_a_wait_costs_its_keys_and_what_its_conditions_expect() -> None:

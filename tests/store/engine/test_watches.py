@@ -81,7 +81,7 @@ def test_nothing_is_kept_of_watches_that_are_closed() -> None:
     for watch_id, prefix in enumerate(["a", "b", "ab", ""]):
         watches.add(1, watch_id, prefix)
     watches.peer_closed(1)
-    assert (watches._watchers, watches._prefixes, watches._lengths) == ({}, {}, {})
+    assert (watches.by_prefix, watches._prefixes, watches._lengths) == ({}, {}, {})
 
 
 @given(

@@ -104,10 +104,10 @@ async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behin
 @pytest.mark.virtual_time
 async def test_a_defect_met_by_one_request_costs_that_peer_its_connection_and_others_still_hear_what_happened() -> None:
     class Defective(Engine):
-        def apply(self, request: Any, **context: Any) -> Applied:
+        def apply(self, request: Any, *context: Any, **named: Any) -> Applied:
             if isinstance(request, List):
                 raise KeyError("a defect")
-            return super().apply(request, **context)
+            return super().apply(request, *context, **named)
 
     network = MemoryNetwork()
     reported: list[dict[str, Any]] = []
