@@ -6,7 +6,6 @@ Files and the environment are read here, sockets are made here; everything else 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import warnings
@@ -28,7 +27,8 @@ from store.net.address import Address
 from store.net.dialing import dial
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping
+    import contextlib
+    from collections.abc import Generator, Mapping
     from types import TracebackType
 
     from rdzv.config.overrides import Overrides
@@ -137,53 +137,81 @@ def create_tcp(parameters: RendezvousParameters) -> Handler:
 
 def tcp_handler(settings: Settings) -> Handler:
     """The same, from settings that are parsed already."""
-    settings = with_expected_nodes(settings)
-    credentials = Credentials.of(settings)
-    ((host, port),) = settings.endpoint.hosts
-    address = Address(host=host, port=port, secure=settings.uses_tls)
-    hosting: Hosting | None = None
+    way = _WayToTcp(with_expected_nodes(settings))
+    return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
-    def client(connect_timeout: float = CALL_TIMEOUT) -> Client:
+
+class _WayToTcp:
+    """How a node and its callers reach the TCP store of their run, which this process hosts if that is called for.
+
+    For as long as it is entered, the node has a client; a caller makes more of them.
+
+    Attributes:
+        node: Whose way it is.
+    """
+
+    __slots__ = ("_address", "_credentials", "_hosting", "_monitoring", "_of_node", "_settings", "node")
+
+    def __init__(self, settings: Settings) -> None:
+        ((host, port),) = settings.endpoint.hosts
+        self._address = Address(host=host, port=port, secure=settings.uses_tls)
+        self._settings = settings
+        self._credentials = Credentials.of(settings)
+        self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self)
+        self._monitoring = Monitoring(self.node, settings, self._credentials)
+        self._hosting: Hosting | None = None
+        self._of_node: Client | None = None
+
+    def client(self, connect_timeout: float = CALL_TIMEOUT) -> Client:
+        """A client that is not connected yet."""
         return Client(
-            dial(address, credentials.client_tls()),
-            name=str(address),
-            token=credentials.token,
+            dial(self._address, self._credentials.client_tls()),
+            name=str(self._address),
+            token=self._credentials.token,
             timeout=CALL_TIMEOUT,
             connect_timeout=connect_timeout,
             timeout_name="join_timeout",
         )
 
-    @contextlib.asynccontextmanager
-    async def open_store() -> AsyncIterator[Store]:
-        nonlocal hosting
-        monitoring.begin()
-        if hosting is None:
+    def blocking_client(self) -> store.sync.Client:
+        """A client for those who block."""
+        credentials = self._credentials
+        return store.sync.Client(
+            self._address, token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
+        )
+
+    async def __aenter__(self) -> Client:
+        self._monitoring.begin()
+        if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
+            await self._host_if_called_for()
+        client = self.client(self._settings.join_timeout)
+        # Not before: the others may wait for the store that this node hosts.
+        async with self.node.loop.turn(newcomer=True):
+            self._of_node = await client.__aenter__()
+        if self._hosting is not None:
+            self._hosting.settle()
+        return client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        client, self._of_node = self._of_node, None
+        if client is not None:
+            await client.__aexit__(kind, error, trace)
+
+    async def _host_if_called_for(self) -> None:
+        if self._hosting is None:
             # At the first connect only, unless that led to a store which was about to end: a second, empty store must
             # not stand beside a living run.
-            server_tls = credentials.server_tls() if settings.uses_tls else None
-            hosting = Hosting(settings, open_client=client, token=credentials.token, tls=server_tls)
-            node.on_close(hosting.aclose)
-            hosted = hosting
-            node.hosts_store = lambda: hosted.hosts
-        elif node.handed_on:
-            await hosting.begin_again()
-        await hosting.begin()
-        async with contextlib.AsyncExitStack() as stack:
-            # Not before: the others may wait for the store that this node hosts.
-            async with node.loop.turn(newcomer=True):
-                opened = await stack.enter_async_context(client(settings.join_timeout))
-            hosting.settle()
-            yield opened
-
-    node = Node(settings, loop=NodeThread(), open_store=open_store)
-    monitoring = Monitoring(node, settings, credentials)
-    return Handler(
-        node,
-        open_store=client,
-        open_blocking_store=lambda: store.sync.Client(
-            address, token=credentials.token, tls=credentials.client_tls(), timeout=CALL_TIMEOUT
-        ),
-    )
+            server_tls = self._credentials.server_tls() if self._settings.uses_tls else None
+            self._hosting = hosting = Hosting(
+                self._settings, open_client=self.client, token=self._credentials.token, tls=server_tls
+            )
+            self.node.on_close(hosting.aclose)
+            self.node.hosts_store = lambda: hosting.hosts
+        elif self.node.handed_on:
+            await self._hosting.begin_again()
+        await self._hosting.begin()
 
 
 def create_etcd(parameters: RendezvousParameters) -> Handler:

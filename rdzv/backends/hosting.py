@@ -205,8 +205,6 @@ class Hosting:
             RendezvousConnectionError: `is_host` was asked for, and cannot be.
             RendezvousSettingsError: It would be open to strangers.
         """
-        if self._settings.is_host is False:
-            return  # nothing to find out, for which each of thousands of nodes would start a thread
         if self._task is None:
             self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
             await self._asked.wait()

@@ -21,7 +21,7 @@ import concurrent.futures
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
 
@@ -43,6 +43,7 @@ from store import ConnectionLost, StoreError, when
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+    from concurrent.futures import Future
     from types import TracebackType
 
     from rdzv.config.settings import Settings
@@ -106,26 +107,27 @@ class Handler(RendezvousHandler):
             return  # a forked child has nothing here to let go of
         try:
             closing = self.node.loop.start(self.node.aclose())
+            withdrawn = self.node.loop.start(self.node.withdrawn.wait())
         except RendezvousStateError:
             return  # it was closed before, and its thread has ended
         closing.add_done_callback(lambda _: self.node.loop.leave())  # not before: what is begun there is to end there
         try:
-            await self._end_with(closing)
+            await self._end_with(withdrawn, closing)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._end_with(closing)  # the node goes on closing anyway; a second cancel leaves it to itself
+                await self._end_with(withdrawn, closing)  # a second cancel leaves the node to itself
             raise
         finally:
             await self.shared_client.aclose()
         _result_of(closing)
 
-    async def _end_with(self, closing: concurrent.futures.Future[None]) -> None:
+    async def _end_with(self, withdrawn: Future[Literal[True]], closing: Future[None]) -> None:
         """Hang up once the node has left its round, and then wait until it is closed.
 
         Not before: whoever waits in the shared store is told that the round is over. And not after: a store that this
         process hosts is served until all others have hung up.
         """
-        await _end_of(self.node.withdrawn, closing)
+        await _end_of(withdrawn)
         await self.shared_client.aclose()
         await _end_of(closing)
 
@@ -561,8 +563,8 @@ def absence_of(node: Node, node_id: str) -> str:
     return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")
 
 
-async def _end_of(*futures: concurrent.futures.Future[Any]) -> None:
-    """Wait until one thing in the node's loop is over, however it ended; being cancelled here does not cancel it."""
+async def _end_of(future: Future[Any]) -> None:
+    """Wait until something in the node's loop is over, however it ended; being cancelled here does not cancel it."""
     here = asyncio.get_running_loop()
     over: asyncio.Future[None] = here.create_future()
 
@@ -574,12 +576,11 @@ async def _end_of(*futures: concurrent.futures.Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # this loop has closed: nobody waits
             here.call_soon_threadsafe(tell)
 
-    for future in futures:
-        future.add_done_callback(done)
+    future.add_done_callback(done)
     await over
 
 
-def _result_of(over: Call[T] | concurrent.futures.Future[T]) -> T:
+def _result_of(over: Call[T] | Future[T]) -> T:
     """What came of something in the node's loop.
 
     Raises:

@@ -13,7 +13,6 @@ so, and `next_rendezvous` makes a new link. What the node is in the run is its `
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
@@ -93,7 +92,7 @@ class Node:
     Attributes:
         listeners: Who is woken when anything changes that the node knows; from any thread.
         part: What it is in its run.
-        withdrawn: Done once a node that is being closed has left its round; the store may still be served from here,
+        withdrawn: Set once a node that is being closed has left its round; the store may still be served from here,
             for as long as anybody is connected to it.
         time: The clock by which it knows when others are to leave, once it has connected; from any thread.
         hosts_store: Whether this process serves the run's store; from any thread.
@@ -121,12 +120,12 @@ class Node:
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
-        self._link_stack = contextlib.AsyncExitStack()
+        self._link_stack: contextlib.AsyncExitStack | None = None  # what ends the link
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
         self._join: Ticket | None = None  # under way, or the last one
-        self.withdrawn: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
         self.time: Callable[[], float] = lambda: 0.0
@@ -154,7 +153,7 @@ class Node:
             await self._end_join()
             await self._leaving.withdraw(self._link)
         finally:
-            self.withdrawn.set_result(None)
+            self.withdrawn.set()
             try:
                 await self._disconnect()
             finally:
@@ -185,7 +184,7 @@ class Node:
                 link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
                 stack.push_async_callback(link.aclose)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
-                stack.enter_context(link.follower.listeners.listening(self.listeners))
+                link.follower.listeners.add(self.listeners)
                 stack.enter_context(Noticing(self.part, link))
                 link.say_when_away(self._what_absence_means)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
@@ -209,7 +208,7 @@ class Node:
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
         self._link = None
-        stack, self._link_stack = self._link_stack, contextlib.AsyncExitStack()
+        stack, self._link_stack = self._link_stack or contextlib.AsyncExitStack(), None
         with anyio.CancelScope(shield=True):
             await stack.aclose()
 

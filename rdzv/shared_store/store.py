@@ -195,7 +195,7 @@ class ClientAtFirstUse:
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
-        self._opened = AsyncExitStack()
+        self._opened: AsyncExitStack | None = None  # what ends the client
         self._client: Store | None = None
         self._opening = asyncio.Lock()
 
@@ -218,6 +218,7 @@ class ClientAtFirstUse:
             if self._client is not None and getattr(self._client, "failure", None) is not None:
                 await self._close()
             if self._client is None:
+                self._opened = AsyncExitStack()
                 self._client = await self._opened.enter_async_context(self._open())
             return self._client
 
@@ -232,9 +233,10 @@ class ClientAtFirstUse:
 
     async def _close(self) -> None:
         self._client = None
-        opened, self._opened = self._opened, AsyncExitStack()
-        with anyio.CancelScope(shield=True):
-            await opened.aclose()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with anyio.CancelScope(shield=True):
+                await opened.aclose()
 
 
 class SharedStore(_Twin[Caller]):
