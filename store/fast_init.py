@@ -8,7 +8,7 @@ and 10 % less of a call. The result is an instance of the frozen dataclass and n
 
 from __future__ import annotations
 
-from dataclasses import fields, make_dataclass
+from dataclasses import MISSING, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -20,15 +20,18 @@ N = TypeVar("N")
 
 
 def constructor(noun: type[N]) -> Callable[..., N]:
-    """Return a function that makes a noun of all its fields, in the order of their definition."""
+    """Return a function that makes a noun of its fields, in their order; the last of them may have defaults."""
 
     def become(self: Any) -> None:
         self.__class__ = noun
 
-    names = [field.name for field in fields(noun)]  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
+    defaults = {each.name: each.default for each in fields(noun)}  # type: ignore[arg-type]  # mypy has no word for "any dataclass"
+    # Those before a field without a default have none, either: fields by keyword may come in any order.
+    without = [place for place, default in enumerate(defaults.values()) if default is MISSING]
+    needed = list(defaults)[: without[-1] + 1 if without else 0]
     made: Any = make_dataclass(
         noun.__name__,
-        [(name, Any) for name in names],
+        [(name, Any, field(default=MISSING if name in needed else default)) for name, default in defaults.items()],
         bases=noun.__bases__,
         namespace={"__post_init__": become},
         eq=False,

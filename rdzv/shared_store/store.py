@@ -409,8 +409,11 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
             request, left = next(steps)
             while True:
                 try:
-                    with self._waiting() if waits(request) else nullcontext():
-                        response: Any = self._client.call(request, timeout=left)
+                    if waits(request) and self._waiting is not nullcontext:
+                        with self._waiting():
+                            response: Any = self._client.call(request, timeout=left)
+                    else:
+                        response = self._client.call(request, timeout=left)
                 except StoreError as error:
                     request, left = steps.throw(error)
                 else:

@@ -37,7 +37,14 @@ from store.messages import Cancel, Failed, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.callers import check_blocking_caller
 from store.net.process import process_id
-from store.net.sockets import SYSTEM_TELLS, have_calls_wait, holds_unreadable, let_go_in_children, queued_bytes
+from store.net.sockets import (
+    SYSTEM_TELLS,
+    have_calls_wait,
+    holds_unreadable,
+    let_go_in_children,
+    queued_bytes,
+    send_at_once,
+)
 from store.net.spinning import Spin, receive_soon
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -129,11 +136,12 @@ class Channel:
         try:
             while True:
                 try:
-                    self._connect_if_needed(item, deadline)
+                    if self.sock is None:
+                        self._connect_for(item, deadline)
                     self._send(self.connection.encode(item), deadline)
-                    answer = self._answer_to(item, deadline)
+                    answer: R = self._answer_to(item, deadline)
                     self._patience.answered()
-                    return cast("R", answer), item.request_id
+                    return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
                     self._client.check_wait(request)
@@ -153,9 +161,7 @@ class Channel:
             self.close()
             raise
 
-    def _connect_if_needed(self, item: InFlight, deadline: float | None) -> None:
-        if self.sock is not None:
-            return
+    def _connect_for(self, item: InFlight, deadline: float | None) -> None:
         self._pause(deadline)
         self._client.check_usable()
         welcome = self._connect(deadline)
@@ -259,7 +265,7 @@ class Channel:
                     self._client.store_id = self.connection.store_id
                     return item
 
-    def _answer_to(self, item: InFlight, deadline: float | None) -> Response:
+    def _answer_to(self, item: InFlight, deadline: float | None) -> Any:
         spin = self._spin_in_waits if waits(item.request) else self._spin
         answer: Response | None = None
         while answer is None:
@@ -409,7 +415,10 @@ class Channel:
             _Expired: The caller's time is over. The connection is closed: half a frame is on it.
         """
         assert self.sock is not None
-        rest = memoryview(frame)
+        sent = send_at_once(self.sock, frame)
+        if sent == len(frame):
+            return
+        rest = memoryview(frame)[sent:]
         stuck = 0.0
         while rest:  # not sendall(), whose timeout is for all of it: a large value may take longer
             within = LOOK

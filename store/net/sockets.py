@@ -37,6 +37,7 @@ __all__ = [
     "queued_bytes",
     "raise_file_limit",
     "raised_file_limit",
+    "send_at_once",
 ]
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
@@ -67,6 +68,16 @@ def have_calls_wait(sock: socket.socket, seconds: float) -> None:
     limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def send_at_once(sock: socket.socket, frame: bytes) -> int:
+    """Send as much as the system takes without a wait, which need not be prepared then; nothing over TLS."""
+    if isinstance(sock, ssl.SSLSocket):
+        return 0
+    try:
+        return sock.send(frame, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
 
 
 def prepare(sock: Any) -> None:

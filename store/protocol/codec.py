@@ -229,6 +229,10 @@ def _entry_from(value: Any) -> Entry:
     raise ProtocolError(f"{shown(value)} stands where an entry belongs")
 
 
+def _maybe_entry_from(value: Any) -> Entry | None:
+    return None if value is None else _entry_from(value)
+
+
 _make_entry, _make_event = constructor(Entry), constructor(Event)
 
 
@@ -342,6 +346,7 @@ def _message_to(message: Any) -> tuple[Any, ...]:
 
 def _one_of(allowed: tuple[type, ...]) -> _Field:
     """A message within a message."""
+    kinds = frozenset(allowed)
     layouts: dict[int, Layout[Any]] = {}  # of those allowed, as far as they have come: the table is made after this
 
     def layout_in(value: Any) -> Layout[Any]:
@@ -359,7 +364,7 @@ def _one_of(allowed: tuple[type, ...]) -> _Field:
         return (layout or layout_in(value)).build(value[1:])
 
     def takes(value: Any) -> bool:
-        if type(value) not in allowed:
+        if type(value) not in kinds:
             return False
         LAYOUT_OF[type(value)].verify(value)
         return True
@@ -421,7 +426,7 @@ _BOOL = _exactly(bool)
 _SECONDS = _Field(
     _check_seconds, takes=lambda value: isinstance(value, int | float) and type(value) is not bool, plain=(float,)
 )
-_MAYBE_ENTRY = _Field(lambda value: None if value is None else _entry_from(value), _maybe_entry_to)
+_MAYBE_ENTRY = _Field(_maybe_entry_from, _maybe_entry_to)
 _ENTRIES = _many(_MAYBE_ENTRY, encode_all=_entries_to)
 _GROUP = _Field(_group_from, lambda group: (group.name, group.keys, group.bytes, group.age))
 _NOTE = _Field(_note_from, lambda note: (note.key, note.note, note.age))
@@ -469,7 +474,7 @@ class Layout(Generic[M]):
 
     def build(self, values: list[Any]) -> M:
         """The message of these field values."""
-        if tuple(map(type, values)) in self.plain:
+        if self.plain and tuple(map(type, values)) in self.plain:
             return self._make(*values)
         # A later release may have added fields, which are not for us; an earlier one did not know our last ones.
         not_given = self._not_given(values)

@@ -415,8 +415,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     layout = LAYOUT_OF.get(type(request))
     if layout is None:
         raise StoreUsageError(f"{shown(request)} is no request")
-    fields = layout.fields(request) if layout.plain else ()
-    if tuple(map(type, fields)) not in layout.plain:
+    if not layout.plain or tuple(map(type, fields := layout.fields(request))) not in layout.plain:
         layout.verify(request)  # before an encoder stumbles over it
         fields = layout.fields(request)
     body = _pack((layout.code, request_id, acknowledged, *fields))
@@ -523,6 +522,8 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
     """A server's frame."""
     fields = _decode(body)
     code = fields[0]
+    if type(code) is int and code in RESPONSES and len(fields) >= 2 and type(fields[1]) is int:
+        return Reply(fields[1], RESPONSES[code].build(fields[2:]))
     if code == BYE:
         return _decode_bye(fields)
     if code == SORRY and (sorry := _sorry(fields)) is not None:
@@ -539,10 +540,7 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
         return Lagged(fields[1], fields[2])
     if code in PUSHES:
         return Events(fields[1], ())
-    layout = RESPONSES.get(code)
-    if layout is None:
-        raise ProtocolError(f"a frame has the code {code!r}, which no response has")
-    return Reply(fields[1], layout.build(fields[2:]))
+    raise ProtocolError(f"a frame has the code {code!r}, which no response has")
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:

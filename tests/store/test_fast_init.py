@@ -30,4 +30,5 @@ def test_what_is_made_is_frozen_and_has_no_room_for_more() -> None:
 
 def test_a_field_that_is_left_out_is_an_error() -> None:
     with pytest.raises(TypeError):
-        constructor(Put)("k", b"v")
+        constructor(Put)("k")
+    assert constructor(Put)("k", b"v") == Put("k", b"v"), "but for the last ones, if they have defaults"

@@ -9,6 +9,7 @@ import gc
 import os
 import resource
 import socket
+import ssl
 import warnings
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,9 @@ from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+MIB = 1024 * 1024
 
 
 class Owner:
@@ -63,6 +67,19 @@ def test_a_call_on_a_blocking_callers_socket_waits_no_longer_than_it_may() -> No
                 ours.send(bytes(65536))
         theirs.send(b"x")
         assert ours.recv(1) == b"x"
+
+
+def test_what_is_sent_at_once_is_what_the_system_takes_without_a_wait() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert sockets.send_at_once(ours, b"abc") == 3
+        frame = bytes(64 * MIB)
+        sent = sockets.send_at_once(ours, frame)
+        assert 0 < sent < len(frame), "for the rest one has to wait"
+        assert sockets.send_at_once(ours, b"abc") == 0
+        context = ssl.create_default_context()
+        with context.wrap_socket(theirs, server_hostname="it", do_handshake_on_connect=False) as secured:
+            assert sockets.send_at_once(secured, b"abc") == 0
 
 
 def test_preparing_a_socket_that_is_closed_already_is_its_owners_concern() -> None:
