@@ -162,7 +162,7 @@ class _WayToTcp:
         self._hosting: Hosting | None = None
         self._of_node: Client | None = None
 
-    def client(self, connect_timeout: float = CALL_TIMEOUT) -> Client:
+    def client(self, connect_timeout: float = CALL_TIMEOUT, *, opening: str | None = None) -> Client:
         """A client that is not connected yet."""
         return Client(
             dial(self._address, self._credentials.client_tls()),
@@ -171,6 +171,7 @@ class _WayToTcp:
             timeout=CALL_TIMEOUT,
             connect_timeout=connect_timeout,
             timeout_name="join_timeout",
+            opening=opening,
         )
 
     def blocking_client(self) -> store.sync.Client:
@@ -184,7 +185,7 @@ class _WayToTcp:
         self._monitoring.begin()
         if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
             await self._host_if_called_for()
-        client = self.client(self._settings.join_timeout)
+        client = self.client(self._settings.join_timeout, opening=self.node.keys.head)
         # Not before: the others may wait for the store that this node hosts.
         async with self.node.loop.turn(newcomer=True):
             self._of_node = await client.__aenter__()

@@ -17,9 +17,9 @@ from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
-from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, Entry, StoreTimeoutError
+from store.net.stopwatch import Stopwatch
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Follower:
         opening.start()
         try:
             async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                self.opened_in = opening.stop()
+                # A watch that was asked for with the hello is open by now: its answer took as long as the welcome.
+                self.opened_in = max(opening.stop(), getattr(self._store, "welcomed_in", 0.0))
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)

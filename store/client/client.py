@@ -24,7 +24,7 @@ import anyio
 from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
-from store.client.outcomes import out_of_time, settle, with_doubt
+from store.client.outcomes import no_room, out_of_time, settle, with_doubt
 from store.client.patience import Patience
 from store.client.probe import server_answers
 from store.client.room import Room
@@ -37,7 +37,6 @@ from store.errors import (
     ProtocolError,
     StoreError,
     StoreReplaced,
-    StoreTimeoutError,
     UsedAfterFork,
     unsent,
 )
@@ -46,6 +45,7 @@ from store.messages import Cancel, Ping, Pong, Request, Response, Watching, wait
 from store.net.absence import wait_for_store
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe, where
 from store.net.process import process_id
+from store.net.stopwatch import Stopwatch
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -80,6 +80,11 @@ class Client(interface.Store):
         timeout_name: What those who read of a wait for it know it by.
         rng: For the jitter of reconnecting.
         process: The process that it is in, for tests that play several; without it, this one.
+        opening: The prefix of a watch, with a snapshot, that is asked for together with the hello: whoever calls
+            `watch` for it first need not wait for another round trip.
+
+    Attributes:
+        welcomed_in: Seconds that the server took to answer our hello, without what this process stood still.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Client(interface.Store):
         timeout_name: str = "the timeout",
         rng: random.Random | None = None,
         process: bytes | None = None,
+        opening: str | None = None,
     ) -> None:
         self._dial = dial
         self.name = name
@@ -112,9 +118,12 @@ class Client(interface.Store):
         self._out: list[bytes] = []
         self._watching: dict[Watch, None] = {}  # every watch between its opening and its closing
         self._watches: dict[int, Watch] = {}  # those open at the server, by request id
+        self._opening = opening
+        self._begun: Watch | None = None  # that nobody has taken yet
         self._failed: StoreError | None = None  # why this client is of no more use
         self.last_problem: str = NEVER_ANSWERED
-        self._conversing_since = 0.0  # on the connection that we have, or had
+        self.welcomed_in: float = 0.0
+        self._until_welcome: Stopwatch | None = None
         self._silence: Silence | None = None  # of the connection on which we converse
         self._heartbeat: Heartbeat | None = None  # likewise
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
@@ -132,6 +141,9 @@ class Client(interface.Store):
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)
+        if self._opening is not None:
+            self._begun = self.watch(self._opening, snapshot=True)
+            self._begun.begin()
         try:
             await self._first_welcome()
         except BaseException:
@@ -168,6 +180,8 @@ class Client(interface.Store):
         if self._ready and self._link is not None and self._link.transport is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
+        if self._begun is not None:
+            self._begun.give_up()
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         task, self._task = self._task, None
         if task is not None:
@@ -277,7 +291,6 @@ class Client(interface.Store):
         self._link, self._previous = link, previous
         self._silence = silence = Silence(link, self._patience, self.ask_ping, self._find_fresh_link, self._probe)
         self._heartbeat = heartbeat = Heartbeat(link, self, heartbeats)
-        self._conversing_since = heartbeat.heard_at
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
             silence.expect_answer()  # the greeting may be here, the welcome is not
@@ -316,16 +329,15 @@ class Client(interface.Store):
             self._send(self._connection.ask(Ping(), None))
 
     async def _find_fresh_link(self) -> Link:
-        def has_problem(problem: str) -> None:
-            self.last_problem = problem
-
-        return await greeted_link(self._dial, self, self._patience, has_problem)
+        return await greeted_link(self._dial, self, self._patience, partial(setattr, self, "last_problem"))
 
     def _disconnected(self, link: Link) -> None:
         if self._link is not link:
             return
         self._link = self._silence = self._heartbeat = None
         was_ready, self._ready = self._ready, False
+        if self._until_welcome is not None:
+            self._until_welcome.stop()
         self._out.clear()
         self._writable = True
         self._connection.disconnected()
@@ -377,8 +389,10 @@ class Client(interface.Store):
                         self._take_welcome(item)
                     case Bye(reason=reason):
                         link.farewell = reason
-                    case bytes():
-                        link.write(item)
+                    case bytes():  # our hello
+                        self._until_welcome = Stopwatch(self.time)
+                        self._until_welcome.start()
+                        link.write(item + self._connection.encode_first())
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
             self._leave(link, str(error))
@@ -411,7 +425,10 @@ class Client(interface.Store):
     def _take_welcome(self, welcome: Welcome) -> None:
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
-        self._patience.was_silent(self.time() - self._conversing_since, now=self.time())
+        if self._until_welcome is not None:
+            self.welcomed_in = self._until_welcome.stop()
+        assert self._heartbeat is not None, "we converse"
+        self._patience.was_silent(self.time() - self._heartbeat.began, now=self.time())
         self.limits = dict(welcome.limits)
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
@@ -424,6 +441,8 @@ class Client(interface.Store):
                 settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))
         for item in self._connection.to_send_again():
             self._send(item)
+        if self._silence is not None and len(self._connection.in_flight) > len(self._parked):
+            self._silence.expect_answer()  # to what went with the hello
         for watch in self._watching:
             watch.resume()
         for callback in self._on_connection:
@@ -489,11 +508,7 @@ class Client(interface.Store):
     async def _wait_for_room(self, timeout: float | None) -> None:
         """Hold a caller back while too much is in flight, or the socket takes no more."""
         if not await self._room.wait(timeout):
-            raise StoreTimeoutError(
-                f"{len(self._connection.in_flight)} requests to {self.name} are in flight, and there was no room for "
-                f"another within {timeout:g} s",
-                maybe_applied=False,
-            )
+            raise no_room(len(self._connection.in_flight), timeout, self.name)
 
     def may_write(self, link: Link, *, writable: bool) -> None:
         """The socket takes no more, or takes more again; called by a connection."""
@@ -538,8 +553,10 @@ class Client(interface.Store):
             # It would stay at the server, and for ever if it were asked again after a reconnect.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
-            if item.sent and self._ready:
-                self._send(self._connection.ask(Cancel(target=item.request_id), None))
+            if item.sent and (self._ready or self._connection.asked_early(item)):
+                cancel = self._connection.ask(Cancel(target=item.request_id), None)
+                if self._ready:
+                    self._send(cancel)
         elif not self._ready:
             self._connection.disconnected()  # once more: what is abandoned meanwhile is not asked again, either
         self._room.changed()
@@ -548,6 +565,9 @@ class Client(interface.Store):
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
+        if self._begun is not None and snapshot and start_revision is None and prefix == self._opening:
+            begun, self._begun = self._begun, None
+            return begun
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def add_watch(self, watch: Watch) -> None:

@@ -181,13 +181,15 @@ class Heartbeat:
         heartbeats: How many of them a server that greets nobody is given.
 
     Attributes:
-        heard_at: When the server last said something, on the loop's clock.
+        began: When it began, on the loop's clock.
+        heard_at: When the server last said something.
     """
 
     def __init__(self, link: Link, client: Pinging, heartbeats: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._link, self._client, self._heartbeats = link, client, heartbeats
-        self.heard_at: float = self._loop.time()
+        self.began: float = self._loop.time()
+        self.heard_at: float = self.began
         self._asked_at: float | None = None
         self._pinged_at = self.heard_at
         self._held = 0  # bytes that we had to send, at the last look

@@ -85,6 +85,7 @@ class Watch(interface.Watch):
         self._client = client
         self._cursor = cursor
         self._id: int | None = None  # the request that it is open under, on this connection
+        self._begun: tuple[InFlight, asyncio.Future[Watching]] | None = None  # asked for before anybody enters it
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # with their sizes
         self._held_bytes = 0
@@ -92,10 +93,25 @@ class Watch(interface.Watch):
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
-    async def __aenter__(self) -> Self:
+    def begin(self) -> None:
+        """Ask for it now; whoever enters it waits for the answer. Otherwise `give_up` is to be called."""
         self._client.add_watch(self)
+        self._begun = self._ask(limited=False)
+
+    def give_up(self) -> None:
+        """Nobody enters it, or hears what came of it."""
+        assert self._begun is not None, "it was begun"
+        _, answer = self._begun
+        if not answer.cancel():
+            answer.exception()
+
+    async def __aenter__(self) -> Self:
         try:
-            await self._open(limited=True)
+            if self._begun is None:
+                self._client.add_watch(self)
+                await self._open(limited=True)
+            else:
+                await self._answer(*self._begun)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -196,12 +212,19 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, *, limited: bool) -> None:
-        """Ask for it. Events may come before this returns: they are known by the id of the request."""
+        """Ask for it and wait until it is open."""
+        await self._answer(*self._ask(limited=limited))
+
+    def _ask(self, *, limited: bool) -> tuple[InFlight, asyncio.Future[Watching]]:
+        """Ask for it. Events may come before the answer is heard: they are known by the id of the request."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
         item, answer = self._client.ask_to_watch(self, request, limited=limited)
         self._id = item.request_id
+        return item, answer
+
+    async def _answer(self, item: InFlight, answer: asyncio.Future[Watching]) -> None:
         try:
             await answer
         except asyncio.CancelledError:

@@ -20,6 +20,9 @@ After that::
     server     [LAGGED, request_id, revision]                that watch has ended after `revision`: too slow a reader
     either     [BYE, reason]                                 hanging up on purpose; a client's session ends with it
 
+A client need not wait for the welcome before it asks what changes nothing, in frames of no more than a hello's bytes:
+the answers follow the welcome.
+
 At any time the server may say ``["sorry", kind, message]``, and hangs up then. `session` in the welcome is the number
 of the client's session: another one than last time means that the server had forgotten it. `process` in the hello is
 16 random bytes, the same on all connections of one process; a process that says none is never taken for dead (R20).

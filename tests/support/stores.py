@@ -63,6 +63,7 @@ def connect_in_memory(
     source: str = "client",
     token: bytes | None = None,
     timeout: float = 30.0,
+    opening: str | None = None,
 ) -> Client:
     """A client of a store on the network, to be entered with `async with`."""
 
@@ -70,7 +71,13 @@ def connect_in_memory(
         return await network.dial(name, factory, source=source)
 
     return Client(
-        dial, name=name, token=token, timeout=timeout, rng=random.Random(source), process=process_id_of(source)
+        dial,
+        name=name,
+        token=token,
+        timeout=timeout,
+        rng=random.Random(source),
+        process=process_id_of(source),
+        opening=opening,
     )
 
 

@@ -1,16 +1,13 @@
-"""What an answer takes counts; what this process itself stood still does not (`rdzv.node.part.stopwatch`)."""
+"""What an answer takes counts; what this process itself stood still does not (`store.net.stopwatch`)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from types import SimpleNamespace
 
 import pytest
 
-from rdzv.node.part.stopwatch import STOOD_STILL, Stopwatch
-from rdzv.node.store_session import ANSWERS_KEPT, Link
+from store.net.stopwatch import STOOD_STILL, Stopwatch
 
 
 @pytest.mark.anyio
@@ -32,13 +29,3 @@ async def test_time_that_this_process_stood_still_does_not_count(after: float) -
         await asyncio.sleep(0)
     assert clock() - began > STOOD_STILL + 0.3
     assert stopwatch.seconds < after + 0.2 + STOOD_STILL / 2
-
-
-def test_one_answer_that_was_held_up_does_not_make_the_store_slow() -> None:
-    link = Link.__new__(Link)
-    link._answered_in = deque(maxlen=ANSWERS_KEPT)
-    link.follower = SimpleNamespace(opened_in=0.01)  # type: ignore[assignment]
-    for count in range(ANSWERS_KEPT):
-        assert link.round_trip == 0.01, count
-        link.answered_in(5.0)
-    assert link.round_trip == 5.0  # it is slow by now
