@@ -74,7 +74,7 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._blocked = False  # the transport asked us to stop writing
         self._ending = False  # to be closed once the outbox is empty
-        self._timer: asyncio.TimerHandle | None = None  # until it has said hello; later, until it has gone
+        self._timer: asyncio.TimerHandle | None = None  # until it has gone, once it is to go
         self.id = id
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0  # handed to the system
@@ -89,8 +89,13 @@ class Peer(asyncio.BufferedProtocol):
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
+        self._port = 0
         self.is_of_ours: bool = False  # of the server's own process, and nobody to wait for
-        self.name: str = f"peer {id}"
+
+    @property
+    def name(self) -> str:
+        """Which one it is, for the log."""
+        return f"{host_and_port(self.address, self._port)} (peer {self.id})" if self.address else f"peer {self.id}"
 
     # asyncio calls these
 
@@ -103,8 +108,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
-            self.address = str(peername[0])
-            self.name = f"{host_and_port(peername[0], peername[1])} (peer {self.id})"
+            self.address, self._port = str(peername[0]), peername[1]
         sock = transport.get_extra_info("socket")
         if sock is not None:
             let_go_in_children(self, sock)
@@ -152,20 +156,11 @@ class Peer(asyncio.BufferedProtocol):
 
     # the server calls these
 
-    def open(self, connection: ServerConnection, handshake: asyncio.TimerHandle) -> None:
+    def open(self, connection: ServerConnection) -> None:
         """Begin the conversation."""
         self.connection = connection
-        self._set_timer(handshake)
         self.queue(connection.greeting())
         self.flush()
-
-    def await_hello(self, timer: asyncio.TimerHandle) -> None:
-        """Give the client until then to say hello."""
-        self._set_timer(timer)
-
-    def greeted(self) -> None:
-        """The client has said hello in time."""
-        self._set_timer(None)
 
     def queue(self, frame: bytes) -> None:
         """Put a frame into the outbox, unless nothing more will be sent."""

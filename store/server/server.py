@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import secrets
 import socket
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -34,6 +36,7 @@ from store.server.conversations import Conversations
 from store.server.durability import STOP_WITHIN, Durability
 from store.server.entry.door import Door, WayOut
 from store.server.entry.exposure import check_exposure, token_bytes
+from store.server.entry.hellos import Hellos
 from store.server.entry.strangers import Strangers
 from store.server.entry.tls_accept import Doorstep
 from store.server.log_lines import SILENT_AFTER, Complaints, LimitWarnings, SessionLog
@@ -43,7 +46,6 @@ from store.server.peer import LEAVE_WITHIN, Peer
 from store.server.spinner import Spinner
 
 if TYPE_CHECKING:
-    import os
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -123,6 +125,12 @@ class Server:
         self._connections_max = self._limits.connections_max
         self.strangers: Strangers = Strangers(
             most=self._strangers_most(), per_address_max=self._limits.address_connections_max
+        )
+        self._hellos = Hellos(
+            within=self._limits.handshake_timeout,
+            clock=clock,
+            time_left=partial(self.strangers.time_left, within=self._limits.handshake_timeout),
+            give_up=self._hang_up_on_mute,
         )
         self.host: str = ""
         self.port: int = 0
@@ -251,12 +259,9 @@ class Server:
         self.strangers.came(peer, peer.address, now)
         self._peers[peer.id] = peer
         self._nobody_left.clear()
-        peer.open(
-            ServerConnection(
-                store_id=self.store_id, nonce=secrets.token_bytes(16), token=self._token, limits=self._limits
-            ),
-            asyncio.get_running_loop().call_later(self._limits.handshake_timeout, self._check_greeted, peer),
-        )
+        self._hellos.expect(peer)
+        nonce = os.urandom(16)  # as `secrets.token_bytes`, which takes twice as long to ask for them
+        peer.open(ServerConnection(store_id=self.store_id, nonce=nonce, token=self._token, limits=self._limits))
 
     def _refusal(self) -> str | None:
         """Why nobody is taken in now, if so; it may be otherwise soon."""
@@ -273,6 +278,7 @@ class Server:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
+        self._hellos.expect_no_more(peer)
         self.strangers.went(peer)
         self.strangers.disconnected(peer.address)
         self._bytes_out += peer.bytes_out
@@ -307,7 +313,7 @@ class Server:
             # The client came back before its old connection was seen to end; it renews its leases on the new one. At
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
             self._peers[previous].abort()
-        peer.greeted()
+        self._hellos.expect_no_more(peer)
         self.strangers.proved(peer, now)
         assert peer.connection is not None
         self.conversations.telling.say(
@@ -321,14 +327,11 @@ class Server:
             log.warning("%s is disconnected: %s", peer.name, sorry.message)
         peer.refuse(sorry)
 
-    def _check_greeted(self, peer: Peer) -> None:
-        if peer.connection is not None and not peer.connection.greeted and not peer.gone:
+    def _hang_up_on_mute(self, peer: Peer) -> None:
+        """End a connection that has said no hello; an honest client on a busy machine is slow, too, and tries again."""
+        if not peer.gone:
             within = self._limits.handshake_timeout
-            left = self.strangers.time_left(peer, self._clock(), within=within)
-            if left > 0:  # honest clients take long now, or we do to read what they say: this one may be another
-                peer.await_hello(asyncio.get_running_loop().call_later(left, self._check_greeted, peer))
-            else:  # strangers are not the only ones who are slow: an honest client on a busy machine may try again
-                self.hang_up(peer, Sorry("limit", f"no hello within {within:g} s (handshake_timeout)"))
+            self.hang_up(peer, Sorry("limit", f"no hello within {within:g} s (handshake_timeout)"))
 
     # ------------------------------------------------------------------------------------------ time
 

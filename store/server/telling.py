@@ -83,6 +83,7 @@ class Telling:
         self.dirty: dict[Peer, None] = {}
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
         self._no_hurry = False  # what is queued now is written then
+        self._tells_one_change = False  # with nothing to come for those who are told of it
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
 
     @property
@@ -172,17 +173,21 @@ class Telling:
             announcement.tell_now(peer.id)
 
     def _announce_on(self, until: float) -> None:
-        """Tell more of those who are still to be told, for so long; what they are told is written later."""
+        """Tell more of those who are still to be told, for so long.
+
+        What they are told is written later, together with what they are told next; at once if nothing comes next.
+        """
         self._no_hurry = True
         try:
             while self._announcements:
+                self._tells_one_change = len(self._announcements) == 1
                 self._announcements[0].go_on()
                 if self._announcements[0].over:
                     self._announcements.popleft()
                 if self._stopwatch() >= until:
                     break
         finally:
-            self._no_hurry = False
+            self._no_hurry = self._tells_one_change = False
         if not self._announcements:
             self._ended.clear()
 
@@ -223,7 +228,9 @@ class Telling:
     def _queue_events(self, peer: Peer, watch_id: int, encoded: bytes, number: int) -> None:
         """Queue events for one watch; those that are large are shared with all others who are told of them."""
         if len(encoded) < SHARED_BYTES:
-            self._queue(peer, wire.frame_events(watch_id, encoded), number)
+            frame = wire.frame_events(watch_id, encoded)
+            if not (self._tells_one_change and number <= self._durability.unwritten.durable and peer.send(frame)):
+                self._queue(peer, frame, number)
         else:
             self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
             self._queue(peer, encoded, number)
