@@ -173,7 +173,7 @@ def _many(
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is not list:
             raise ProtocolError(f"{shown(value)} stands where an array belongs")
-        if plain.issuperset(map(type, value)):
+        if plain and plain.issuperset(map(type, value)):
             return tuple(value)
         return tuple([check_one(one) for one in value])
 
