@@ -73,12 +73,7 @@ class Endpoint:
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            refuse(
-                f"the scheme {shown(self.scheme)} is not one of {', '.join(SCHEMES)}"
-                f"{suggest(self.scheme, SCHEMES)}; write for example tcp://head:29400/job-7, "
-                f"or register a backend of that name with rdzv.register"
-            )
+        _check_scheme(self.scheme)
         if len(self.hosts) != 1 and not (self.hosts and self.info.takes_many_hosts):
             refuse(
                 f"{self.scheme} has exactly one host, not {len(self.hosts)}: "
@@ -86,20 +81,21 @@ class Endpoint:
             )
 
     @classmethod
+    @functools.lru_cache(maxsize=16)  # the nodes of one process go to the same store, as a rule
     def parse(cls, scheme: str, authority: str) -> Endpoint:
         """Read what stands between "//" and the next "/" of a URL.
 
         Raises:
             RendezvousSettingsError: It is not a list of hosts, or more hosts than the scheme takes.
         """
-        endpoint = cls(scheme=scheme, hosts=(("unread", 0),))  # an unknown scheme is the first thing to say
+        _check_scheme(scheme)  # an unknown scheme is the first thing to say
         if "@" in authority:  # not shown: what precedes it may be a password
             refuse(
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
             )
-        hosts = authority.split(",")
-        return replace(endpoint, hosts=tuple(_host_and_port(host, endpoint.info.port) for host in hosts))
+        port = SCHEMES[scheme].port
+        return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in authority.split(",")))
 
     @property
     def info(self) -> Scheme:
@@ -111,6 +107,15 @@ class Endpoint:
         """The endpoint as a URL, without run or parameters; what `store.connect` takes."""
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         return f"{self.scheme}://{','.join(hosts)}"
+
+
+def _check_scheme(scheme: str) -> None:
+    if scheme not in SCHEMES:
+        refuse(
+            f"the scheme {shown(scheme)} is not one of {', '.join(SCHEMES)}"
+            f"{suggest(scheme, SCHEMES)}; write for example tcp://head:29400/job-7, "
+            f"or register a backend of that name with rdzv.register"
+        )
 
 
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(:(?P<port>.*))?", re.DOTALL)

@@ -113,11 +113,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
-        for parameter in PARAMETERS.values():
-            value = getattr(self, parameter.name)
+        for name, default in _DEFAULTS_TO_READ:
+            value = getattr(self, name)
             # Most are not given, and a default is in its one true form.
-            if value is not None and value is not parameter.default:
-                object.__setattr__(self, parameter.name, parameter.read(value))
+            if value is not None and value is not default:
+                object.__setattr__(self, name, PARAMETERS[name].read(value))
         for parameter, derive in _DERIVED:
             if getattr(self, parameter.name) is None:
                 object.__setattr__(self, parameter.name, derive(self))
@@ -226,6 +226,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
 
 assert ["endpoint", "run_id", *PARAMETERS] == [*_DEFAULTS], "each field of Settings has its line in the table"
 
+_DEFAULTS_TO_READ: Final = tuple((name, _DEFAULTS[name]) for name in PARAMETERS)
 _DERIVED: Final = tuple((parameter, parameter.derive) for parameter in PARAMETERS.values() if parameter.derive)
 _NOT_FOR_ALL_STORES: Final = tuple(one for one in PARAMETERS.values() if one.family or one.encrypted_only)
 
@@ -242,11 +243,16 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
 }
 """The variables that say something about parameters, and about which."""
 
-_RIVALS: Final = (
-    ({"token"}, {"token_file"}),
-    ({"tls"}, {"ca", "cert", "key"}),
-    ({"ttl"}, {*KEEP_ALIVE}),
-)
+_RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
+    name: frozenset(theirs)
+    for one, other in (
+        ({"token"}, {"token_file"}),
+        ({"tls"}, {"ca", "cert", "key"}),
+        ({"ttl"}, {*KEEP_ALIVE}),
+    )
+    for mine, theirs in ((one, other), (other, one))
+    for name in mine
+}
 
 
 class _Shown:
@@ -415,11 +421,9 @@ def _keep_alive_ttl(values: Mapping[str, Any]) -> float:
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Let what a stronger source says replace the same parameters of weaker ones, and their rivals."""
-    for one, other in _RIVALS:
-        for mine, theirs in ((one, other), (other, one)):
-            if mine & values.keys():
-                for name in theirs:
-                    chosen.pop(name, None)
+    for name in values:
+        for rival in _RIVALS_OF.get(name, ()):
+            chosen.pop(rival, None)
     chosen.update(values)
 
 
