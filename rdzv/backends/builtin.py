@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
+import secrets
 import warnings
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Unpack
@@ -150,19 +152,26 @@ class _WayToTcp:
         node: Whose way it is.
     """
 
-    __slots__ = ("_address", "_credentials", "_hosting", "_monitoring", "_of_node", "_settings", "node")
+    __slots__ = ("_address", "_credentials", "_hosting", "_monitoring", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
         ((host, port),) = settings.endpoint.hosts
         self._address = Address(host=host, port=port, secure=settings.uses_tls)
         self._settings = settings
         self._credentials = Credentials.of(settings)
-        self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self)
+        self._rng = random.Random(secrets.randbits(64))  # by itself it would read 2.5 kB to begin with
+        self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self._monitoring = Monitoring(self.node, settings, self._credentials)
         self._hosting: Hosting | None = None
         self._of_node: Client | None = None
 
-    def client(self, connect_timeout: float = CALL_TIMEOUT, *, opening: str | None = None) -> Client:
+    def client(
+        self,
+        connect_timeout: float = CALL_TIMEOUT,
+        *,
+        opening: str | None = None,
+        rng: random.Random | None = None,
+    ) -> Client:
         """A client that is not connected yet."""
         return Client(
             dial(self._address, self._credentials.client_tls()),
@@ -172,6 +181,7 @@ class _WayToTcp:
             connect_timeout=connect_timeout,
             timeout_name="join_timeout",
             opening=opening,
+            rng=rng,
         )
 
     def blocking_client(self) -> store.sync.Client:
@@ -185,7 +195,7 @@ class _WayToTcp:
         self._monitoring.begin()
         if self._settings.is_host is not False:  # else there is nothing to find out, by a thread for each node
             await self._host_if_called_for()
-        client = self.client(self._settings.join_timeout, opening=self.node.keys.head)
+        client = self.client(self._settings.join_timeout, opening=self.node.keys.head, rng=self._rng)
         # Not before: the others may wait for the store that this node hosts.
         async with self.node.loop.turn(newcomer=True):
             self._of_node = await client.__aenter__()

@@ -34,7 +34,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from store.messages import CHOSEN_LEASE_LEAST
 
@@ -47,11 +47,13 @@ class Keys:
 
     prefix: str
     run_id: str
+    root: str = field(init=False, repr=False, compare=False)  # what all of them start with
+    head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
-    @property
-    def root(self) -> str:
-        """What all of them start with."""
-        return f"{self.prefix}/{self.run_id}/"
+    def __post_init__(self) -> None:
+        # Not made anew at each use: every name begins with them.
+        object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
+        object.__setattr__(self, "head", f"{self.root}head/")
 
     @property
     def ending(self) -> str:
@@ -97,11 +99,6 @@ class Keys:
     def accusation(self, accused: str, by: str) -> str:
         """That one member accuses another."""
         return f"{self.accusations}{accused}/{by}"
-
-    @property
-    def head(self) -> str:
-        """The prefix that every node watches."""
-        return f"{self.root}head/"
 
     @property
     def coordinator(self) -> str:

@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio
@@ -529,10 +530,14 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         company=Company(
             rank=membership.rank,
             roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
-            read_roster=lambda value: {one.rank: one.node_id for one in unpack_roster(value)},
-            absence=lambda node_id: absence_of(node, node_id),
+            read_roster=_names_by_rank,
+            absence=partial(absence_of, node),
         ),
     )
+
+
+def _names_by_rank(roster: bytes) -> dict[int, str]:
+    return {one.rank: one.node_id for one in unpack_roster(roster)}
 
 
 def blocking_share(handler: Handler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:

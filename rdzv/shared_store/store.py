@@ -58,6 +58,10 @@ def _never() -> str | None:
     return None
 
 
+def _unique_name() -> str:
+    return secrets.token_hex(16)
+
+
 def _seconds(timeout: object) -> float:
     """A timeout in seconds.
 
@@ -91,12 +95,17 @@ class Caller(Protocol):
 class _Ending:
     """What ends the calls under way, shared by all clones of a store."""
 
-    __slots__ = ("reason", "scopes", "waits")
+    __slots__ = ("_superseded", "reason", "scopes", "waits")
 
-    def __init__(self) -> None:
+    def __init__(self, superseded: Callable[[], str | None]) -> None:
+        self._superseded = superseded
         self.reason: str | None = None
         self.scopes: set[anyio.CancelScope] = set()
         self.waits: set[anyio.CancelScope] = set()  # of the requests among them that wait for something
+
+    def why(self) -> str | None:
+        """Why this node is known here to be no member any more, by either way to know it."""
+        return self.reason or self._superseded()
 
 
 class _Twin(Generic[C]):
@@ -129,12 +138,12 @@ class _Twin(Generic[C]):
     ) -> None:
         self._client = client
         self._waiting = waiting
-        self._ending = ending = _Ending()
+        self._ending = _Ending(superseded)
         self._company = company
         self._prefix, self._fence, self._lease = prefix, fence, lease
-        self._superseded = lambda: ending.reason or superseded()
+        self._superseded = self._ending.why
         self._lost = lost
-        self._plans = Plans(prefix=prefix, lease=lease, unique=lambda: secrets.token_hex(16), company=company)
+        self._plans = Plans(prefix=prefix, lease=lease, unique=_unique_name, company=company)
         self._fencing = self._make_fencing()
         self._timeout = _seconds(timeout)
 
