@@ -311,11 +311,12 @@ class SortedKeys:
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:
-            piece = self._chunks[at][place : place + most - len(found)]
-            if piece and not piece[-1].startswith(prefix):
+            chunk = self._chunks[at]
+            end = min(place + most - len(found), len(chunk))
+            if end > place and not chunk[end - 1].startswith(prefix):
                 size = len(prefix)
-                return found + piece[: bisect_right(piece, prefix, key=lambda key: key[:size])]
-            found += piece
+                return found + chunk[place : bisect_right(chunk, prefix, place, end, key=lambda key: key[:size])]
+            found += chunk[place:end]
             at, place = at + 1, 0
         return found
 

@@ -88,6 +88,7 @@ GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
 NOTES_AT_ONCE = 512
 LOOKS_A_STEP = 2048  # at keys of waits that are too many for one step: about half a millisecond
 LOOKS_OF_A_WAIT = 32  # what a wait costs beside its keys and conditions
+PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
 # Of what almost every request makes.
@@ -323,7 +324,7 @@ class Requests:
         used = {
             operation.lease
             for operation in operations
-            if isinstance(operation, Put | Create | Add | Append)
+            if isinstance(operation, PUTS_ON_LEASE)
             and (type(operation) is Put or self._keys.get(operation.key) is None)
         }
         wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
