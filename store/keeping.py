@@ -152,7 +152,6 @@ class Keeping:
         """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
         self._ours_until[lease.id] = sent_at + lease.ttl
         task = asyncio.create_task(self._keep(lease, on_lapse, note), name=f"keep lease {lease.id}")
-        task.add_done_callback(lambda _: self._ours_until.pop(lease.id, None))
         self._tasks[lease.id] = lease, task
 
     async def _keep(self, lease: AwaitedLease, on_lapse: Callable[[str], None], note: NoteOf | None) -> None:
@@ -184,6 +183,7 @@ class Keeping:
             if not reason and self._store.time() >= ours_until:
                 reason = not_renewed(lease.ttl)
         self._tasks.pop(lease.id, None)
+        self._ours_until.pop(lease.id, None)
         on_lapse(reason)
 
     async def _sleep(self, seconds: float) -> None:
@@ -205,6 +205,7 @@ class Keeping:
             return
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
             await cancel_and_wait(task)
+            self._ours_until.pop(lease_id, None)  # not before: a renewal may have been under way
             await lease.revoke(timeout=RELEASE_WITHIN)
 
     async def release_all(self) -> None:

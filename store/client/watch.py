@@ -101,7 +101,7 @@ class Watch(interface.Watch):
     def give_up(self) -> None:
         """Nobody enters it, or hears what came of it."""
         assert self._begun is not None, "it was begun"
-        _, answer = self._begun
+        (_, answer), self._begun = self._begun, None
         if not answer.cancel():
             answer.exception()
 
@@ -111,7 +111,8 @@ class Watch(interface.Watch):
                 self._client.add_watch(self)
                 await self._open(limited=True)
             else:
-                await self._answer(*self._begun)
+                begun, self._begun = self._begun, None
+                await self._answer(*begun)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from typing import TYPE_CHECKING, Final
 
 from store.errors import ConnectionLost
@@ -27,7 +26,14 @@ FIRST: Final = (3.0, 10.0, 30.0)
 
 
 @contextlib.contextmanager
-def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
+def absence_told(
+    name: str,
+    problem: Callable[[], str],
+    *,
+    within: float,
+    ended_by: str,
+    at_end: Callable[[], None] | None = None,
+) -> Iterator[None]:
     """Say at WARNING, while the block runs, that the store of this name has not answered yet.
 
     Args:
@@ -35,6 +41,7 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
         problem: Gives the reason, as far as it is known.
         within: Seconds that the wait may take.
         ended_by: What ends it then.
+        at_end: Called then.
     """
     # A timer, and no task: nearly every wait is over before there is anything to say.
     loop, moments = asyncio.get_running_loop(), _moments()
@@ -42,6 +49,10 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
 
     def tell(waited: float) -> None:
         nonlocal timer
+        if waited >= within:
+            if at_end is not None:
+                at_end()
+            return
         log.warning(
             "still no store at %s after %s: %s; %s ends this in %s",
             name,
@@ -50,10 +61,10 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
             ended_by,
             in_words(max(within - waited, 0.0)),
         )
-        at = next(moments)
+        at = min(next(moments), within)
         timer = loop.call_later(at - waited, tell, at)
 
-    at = next(moments)
+    at = min(next(moments), within)
     timer = loop.call_later(at, tell, at)
     try:
         yield
@@ -71,22 +82,16 @@ async def wait_for_store(
     Raises:
         ConnectionLost: It was not welcomed in time.
     """
-    # A timer and no scope of anyio's, which costs as much as the greeting and the welcome together.
-    loop = asyncio.get_running_loop()
-    out_of_time = loop.call_later(within, _end, welcomed) if within < math.inf else None
-    try:
-        with absence_told(name, problem, within=within, ended_by=ended_by):
-            in_time = await welcomed
-    finally:
-        if out_of_time is not None:
-            out_of_time.cancel()
+    # One timer and no scope of anyio's, which costs as much as the greeting and the welcome together.
+
+    def end() -> None:
+        if not welcomed.done():
+            welcomed.set_result(False)
+
+    with absence_told(name, problem, within=within, ended_by=ended_by, at_end=end):
+        in_time = await welcomed
     if not in_time:
         raise ConnectionLost(f"no store at {name} within {within:g} s: {problem()}", maybe_applied=False)
-
-
-def _end(welcomed: asyncio.Future[bool]) -> None:
-    if not welcomed.done():
-        welcomed.set_result(False)
 
 
 def _moments() -> Iterator[float]:

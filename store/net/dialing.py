@@ -46,8 +46,14 @@ class TcpDial:
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         self._context = (tls or ssl.create_default_context()) if address.secure else None
         self._addresses = Addresses(address.host, address.port)
-        self.where: Callable[[], str] = self._addresses.where
-        self.use_small_packets: Callable[[bool], None] = self._addresses.use_small_packets
+
+    def where(self) -> str:
+        """Return which addresses were tried; see `Addresses`."""
+        return self._addresses.where()
+
+    def use_small_packets(self, small: bool) -> None:
+        """Let connections be made that carry small packets only, or any again."""
+        self._addresses.use_small_packets(small)
 
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /

@@ -50,6 +50,18 @@ SYSTEM_TELLS = sys.platform == "linux"  # what it holds of what was sent
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # what "no limit" is taken for: Linux's own default for fs.nr_open
 
+OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+OPTIONS += [
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in (
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),
+    )
+    if hasattr(socket, name)  # macOS has other names and its own defaults
+]
+
 # Sockets by the objects that own them: asyncio's stand-ins for sockets take no weak references themselves.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
@@ -83,17 +95,8 @@ def send_at_once(sock: socket.socket, frame: bytes) -> int:
 def prepare(sock: Any) -> None:
     """Prepare a TCP socket: no delays, and a peer gone without a word is noticed in half a minute."""
     with contextlib.suppress(OSError):  # it may have been closed already; its owner will notice
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (
-            ("TCP_KEEPIDLE", 15),
-            ("TCP_KEEPINTVL", 5),
-            ("TCP_KEEPCNT", 3),
-            ("TCP_USER_TIMEOUT", 30_000),
-        ):
-            option = getattr(socket, name, None)  # macOS has other names and its own defaults
-            if option is not None:
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        for level, option, value in OPTIONS:
+            sock.setsockopt(level, option, value)
 
 
 def queued_bytes(sock: Any) -> tuple[int, int]:

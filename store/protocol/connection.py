@@ -221,7 +221,7 @@ class ClientConnection:
         self._asked_early = 0  # the id of the last request that went with the hello, on this connection
         self._session: int | None = None  # its number, as the last welcome said
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
-        self.in_flight: dict[int, InFlight] = {}
+        self.in_flight: dict[int, InFlight] = {}  # by number, in the order in which they were asked
         self.welcomed: Welcome | None = None
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest that this store has shown; it is durable: it never goes below it
@@ -420,7 +420,7 @@ class ClientConnection:
         frames = b""
         if self._token is not None or not self.in_flight:
             return frames
-        for item in self._in_order():
+        for item in self.in_flight.values():  # in the order in which they were asked
             if item.mutates:
                 break
             try:
@@ -440,10 +440,7 @@ class ClientConnection:
 
     def to_send_again(self) -> list[InFlight]:
         """After a welcome: what has no reply yet and did not go with the hello, in the order in which it was asked."""
-        return [item for item in self._in_order() if not self.asked_early(item)]
-
-    def _in_order(self) -> list[InFlight]:
-        return sorted(self.in_flight.values(), key=lambda item: item.request_id)
+        return [item for item in self.in_flight.values() if not self.asked_early(item)]
 
     def lost_for_good(self) -> list[InFlight]:
         """After a welcome to a session that the server no longer knows: mutations it may or may not have applied."""
