@@ -106,7 +106,7 @@ class Client(interface.Store):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self._patience = Patience(rng or random.Random(secrets.randbits(64)))  # less to read than by itself
-        self._probe = partial(server_answers, dial, self._patience, token=token, name=name)
+        self._token = token
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16),
             process=process_id() if process is None else process,
@@ -255,16 +255,14 @@ class Client(interface.Store):
                         # does not; and one that hangs up each time is not to be asked without a pause.
                         at_once = not link.farewell and away_since - began >= LASTED
                     previous, link = link, fresh_link
-            if at_once:
-                continue
-            if self._failed is None:
+            if not at_once and self._failed is None:
                 await anyio.sleep(self._patience.pause(attempt, away=self.time() - away_since))
                 attempt += 1
 
     async def _open(self) -> Link:
         """Make one connection, within the time limit of a call; a store that was met greets on it."""
         if self.met:
-            return await self._find_fresh_link()
+            return await self.find_fresh_link()
         began = self.time()
         with anyio.CancelScope(deadline=began + self._timeout):  # `fail_after` would cost three times as much
             _, link = await self._dial(lambda: Link(self))
@@ -289,7 +287,7 @@ class Client(interface.Store):
             Whether it got as far as a welcome, and the fresh connection.
         """
         self._link, self._previous = link, previous
-        self._silence = silence = Silence(link, self._patience, self.ask_ping, self._find_fresh_link, self._probe)
+        self._silence = silence = Silence(link, self._patience, self)
         self._heartbeat = heartbeat = Heartbeat(link, self, heartbeats)
         self._connection.connected(nonce=secrets.token_bytes(16))
         if self.met:
@@ -328,8 +326,13 @@ class Client(interface.Store):
         if self._ready:
             self._send(self._connection.ask(Ping(), None))
 
-    async def _find_fresh_link(self) -> Link:
+    async def find_fresh_link(self) -> Link:
+        """Give a connection on which the store has greeted us, however long that takes."""
         return await greeted_link(self._dial, self, self._patience, partial(setattr, self, "last_problem"))
+
+    async def probe(self) -> None:
+        """Return once the store has answered a newcomer."""
+        await server_answers(self._dial, self._patience, token=self._token, name=self.name)
 
     def _disconnected(self, link: Link) -> None:
         if self._link is not link:
@@ -400,8 +403,7 @@ class Client(interface.Store):
             self._refused(error, link)
         silence = self._silence
         if silence is not None and silence.asked_at is not None:
-            asked = len(self._connection.in_flight) - len(self._parked)
-            silence.heard(expecting=not self._ready or asked > 0)
+            silence.heard(expecting=not self._ready or len(self._connection.in_flight) > len(self._parked))
 
     def _refused(self, error: StoreError, link: Link | None = None) -> None:
         """We cannot converse with whoever answers. It is the store only once it has proven to be, or was never met.

@@ -20,15 +20,29 @@ from store.client.patience import HEARTBEAT, HEARTBEATS_OF_BUSY, WATCHES_HEAR_EV
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from store.client.link import Link
     from store.client.patience import Patience
 
-__all__ = ["Heartbeat", "Pinging", "Silence"]
+__all__ = ["Heartbeat", "Pinging", "Seeking", "Silence"]
 
 LATE = 0.1  # seconds; a look that comes so late finds that its own loop was held up
 LOOKS = 8  # that are taken within the patience at most, where it has become shorter meanwhile
+
+
+class Seeking(Protocol):
+    """What looking for a fresh connection needs of the client that it is for."""
+
+    def ask_ping(self) -> None:
+        """Ask what any server answers at once, if it can be asked now."""
+        ...
+
+    async def find_fresh_link(self) -> Link:
+        """Give a fresh connection."""
+        ...
+
+    async def probe(self) -> None:
+        """Return once the server has answered somebody who asks now."""
+        ...
 
 
 class Silence:
@@ -37,25 +51,15 @@ class Silence:
     Args:
         link: The connection.
         patience: How long that may be.
-        ping: Asks something that any server answers at once, if it can be asked now.
-        find: Gives a fresh connection.
-        probe: Returns once the server has answered somebody who asks now.
+        client: Whose connection it is.
 
     Attributes:
         asked_at: Since when there is something to answer, and nothing has been heard; None if there is nothing.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        patience: Patience,
-        ping: Callable[[], None],
-        find: Callable[[], Awaitable[Link]],
-        probe: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, link: Link, patience: Patience, client: Seeking) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link, self._patience = link, patience
-        self._ping, self._find, self._probe = ping, find, probe
+        self._link, self._patience, self._client = link, patience, client
         self.asked_at: float | None = None
         self._pinged = False  # since then
         self._unsent_bytes = 0  # at the last look
@@ -133,7 +137,7 @@ class Silence:
             return
         if not self._pinged and silence >= longest / 2:
             self._pinged = True
-            self._ping()
+            self._client.ask_ping()
         self._look_in(max((longest if self._pinged else longest / 2) - silence, longest / LOOKS))
 
     async def _find_successor(self, busy_for: float) -> None:
@@ -142,8 +146,8 @@ class Silence:
             if busy_for > 0:
                 with anyio.move_on_after(busy_for):
                     await anyio.sleep(self._patience.spread())
-                    await self._probe()
-            self.successor.set_result(await self._find())
+                    await self._client.probe()
+            self.successor.set_result(await self._client.find_fresh_link())
         except Exception as error:  # noqa: BLE001 - a defect of ours, which is for whoever waits for a successor
             self.successor.set_exception(error)
         self._link.has_successor()

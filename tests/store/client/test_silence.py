@@ -49,17 +49,17 @@ class Watched:
         self.probes = 0
         self.looked_at: float | None = None
         self._answers_others = answers_others
-        self.silence = Silence(link, patience, self._ping, self._find, self._probe)
+        self.silence = Silence(link, patience, self)
 
-    async def _probe(self) -> None:
+    async def probe(self) -> None:
         self.probes += 1
         if not self._answers_others:
             await asyncio.Event().wait()
 
-    def _ping(self) -> None:
+    def ask_ping(self) -> None:
         self.pings += 1
 
-    async def _find(self) -> Link:
+    async def find_fresh_link(self) -> Link:
         self.looked_at = asyncio.get_running_loop().time()
         never: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         return await never
