@@ -12,6 +12,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["SPIN", "Spin", "receive_soon"]
 
@@ -44,7 +48,9 @@ class Spin:
         self._pass = self._passes = min(2 * self._passes + 1, PASSED_MOST)
 
 
-def receive_soon(sock: socket.socket, buffer: memoryview, spin: Spin) -> int:
+def receive_soon(
+    sock: socket.socket, buffer: memoryview, spin: Spin, clock: Callable[[], float] = time.monotonic
+) -> int:
     """Receive without sleeping: how many bytes came. 0 if nothing came soon, or the other side has closed.
 
     Raises:
@@ -57,13 +63,16 @@ def receive_soon(sock: socket.socket, buffer: memoryview, spin: Spin) -> int:
         try:
             size = sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            now = time.monotonic()
             if not until:
-                until = now + SPIN
-            elif now >= until:
+                until = clock() + SPIN
+            elif clock() >= until:
                 spin.failed()
                 return 0
         else:
-            if until:  # else it was there already, and nothing was learned
+            if not until:
+                pass  # it was there already, and nothing was learned
+            elif clock() < until:
                 spin.paid()
+            else:  # another thread, or process, had what we spin on meanwhile
+                spin.failed()
             return size
