@@ -146,6 +146,10 @@ class Target(IntEnum):
     VALUE_IF_ANY = 4
 
 
+# To find a member by its name takes as long as all else that a condition takes.
+_MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
     """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence.
@@ -159,18 +163,17 @@ class Condition:
 
     def holds(self, entry: Entry | None) -> bool:
         """Return whether the condition holds, given what the key holds."""
-        if self.target is Target.MOD_REVISION:  # of which one commit of a large round has thousands
+        target = self.target
+        if target is _MOD_REVISION:  # of which one commit of a large round has thousands
             return (entry.mod_revision if entry else 0) == self.expected
-        match self.target:
-            case Target.CREATE_REVISION:
-                return (entry.create_revision if entry else 0) == self.expected
-            case Target.VALUE:
-                return entry is not None and entry.value == self.expected
-            case Target.EXISTS:
-                return (entry is not None) == self.expected
-            case Target.VALUE_IF_ANY:
-                return entry is None or entry.value == self.expected
-        raise AssertionError(f"no condition is about {self.target}")
+        if target is _CREATE_REVISION:
+            return (entry.create_revision if entry else 0) == self.expected
+        if target is _VALUE:
+            return entry is not None and entry.value == self.expected
+        if target is _EXISTS:
+            return (entry is not None) == self.expected
+        assert target is _VALUE_IF_ANY, f"no condition is about {target}"
+        return entry is None or entry.value == self.expected
 
 
 # ---------------------------------------------------------------------------------------------------- responses

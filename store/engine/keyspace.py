@@ -32,7 +32,6 @@ __all__ = [
     "Keyspace",
     "SortedKeys",
     "answer_bytes",
-    "answer_bytes_most",
     "appended",
     "events_of",
     "put_event",
@@ -64,11 +63,6 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
 def answer_bytes(entry: Entry | None) -> int:
     """About how many bytes an entry takes in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
-
-
-def answer_bytes_most(entries: Iterable[Entry | None]) -> int:
-    """What these entries take in an answer if no key of them is ASCII: no less than they do, and quick to say."""
-    return sum([1 if entry is None else 4 * len(entry.key) + len(entry.value) + 40 for entry in entries])
 
 
 class GrownValue:
@@ -208,9 +202,10 @@ class Keyspace:
         groups: What each group of keys takes.
         index: The keys in order.
         bytes: What all of them take, each counted with its bookkeeping.
+        answer_bytes_max: What any of them takes in an answer, or ever took, at most.
     """
 
-    __slots__ = ("bytes", "entries", "get", "groups", "index", "revision")
+    __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
 
     def __init__(self, limits: Limits) -> None:
         self.revision: int = 0
@@ -219,18 +214,23 @@ class Keyspace:
         self.groups: Groups = Groups(limits)
         self.index: SortedKeys = SortedKeys()
         self.bytes: int = 0
+        self.answer_bytes_max: int = answer_bytes(None)
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def put(self, entry: Entry, before: Entry | None) -> None:
         """Let a key hold this; `before` is what it holds now."""
+        if before is not None and len(entry.value) == len(before.value):
+            self.entries[entry.key] = entry
+            return
+        self.answer_bytes_max = max(self.answer_bytes_max, answer_bytes(entry))
         if before is None:
             self.index.add(entry.key)
             size = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
             self.bytes += size
             self.groups.count(entry.key, 1, size)
-        elif len(entry.value) != len(before.value):
+        else:
             size = len(entry.value) - len(before.value)
             self.bytes += size
             self.groups.count(entry.key, 0, size)

@@ -132,8 +132,11 @@ class ServerConnection:
         body = self._reader.only_frame(data)
         if body is None:
             return None
-        item = self._checked(wire.decode_request(body, self._elements_max))
-        return None if isinstance(item, Bye) else item
+        item = wire.decode_request(body, self._elements_max)
+        if isinstance(item, Bye):
+            return None
+        self._take_number(item[0])
+        return item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """What the client says. After a `Hello` the caller answers with `welcome` before it takes the next item.
@@ -153,18 +156,18 @@ class ServerConnection:
                 yield hello
                 continue
             if len(body) <= wire.STEP_BYTES:
-                yield self._checked(wire.decode_request(body, self._elements_max))
-                continue
-            item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
-            yield self._checked(item)
+                item = wire.decode_request(body, self._elements_max)
+            else:
+                item = yield from wire.decode_request_in_steps(body, elements_max=self._elements_max)
+            if not isinstance(item, Bye):
+                self._take_number(item[0])
+            yield item
 
-    def _checked(self, item: tuple[int, int, Request[Any]] | Bye) -> tuple[int, int, Request[Any]] | Bye:
-        """A request that comes in its place."""
-        if not isinstance(item, Bye):
-            if item[0] <= self._last_id:
-                raise ProtocolError(f"request {item[0]} comes after request {self._last_id}; ids count upwards")
-            self._last_id = item[0]
-        return item
+    def _take_number(self, request_id: int) -> None:
+        """Refuse a request that does not come in its place."""
+        if request_id <= self._last_id:
+            raise ProtocolError(f"request {request_id} comes after request {self._last_id}; ids count upwards")
+        self._last_id = request_id
 
     def welcome(self, *, session: int, address: str, revision: int) -> bytes:
         """The answer to a hello; `session` is the number of the client's session."""

@@ -442,11 +442,11 @@ def decode_request(body: memoryview | bytes, elements_max: int = 2**32) -> tuple
     layout = REQUESTS.get(code) if type(code) is int else None
     if layout is None:
         return _decode_unknown(fields)
-    request_id, acknowledged = _check_numbers(fields)
+    _check_numbers(fields)
     try:
-        return request_id, acknowledged, layout.build(fields[3:])
+        return fields[1], fields[2], layout.build(fields[3:])
     except UnknownWord as error:
-        return request_id, acknowledged, Unknown(what=str(error))
+        return fields[1], fields[2], Unknown(what=str(error))
 
 
 def _decode_unknown(fields: list[Any]) -> tuple[int, int, Request[Any]] | Bye:
@@ -456,7 +456,8 @@ def _decode_unknown(fields: list[Any]) -> tuple[int, int, Request[Any]] | Bye:
         return _decode_bye(fields)
     if type(code) is not int:
         raise ProtocolError(f"a frame has the code {shown(code)}, which no request has")
-    return *_check_numbers(fields), Unknown(what=f"request {code}")
+    _check_numbers(fields)
+    return fields[1], fields[2], Unknown(what=f"request {code}")
 
 
 def decode_request_in_steps(
@@ -474,11 +475,11 @@ def decode_request_in_steps(
     layout = REQUESTS.get(fields[0]) if type(fields[0]) is int else None
     if layout is None:
         return decode_request(body)
-    request_id, acknowledged = _check_numbers(fields)
+    _check_numbers(fields)
     try:
-        return request_id, acknowledged, (yield from layout.build_in_steps(fields[3:]))
+        return fields[1], fields[2], (yield from layout.build_in_steps(fields[3:]))
     except UnknownWord as error:
-        return request_id, acknowledged, Unknown(what=str(error))
+        return fields[1], fields[2], Unknown(what=str(error))
 
 
 def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, Request[Any]]:
@@ -486,18 +487,12 @@ def _excessive(body: memoryview | bytes, elements_max: int) -> tuple[int, int, R
     return *_numbers_of(body), Excessive(elements_max=elements_max)
 
 
-def _check_numbers(fields: list[Any]) -> tuple[int, int]:
-    """The id of a request, and what it acknowledges."""
-    if len(fields) < 3:
+def _check_numbers(fields: list[Any]) -> None:
+    """Refuse a request that does not begin with its id, and what it acknowledges."""
+    if len(fields) < 3 or type(fields[1]) is not int or type(fields[2]) is not int or fields[1] < 1:
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
-    request_id, acknowledged = fields[1], fields[2]
-    if type(request_id) is not int or type(acknowledged) is not int or request_id < 1:
-        raise ProtocolError("a request does not begin with its code, its id and what it acknowledges")
-    if request_id > NUMBER_MAX or acknowledged > NUMBER_MAX:
-        raise ProtocolError(
-            f"request {request_id} acknowledges {acknowledged}; no number of a request passes {NUMBER_MAX}"
-        )
-    return request_id, acknowledged
+    if fields[1] > NUMBER_MAX or fields[2] > NUMBER_MAX:
+        raise ProtocolError(f"request {fields[1]} acknowledges {fields[2]}; no number of a request passes {NUMBER_MAX}")
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
@@ -507,11 +502,13 @@ def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
     start.feed(body[:64])
     try:
         start.read_array_header()
-        return _check_numbers([start.unpack() for _ in range(3)])
+        numbers = [start.unpack() for _ in range(3)]
+        _check_numbers(numbers)
     except ProtocolError:
         raise
     except Exception as error:  # what msgpack raises for garbage, or because 64 bytes did not hold them
         raise ProtocolError("a request does not begin with its code, its id and what it acknowledges") from error
+    return numbers[1], numbers[2]
 
 
 def encode_response(request_id: int, response: Response) -> bytes:

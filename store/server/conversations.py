@@ -184,10 +184,12 @@ class Conversations:
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = self.buffer[:size]
         if not self._pass_comes or not self._busy:  # with nothing left for the next pass, nobody has used up this one
-            began = self._stopwatch()
+            began, response = self._stopwatch(), None
             try:
-                request = peer.connection.only_request(data)
-                response = None if request is None else self._apply(peer, *request, now, True)
+                asked = peer.connection.only_request(data)
+                if asked is not None:
+                    request_id, acknowledged, request = asked
+                    response = self._apply(peer, request_id, acknowledged, request, now, True)
             except ProtocolError as error:
                 self._host.hang_up(peer, Sorry("protocol", str(error)))
                 return
@@ -196,14 +198,14 @@ class Conversations:
                     self.telling.flush()  # whatever happened: what was announced is told
                 took = self._stopwatch() - began
                 self._count_time(took)
-            if request is not None:
+            if asked is not None:
                 if took > SLOW or self.on_request is not None:
-                    self._note(peer, request[2], response, took, now)
+                    self._note(peer, asked[2], response, took, now)
                 if peer.work is None:
                     if self.spinner is not None:
                         self.spinner.answered()
                     return
-            peer.unread = iter(()) if request is not None else peer.connection.receive(data)
+            peer.unread = iter(()) if asked is not None else peer.connection.receive(data)
             copied = False
         elif copied := size < SMALL_BYTES:
             peer.unread = peer.connection.receive(bytes(data))

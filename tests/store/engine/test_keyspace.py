@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from store.engine.keyspace import ENTRY_OVERHEAD, Groups, appended
+from store.engine.keyspace import ENTRY_OVERHEAD, Groups, Keyspace, answer_bytes, appended
 from store.engine.requests import GROUPS_AT_ONCE
 from store.limits import Limits
 from store.messages import (
@@ -16,6 +16,7 @@ from store.messages import (
     CompareAndSet,
     Delete,
     DeletePrefix,
+    Entry,
     Failed,
     Get,
     GroupPage,
@@ -151,3 +152,13 @@ def test_thousands_of_appends_to_a_long_value_copy_it_a_few_times_only() -> None
     assert time.process_time() - began < 5.0, "a copy takes some 5 ms"
     assert len(desk.ask(Get("k")).entry.value) == 30 * 2**20 + 3000
     assert desk.engine.figures()["stored_bytes"] > 30 * 2**20 + 3000
+
+
+def test_no_entry_takes_more_in_an_answer_than_the_keyspace_says() -> None:
+    rng = random.Random(7)
+    keys = Keyspace(Limits())
+    for revision in range(1, 300):
+        key = rng.choice(["short", "a/longer/key", "\N{SNOWMAN}" * 30])
+        before = keys.get(key)
+        keys.put(Entry(key=key, value=bytes(rng.randrange(40)), create_revision=1, mod_revision=revision), before)
+        assert max(map(answer_bytes, [None, *keys.entries.values()])) <= keys.answer_bytes_max
