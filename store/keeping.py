@@ -203,6 +203,7 @@ class Keeping:
         lease, task = self._tasks.pop(lease_id, (None, None))
         if lease is None or task is None:
             return
+        self._ours_until.pop(lease_id, None)
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
             await cancel_and_wait(task)
             self._ours_until.pop(lease_id, None)  # not before: a renewal may have been under way

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv.core.stuck.judging import StallRules
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.coordinator import Term
 from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
 from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
+from store.keeping import RENEWALS_PER_TTL
 from store.net.stopwatch import Stopwatch
 from store.printable import escaping
 
@@ -30,10 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from rdzv.core.decision import Decision
-    from rdzv.core.keys import Keys
-    from rdzv.core.stuck.judging import StallRules
-    from rdzv.node.admission import Agreed
     from rdzv.node.part.role import TakenRole
+    from rdzv.node.part.state import Part
     from rdzv.node.store_session import Link
 
 __all__ = ["Candidacy"]
@@ -46,45 +46,28 @@ class Candidacy:
 
     Args:
         link: The way to the store, on which the leadership lease is kept, and what this node knows of the head.
-        keys: The run's keys.
-        agreed: The run's settings: whoever finds others in the store, and cannot go by them, decides nothing.
-        overruled: Called with the run's settings if they are others by now.
-        node_id: Who takes the role.
-        ttl: That of a member's lease.
-        gone_ttl: The same, of how long it outlives its process.
-        stall_rules: When a member is stuck.
+        part: What this node is in its run: whoever finds other settings in the store, and cannot go by them, decides
+            nothing.
         rng: For the pause before taking the role.
-        neighbours: How many nodes live in this process.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
     def __init__(
         self,
         link: Link,
+        part: Part,
         *,
-        keys: Keys,
-        agreed: Agreed,
-        overruled: Callable[[dict[str, Any]], None],
-        node_id: str,
-        ttl: float,
-        gone_ttl: float,
-        stall_rules: StallRules,
         rng: random.Random,
-        neighbours: int = 1,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None = None,
     ) -> None:
         self._link = link
         self._store = link.store
-        self._keys = keys
-        self._agreed = agreed
-        self._overruled = overruled
-        self._node_id = node_id
+        self._part = part
+        self._keys = part.keys
+        self._node_id = part.node_id
         self._follower = link.follower
-        self._ttl = ttl
-        self._gone_ttl = gone_ttl
-        self._stall_rules = stall_rules
         self._rng = rng
-        self._neighbours = neighbours
+        self._neighbours = part.neighbours  # of those who came with this node
         self._apart = apart
         self._running: asyncio.Task[None] | None = None  # for the role, or in it
         self._failed_with: str | None = None
@@ -140,7 +123,7 @@ class Candidacy:
             else:
                 await self._hold_office(role, None)
         except OverruledError as error:
-            self._overruled(error.settings)
+            self._part.overruled(error.settings)
             await anyio.sleep_forever()  # until this node has left, of which it is told now
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was not held: %s", self._keys.run_id, error)
@@ -161,16 +144,16 @@ class Candidacy:
         """Try to become coordinator, and if that succeeds be it until the role is lost."""
         ttl = role_ttl(
             self._link,
-            max(self._nodes_known, self._agreed.rules.needed),
+            max(self._nodes_known, self._part.agreed.rules.needed),
             lost_terms=self._lost_terms,
             neighbours=self._neighbours,
         )
-        role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._gone_ttl)
+        role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._part.settings.gone_ttl)
         keys, sent_at = self._keys, self._store.time()
         try:
             with Stopwatch(self._store.time) as stopwatch:
                 taken = await self._store.transact(
-                    when=(when.missing(keys.coordinator), when.value(keys.settings) == self._agreed.value),
+                    when=(when.missing(keys.coordinator), when.value(keys.settings) == self._part.agreed.value),
                     then=(
                         Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
                         *map(Get, self._where_it_stands),
@@ -186,7 +169,7 @@ class Candidacy:
             _, *found = taken.results
             await self._hold_office(role.taken(term=taken.revision, sent_at=sent_at), found)
             return
-        if take_settings(taken, self._agreed):
+        if take_settings(taken, self._part.agreed):
             return
         self._follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
@@ -219,16 +202,21 @@ class Candidacy:
             with lost, contextlib.suppress(ConditionFailed):
                 if found is None:
                     found = await self._store.get_many(self._where_it_stands)
+                settings = self._part.settings
                 term = Term(
                     self._link,
                     role,
                     keys=self._keys,
-                    agreed=self._agreed,
+                    agreed=self._part.agreed,
                     node_id=self._node_id,
-                    ttl=self._ttl,
-                    gone_ttl=max(self._gone_ttl, self._link.reconnects_in),
+                    ttl=settings.ttl,
+                    gone_ttl=max(settings.gone_ttl, self._link.reconnects_in),
                     run_lease=await self._link.run_lease(),
-                    stall_rules=self._stall_rules,
+                    stall_rules=StallRules(
+                        stall_timeout=settings.stall_timeout,
+                        first_step_timeout=settings.first_step_timeout,
+                        notes_every=settings.ttl / RENEWALS_PER_TTL,
+                    ),
                     apart=self._apart,
                 )
                 await term.lead(*found)  # type: ignore[arg-type]

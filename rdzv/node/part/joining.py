@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.bootstrap_check import check_the_way
-from rdzv.config.settings import describe_difference
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.named import named
 from rdzv.core.state import unpack_roster
-from rdzv.core.stuck.judging import StallRules
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.admission import report_health
 from rdzv.node.candidacy import Candidacy
@@ -34,7 +32,6 @@ from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Wakeup
 from store import StoreError, StoreReplaced
-from store.keeping import RENEWALS_PER_TTL
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -154,7 +151,8 @@ class Joining:
                 me, role = await self._recording.write(link, clock, me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
             if not link.runs_for_coordinator:
-                candidacy = self._candidacy(link)
+                apart = self._loop.apart if callable(part.settings.rank_order) else None
+                candidacy = Candidacy(link, part, rng=self._rng, apart=apart)
                 link.run_for_coordinator(candidacy)
                 candidacy.begin(role)
             link.keep_run()
@@ -253,35 +251,6 @@ class Joining:
         finally:
             await cancel_and_wait(checking)
         return problem and f"node {part.node_id} (rank {rank}): {problem}"
-
-    def _candidacy(self, link: Link) -> Candidacy:
-        part = self._part
-        settings = part.settings
-
-        def overruled(theirs: dict[str, object]) -> None:
-            """Somebody has rewritten the run's settings: this node is in it by mistake."""
-            part.refusal = RendezvousSettingsError(
-                f"run {part.keys.run_id} has got other settings: {describe_difference(settings.shared(), theirs)}"
-            )
-            part.listeners.changed()
-
-        return Candidacy(
-            link,
-            keys=part.keys,
-            agreed=part.agreed,
-            overruled=overruled,
-            node_id=part.node_id,
-            ttl=settings.ttl,
-            gone_ttl=settings.gone_ttl,
-            stall_rules=StallRules(
-                stall_timeout=settings.stall_timeout,
-                first_step_timeout=settings.first_step_timeout,
-                notes_every=settings.ttl / RENEWALS_PER_TTL,
-            ),
-            rng=self._rng,
-            neighbours=part.neighbours,
-            apart=self._loop.apart if callable(settings.rank_order) else None,
-        )
 
 
 async def _names_of(link: Link, keys: Keys, round: Round, ranks: Collection[int]) -> list[str]:

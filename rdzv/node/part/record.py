@@ -13,6 +13,7 @@ import math
 import socket
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv._version import __version__
@@ -110,7 +111,7 @@ class Recording:
                 expected = await self._after_refusal(link, clock, me, attempt, result)
             else:
                 if not lease.kept:
-                    self._keep(link, lease, sent_at)
+                    link.keeper.keep(lease, sent_at=sent_at, on_lapse=partial(part.lease_lost, lease), note=part.note)
                 if attempt.run is not None:
                     _learn_of_run(link, attempt.run, result.results[2])
                 taken = _learn_of_role(link, role, result, sent_at)
@@ -249,23 +250,6 @@ class Recording:
             disconnect_ttl=settings.disconnect_ttl,
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=lease.id,
-        )
-
-    def _keep(self, link: Link, lease: HeldLease, sent_at: float) -> None:
-        """Keep it from now on, until it is released, or lost."""
-        part = self._part
-
-        def lapsed(reason: str) -> None:
-            if part.arrival.lease is lease:
-                part.arrival.lapsed()
-                part.end_membership(reason, dropped=True)
-                part.listeners.changed()
-
-        link.keeper.keep(
-            lease,
-            sent_at=sent_at,
-            on_lapse=lapsed,
-            note=lambda away: part.own_beats.note(part.membership, away=away),
         )
 
     async def new_record(self, link: Link) -> NodeRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from rdzv.config.settings import describe_difference
 from rdzv.core.decision import GIVEN_UP_MOST
 from rdzv.core.stuck.beats import Beats
 from rdzv.errors import (
@@ -17,6 +18,7 @@ from rdzv.errors import (
     RendezvousError,
     RendezvousGracefulExitError,
     RendezvousRefusedError,
+    RendezvousSettingsError,
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
@@ -28,7 +30,7 @@ from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rdzv.config.settings import Settings
     from rdzv.core.decision import Me
@@ -176,6 +178,23 @@ class Part:
         if spare:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
+
+    def overruled(self, theirs: Mapping[str, object]) -> None:
+        """Somebody has rewritten the run's settings: this node is in it by mistake."""
+        difference = describe_difference(self.settings.shared(), theirs)
+        self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} has got other settings: {difference}")
+        self.listeners.changed()
+
+    def lease_lost(self, lease: HeldLease, reason: str) -> None:
+        """The keeper takes a lease for lost, and if it is this node's, its record and its membership are lost, too."""
+        if self.arrival.lease is lease:
+            self.arrival.lapsed()
+            self.end_membership(reason, dropped=True)
+            self.listeners.changed()
+
+    def note(self, away: bool) -> bytes:
+        """What goes with the next keep-alive; `away`: the store was out of reach until a moment ago."""
+        return self.own_beats.note(self.membership, away=away)
 
     def become_member(self, round: Round, rank: int, me: Me, *, time: Callable[[], float]) -> Membership:
         """Be a member of the round that holds us; `time` is this node's clock, from any thread."""
