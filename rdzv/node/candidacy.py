@@ -87,16 +87,17 @@ class Candidacy:
 
     def changed(self) -> None:
         """Something has happened; perhaps the role has become free. Nothing else of what a run tells matters here."""
-        if self._is_free and (self._running is None or self._running.done()):
+        if self._is_free and self._running is None:
             self._run(None)
 
     async def step_down(self) -> None:
         """Coordinate no more, nor wish to."""
         self._follower.listeners.remove(self)
-        if self._running is not None:
-            self._running.cancel()
+        running = self._running
+        if running is not None:
+            running.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([self._running])
+                await asyncio.wait([running])
 
     @property
     def _is_free(self) -> bool:
@@ -108,12 +109,16 @@ class Candidacy:
 
     async def _run_until_taken(self, role: TakenRole | None) -> None:
         """Take the role, and be coordinator, until somebody else is."""
-        while role is not None or self._is_free:
-            if role is None:
-                await anyio.sleep(self._rng.uniform(0, election_pause(self._nodes_known, lost_terms=self._lost_terms)))
-            if role is not None or self._follower.head.coordinator is None:
-                await self._lead_and_survive(role)
-            role = None
+        try:
+            while role is not None or self._is_free:
+                if role is None:
+                    pause = election_pause(self._nodes_known, lost_terms=self._lost_terms)
+                    await anyio.sleep(self._rng.uniform(0, pause))
+                if role is not None or self._follower.head.coordinator is None:
+                    await self._lead_and_survive(role)
+                role = None
+        finally:
+            self._running = None
 
     async def _lead_and_survive(self, role: TakenRole | None) -> None:
         """Be coordinator for as long as it lasts. Whatever ends it, this node stays ready: else the run is stuck."""

@@ -63,7 +63,7 @@ class Reaction(ABC):
     """
 
     def __init__(self) -> None:
-        self._reacting: asyncio.Task[None] | None = None
+        self._under_way = False
         self._due = False
         self._again: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -73,14 +73,15 @@ class Reaction(ABC):
         """What is to be done; when to do it again if it does not begin before, on the loop's clock."""
 
     @abstractmethod
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin a task, which somebody else ends."""
 
     def begin(self) -> None:
         """Do it now."""
         self._due = True
-        if not self._stopped and (self._reacting is None or self._reacting.done()):
-            self._reacting = self.start(self._run())
+        if not self._stopped and not self._under_way:
+            self._under_way = True
+            self.start(self._run())
 
     def stop(self) -> None:
         """Begin no more."""
@@ -90,9 +91,12 @@ class Reaction(ABC):
     async def _run(self) -> None:
         self._forget_time()
         again: float | None = None
-        while self._due:
-            self._due = False
-            again = await self.react()
+        try:
+            while self._due:
+                self._due = False
+                again = await self.react()
+        finally:
+            self._under_way = False
         if again is not None and not self._stopped:
             self._begin_at(again)
 

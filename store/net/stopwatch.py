@@ -31,6 +31,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.seconds: float = 0.0
+        self._look: asyncio.TimerHandle | None = None  # while it measures
 
     def start(self) -> None:
         """Begin to measure."""
@@ -40,8 +41,9 @@ class Stopwatch:
 
     def stop(self) -> float:
         """Measure no more; how long it took, also if that was known already."""
-        if not self._look.cancelled():
-            self._look.cancel()
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
             self._note_late()
             self.seconds = self._clock() - self._began - self._still
         return self.seconds

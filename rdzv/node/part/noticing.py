@@ -20,7 +20,6 @@ from store import ConditionFailed, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Coroutine
 
     from rdzv.core.state import Ban
@@ -70,9 +69,9 @@ class Noticing(Reaction):
             self._seen = concerns_all
             self.begin()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Look, in a task of the link's."""
-        return self._link.start(work, f"notice what befalls node {self._part.node_id}")
+        self._link.start(work, f"notice what befalls node {self._part.node_id}")
 
     @property
     def _concerns_all(self) -> tuple[object, int]:

@@ -128,9 +128,8 @@ class Reacting(Reaction):
         self.tasks: list[asyncio.Task[None]] = []
         self.times = list(again)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.append(asyncio.create_task(work))
-        return self.tasks[-1]
 
     async def react(self) -> float | None:
         self.began.append(now())
