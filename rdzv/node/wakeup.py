@@ -14,8 +14,6 @@ import contextlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-import anyio
-
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
     from typing import Any
@@ -34,11 +32,14 @@ class Wakeup:
     """Where one task sleeps, and others wake it."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Event()
+        self._told = False
+        self._sleeping: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
         """Something has happened: whoever sleeps here looks again. Told while nobody sleeps, it is not forgotten."""
-        self._changed.set()
+        self._told = True
+        if self._sleeping is not None:
+            _wake(self._sleeping)
 
     async def sleep_until(self, deadline: float | None) -> bool:
         """Sleep until `deadline` on the loop's clock (None: for ever), or until something has changed.
@@ -46,14 +47,31 @@ class Wakeup:
         Returns:
             True if something has changed, False if the time is over.
         """
-        if deadline is None:  # as a rule: a scope would cost as much as all the rest of being woken
-            await self._changed.wait()
-        else:
-            with anyio.CancelScope(deadline=deadline):
-                await self._changed.wait()
-        changed = self._changed.is_set()
-        self._changed.clear()
-        return changed
+        loop = asyncio.get_running_loop()
+        while not self._told:
+            await self._sleep(loop, deadline)
+            if (
+                deadline is not None and loop.time() >= deadline
+            ):  # a timer may be early by what its clock can tell apart
+                break
+        told, self._told = self._told, False
+        return told
+
+    async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
+        """Sleep once. A node does so at each push, and a scope of anyio's would cost as much as all the rest of it."""
+        self._sleeping = loop.create_future()
+        timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
+        try:
+            await self._sleeping
+        finally:
+            self._sleeping = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _wake(sleeping: asyncio.Future[None]) -> None:
+    if not sleeping.done():
+        sleeping.set_result(None)
 
 
 class Reaction(ABC):

@@ -133,6 +133,7 @@ class Client(interface.Store):
         self._writable = True  # the socket takes more
         self._parked: set[int] = set()  # the waits among the requests in flight: they may last, and hold up nobody
         self._room = Room(self._has_room)
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which it lives
         self._task: asyncio.Task[None] | None = None
         self._on_connection: list[Callable[[bool], None]] = []
 
@@ -230,7 +231,9 @@ class Client(interface.Store):
 
     def time(self) -> float:
         """Seconds on the event loop's clock."""
-        return asyncio.get_running_loop().time()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # once: in Python 3.11 each look for it is a system call
+        return self._loop.time()
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""

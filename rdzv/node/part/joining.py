@@ -143,10 +143,10 @@ class Joining:
 
     async def _arrive(self, link: Link, clock: JoinClock, me: Me) -> Me:
         """Arrive, within the join timeout: a store that does not answer does not suspend that."""
-        part = self._part
-        clock.set(suspended=False, now=anyio.current_time())
+        part, now = self._part, link.store.time()
+        clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
-        with anyio.move_on_after(clock.left(anyio.current_time())):
+        with anyio.CancelScope(deadline=now + clock.left(now)):
             async with self._loop.turn():
                 me, role = await self._recording.write(link, clock, me)
             # Only from now on: the run has accepted this node, and with it the settings by which it would decide.
@@ -177,7 +177,7 @@ class Joining:
     async def _wait_for_round(self, link: Link, clock: JoinClock, me: Me) -> tuple[Membership | None, Me]:
         """Wait for a round that holds us. None if our arrival was lost meanwhile, and must be made anew."""
         part = self._part
-        wakeup = Wakeup()
+        wakeup, loop = Wakeup(), asyncio.get_running_loop()
         with part.listeners.listening(wakeup):
             while True:
                 if link.follower.error is not None:
@@ -195,7 +195,7 @@ class Joining:
                         if not part.arrival.stands(me.arrival):
                             continue  # the lease was lost while we read: we were in it, perhaps, and are not any more
                         if rank is not None:
-                            return part.become_member(round, rank, me, time=asyncio.get_running_loop().time), me
+                            return part.become_member(round, rank, me, time=loop.time), me
                         me = replace(me, passed_over=round.revision, known_round=round.number, was_member=False)
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):
@@ -208,7 +208,7 @@ class Joining:
                         if leaving is not None:
                             raise part.drained_error(leaving)
                         reason += link.slowness()
-                        reason_now = partial(_parked_reason, link, me, asyncio.get_running_loop(), otherwise=reason)
+                        reason_now = partial(_parked_reason, link, me, loop, otherwise=reason)
                         part.wait_for(reason, reason_now)
                         clock.set(suspended=suspended, now=now)
                         deadline = clock.deadline(now)
