@@ -14,9 +14,9 @@ import msgpack
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["attributes_of", "maybe", "names_of", "of", "pack", "unpack"]
+__all__ = ["attributes_of", "maybe", "names_of", "of", "pack", "row_of", "unpack"]
 
 T = TypeVar("T")
 
@@ -51,6 +51,14 @@ def of(kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.40} is no {kind.__name__}")
     return value
+
+
+def row_of(kinds: tuple[type, ...], row: Sequence[Any]) -> Sequence[Any]:
+    """Return a row if each of its columns is of its very type: all at once, since every node reads many of them."""
+    if tuple(map(type, row)) != kinds:
+        for kind, value in zip(kinds, row, strict=True):
+            of(kind, value)
+    return row
 
 
 def maybe(kind: type[T], value: object) -> T | None:

@@ -12,10 +12,10 @@ import zlib
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rdzv.core.absent import Absent
-from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
+from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, row_of, unpack
 from rdzv.core.stopping import Resized
 from store.fast_init import constructor
 from store.printable import in_words
@@ -654,29 +654,30 @@ class Progress:
         """Unpack what the key holds."""
 
         def build(plain: Sequence[Any]) -> Progress:
-            phase, round, joined, needed, capacity, live, waiting, spares, after, left = plain[:10]
-            lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = plain[10:17]
+            phase, round, joined, needed, capacity, live, waiting, spares = row_of(_COUNTS, plain[:8])
+            after, left = plain[8:10]
+            lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = row_of(_WHO, plain[10:17])
             absent = plain[17] if len(plain) > 17 else None
             given_up = plain[18] if len(plain) > 18 else ""
             why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
             left_early = plain[21] if len(plain) > 21 else False
             return _new_progress(
                 phase=_phase_of(phase),
-                round=of(int, round),
-                joined=of(int, joined),
-                needed=of(int, needed),
-                capacity=of(int, capacity),
-                live=of(int, live),
-                waiting=of(int, waiting),
-                spares=of(int, spares),
+                round=round,
+                joined=joined,
+                needed=needed,
+                capacity=capacity,
+                live=live,
+                waiting=waiting,
+                spares=spares,
                 spares_after=maybe(int, after),
                 last_call_left=maybe(float, left),
-                lost=of(int, lost),
+                lost=lost,
                 lost_ids=names_of(ids),
-                departed=of(int, gone),
+                departed=gone,
                 departed_ids=names_of(gone_ids),
-                last_arrival=of(int, last_arrival),
-                problem=of(str, problem),
+                last_arrival=last_arrival,
+                problem=problem,
                 spare_ids=names_of(spare_ids),
                 absent=Absent.of_plain(absent),
                 given_up=of(str, given_up),
@@ -689,6 +690,8 @@ class Progress:
 
 
 _new_progress = constructor(Progress)
+_COUNTS: Final = (str, *(int,) * 7)  # the kinds of its first columns ...
+_WHO: Final = (int, list, int, list, int, str, list)  # ... and of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
