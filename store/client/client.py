@@ -231,8 +231,7 @@ class Client(interface.Store):
 
     def time(self) -> float:
         """Seconds on the event loop's clock."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()  # once: in Python 3.11 each look for it is a system call
+        self._loop = self._loop or asyncio.get_running_loop()  # each look for it is a system call in Python 3.11
         return self._loop.time()
 
     async def _stay_connected(self) -> None:
