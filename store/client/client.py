@@ -1,9 +1,10 @@
 """Shell: connect, reconnect, requests as awaitables, watches as async iterators.
 
-One task makes connections, one after the other, each after a jittered pause but for the first after a loss; bytes go
-between the socket and the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a future in its
-`InFlight` record, so a caller neither sees nor minds a reconnect that happens while it waits. What it can see, at the
-end of its own timeout, is `ConnectionLost`, which says whether the request may have been applied.
+One task makes connections, one after the other, each with a jittered pause before it, except for the first one after a
+loss; bytes go between the socket and the sans-I/O `ClientConnection`, which knows what must be sent again. A call is a
+future in its `InFlight` record, so a caller neither sees nor minds a reconnect that happens while it waits. What it can
+see, at the end of its own timeout, is `ConnectionLost`, which says whether the request may have been applied. Watches
+are in a room of their own, `watch`.
 """
 
 from __future__ import annotations
@@ -138,7 +139,6 @@ class Client(interface.Store):
     # ------------------------------------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()  # once: in Python 3.11 each look for it is a system call
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)
         if self._opening is not None:
@@ -230,7 +230,7 @@ class Client(interface.Store):
 
     def time(self) -> float:
         """Seconds on the event loop's clock."""
-        return self._loop.time()
+        return asyncio.get_running_loop().time()
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
