@@ -3,8 +3,9 @@
 A call and its answer wake a sleeping thread twice, and to wake one on a core that sleeps takes 25 to 35 us, which is
 as long as all that is computed for the call. Who *spins*, asking the system again and again instead of sleeping, is
 still awake when what it waits for comes. If that does not come in time, a core was busy for nothing. So each failure
-in a row doubles how many waits pass without spinning: who waits for a store that is far away, or for a process that
-needs the very core that it spins on, soon burns next to nothing.
+doubles how many waits pass without spinning, and each success makes up for two failures: who waits for a store that is
+far away, for a process that needs the very core that it spins on, or for requests that come at random and too seldom,
+soon burns next to nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Spin:
 
     def paid(self) -> None:
         """What was waited for came while we spun."""
-        self._passes = 0
+        self._passes >>= 2
 
     def failed(self) -> None:
         """It did not."""
