@@ -95,6 +95,7 @@ PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 _make_entry = constructor(Entry)
 _make_found, _make_written, _make_added = constructor(Found), constructor(Written), constructor(Added)
 _make_compared, _make_listing = constructor(CompareAndSetResult), constructor(Listing)
+_make_result = constructor(TransactionResult)
 
 
 class Requests:
@@ -315,7 +316,7 @@ class Requests:
             raise
         operate = self._changes.operate
         results = tuple([operate(operation) for operation in operations])
-        return TransactionResult(succeeded=succeeded, results=results, revision=self._changes.revision)
+        return _make_result(succeeded, results, self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases
 
