@@ -387,8 +387,8 @@ def _warn(sentence: str) -> None:
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what the environment says about the parameters it may set; all else there is left alone."""
     # The environment's names are gone through, and not ours: it has few that are of interest, as a rule none.
-    there = _IN_THE_ENVIRONMENT.keys() & environ.keys()
-    return {written: environ[variable] for variable, written in _IN_THE_ENVIRONMENT.items() if variable in there}
+    there = sorted(variable for variable in environ if variable in _IN_THE_ENVIRONMENT)
+    return {_IN_THE_ENVIRONMENT[variable]: environ[variable] for variable in there}
 
 
 def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:

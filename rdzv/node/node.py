@@ -279,7 +279,7 @@ class Node:
             ticket.task = None
 
     async def _join_somewhere(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
+        clock = JoinClock(self.settings.join_timeout, now=asyncio.get_running_loop().time())
         link = await self.connect()
         while True:
             try:

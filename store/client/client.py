@@ -139,6 +139,7 @@ class Client(interface.Store):
     # ------------------------------------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)
         if self._opening is not None:
@@ -152,7 +153,7 @@ class Client(interface.Store):
         return self
 
     async def _first_welcome(self) -> None:
-        self._welcomed = asyncio.get_running_loop().create_future()
+        self._welcomed = self._loop.create_future()
         await wait_for_store(
             self._welcomed, self.name, self._what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
         )
@@ -229,8 +230,8 @@ class Client(interface.Store):
         self._on_connection.append(callback)
 
     def time(self) -> float:
-        """Seconds on the event loop's clock."""
-        return asyncio.get_running_loop().time()
+        """Seconds on the clock of the event loop that it was entered in."""
+        return self._loop.time()
 
     async def _stay_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost, until the client is closed or of no use."""
@@ -485,13 +486,12 @@ class Client(interface.Store):
 
     def _ask(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
         """Send a request now, or as soon as there is a connection; its answer, or its error, is the future's."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[R] = loop.create_future()
+        answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
             self._parked.add(item.request_id)
         if timeout is not None:
-            item.timer = loop.call_later(timeout, self._time_out, item, timeout)
+            item.timer = self._loop.call_later(timeout, self._time_out, item, timeout)
         if self._ready:
             self._send(item)
         return item, answer
@@ -531,7 +531,7 @@ class Client(interface.Store):
                 silence.expect_answer()
             if not self._flushing:
                 self._flushing = True
-                asyncio.get_running_loop().call_soon(self._flush)
+                self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False

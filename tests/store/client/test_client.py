@@ -277,7 +277,7 @@ async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -
         raise AssertionError
 
     clients = [Client(dial, name="store", rng=random.Random(seed)) for seed in range(count)]
-    tasks = [asyncio.create_task(client._stay_connected()) for client in clients]
+    tasks = [asyncio.create_task(client.__aenter__()) for client in clients]
     await asyncio.sleep(down_for + BACKOFF_MOST + 0.01)
     for task in tasks:
         task.cancel()
