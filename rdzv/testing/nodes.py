@@ -151,7 +151,8 @@ class ClusterNode:
         process = self.process
 
         def open_store() -> Client:
-            return client_of(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout)
+            options: dict[str, Any] = {"connect_timeout": settings.join_timeout, "opening": handler.node.keys.head}
+            return client_of(process, thread=NODE_THREAD, **options)
 
         def open_shared_store() -> Client:
             return client_of(process)

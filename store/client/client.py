@@ -87,6 +87,8 @@ class Client(interface.Store):
         welcomed_in: Seconds that the server took to answer our hello, without what this process stood still.
     """
 
+    watch_kind: type[Watch] = Watch  # what its watches are made of
+
     def __init__(
         self,
         dial: Dial,
@@ -143,8 +145,7 @@ class Client(interface.Store):
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)
         if self._opening is not None:
-            self._begun = self.watch(self._opening, snapshot=True)
-            self._begun.begin()
+            self._begun = self.watch(self._opening, snapshot=True).begin()
         try:
             await self._first_welcome()
         except BaseException:
@@ -394,8 +395,7 @@ class Client(interface.Store):
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():  # our hello
-                        self._until_welcome = Stopwatch(self.time)
-                        self._until_welcome.start()
+                        self._until_welcome = Stopwatch(self.time).start()
                         link.write(item + self._connection.encode_first())
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
@@ -570,7 +570,7 @@ class Client(interface.Store):
         if self._begun is not None and snapshot and start_revision is None and prefix == self._opening:
             begun, self._begun = self._begun, None
             return begun
-        return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
+        return self.watch_kind(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def add_watch(self, watch: Watch) -> None:
         """Tell this watch of reconnects from now on."""

@@ -93,10 +93,11 @@ class Watch(interface.Watch):
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
-    def begin(self) -> None:
+    def begin(self) -> Self:
         """Ask for it now; whoever enters it waits for the answer. Otherwise `give_up` is to be called."""
         self._client.add_watch(self)
         self._begun = self._ask(limited=False)
+        return self
 
     def give_up(self) -> None:
         """Nobody enters it, or hears what came of it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from store.client import watch as watch_room
 from store.client.client import Client
@@ -52,7 +52,6 @@ from store.messages import (
     Wait,
     Written,
 )
-from store.watch_cursor import WatchCursor
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
     from store.messages import Cause
+    from store.watch_cursor import WatchCursor
 
 __all__ = ["Books", "HeardClient", "Truth", "Violation", "observe"]
 
@@ -426,9 +426,14 @@ class HeardWatch(watch_room.Watch):
     def __init__(self, client: HeardClient, cursor: WatchCursor) -> None:
         super().__init__(client, cursor)
         self._truth, self._who = client.truth, client.who
-        self.books = client.truth.books_of(client.store_id)
+        self._heard_by = client
         self._audit = _Audit(cursor._prefix, cursor._next)
         self._snapshot = cursor._snapshot
+
+    @property
+    def books(self) -> Books:
+        """The books of its store, which is known once the client has met it: the watch may be older."""
+        return self._truth.books_of(self._heard_by.store_id)
 
     def opened(self, revision: int) -> None:
         """The server has opened it."""
@@ -489,7 +494,11 @@ class HeardClient(Client):
     truth: Truth
     who = ""
     hook: Callable[[Request[Any], str], Awaitable[None]] | None = None
-    watch_kind: type[HeardWatch] = HeardWatch
+    watch_kind = HeardWatch  # made by such a client alone
+
+    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> HeardWatch:
+        """Watch, and see to it that nothing is missed."""
+        return cast("HeardWatch", super().watch(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def __init__(self, *args: Any, truth: Truth, who: str, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -523,11 +532,6 @@ class HeardClient(Client):
         if self.hook is not None:
             await self.hook(request, "after")
         return response
-
-    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> HeardWatch:
-        """Watch, and see to it that nothing is missed."""
-        cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
-        return self.watch_kind(self, cursor)
 
 
 # ------------------------------------------------------------------------------------------------ the engine
