@@ -106,8 +106,9 @@ class Follower:
         opening.start()
         try:
             async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                # A watch that was asked for with the hello is open by now: its answer took as long as the welcome.
-                self.opened_in = max(opening.stop(), getattr(self._store, "welcomed_in", 0.0))
+                # A watch that was asked for with the hello is open by now. Not its answer counts, which comes after the
+                # welcome, and that waits for the disk.
+                self.opened_in = max(opening.stop(), getattr(self._store, "greeted_in", 0.0))
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)

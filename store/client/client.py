@@ -84,7 +84,7 @@ class Client(interface.Store):
             `watch` for it first need not wait for another round trip.
 
     Attributes:
-        welcomed_in: Seconds that the server took to answer our hello, without what this process stood still.
+        greeted_in: Seconds that the server took to answer when we first came, without what this process stood still.
     """
 
     watch_kind: type[Watch] = Watch  # what its watches are made of
@@ -124,8 +124,8 @@ class Client(interface.Store):
         self._begun: Watch | None = None  # that nobody has taken yet
         self._failed: StoreError | None = None  # why this client is of no more use
         self.last_problem: str = NEVER_ANSWERED
-        self.welcomed_in: float = 0.0
-        self._until_welcome: Stopwatch | None = None
+        self.greeted_in: float = 0.0
+        self._until_greeting = Stopwatch(self.time)
         self._silence: Silence | None = None  # of the connection on which we converse
         self._heartbeat: Heartbeat | None = None  # likewise
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
@@ -268,7 +268,9 @@ class Client(interface.Store):
         began = self.time()
         with anyio.CancelScope(deadline=began + self._timeout):  # `fail_after` would cost three times as much
             _, link = await self._dial(lambda: Link(self))
-            self._patience.connected(self.time() - began)
+            self.greeted_in = self.time() - began
+            self._patience.connected(self.greeted_in)
+            self._until_greeting.start()
             assert isinstance(link, Link), "dialing gives what its factory makes"
             return link
         raise TimeoutError
@@ -341,8 +343,7 @@ class Client(interface.Store):
             return
         self._link = self._silence = self._heartbeat = None
         was_ready, self._ready = self._ready, False
-        if self._until_welcome is not None:
-            self._until_welcome.stop()
+        self._until_greeting.stop()
         self._out.clear()
         self._writable = True
         self._connection.disconnected()
@@ -395,7 +396,7 @@ class Client(interface.Store):
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():  # our hello
-                        self._until_welcome = Stopwatch(self.time).start()
+                        self.greeted_in = max(self.greeted_in, self._until_greeting.stop())
                         link.write(item + self._connection.encode_first())
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
@@ -428,8 +429,6 @@ class Client(interface.Store):
     def _take_welcome(self, welcome: Welcome) -> None:
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
-        if self._until_welcome is not None:
-            self.welcomed_in = self._until_welcome.stop()
         assert self._heartbeat is not None, "we converse"
         self._patience.was_silent(self.time() - self._heartbeat.began, now=self.time())
         self.limits = dict(welcome.limits)

@@ -33,12 +33,11 @@ class Stopwatch:
         self.seconds: float = 0.0
         self._look: asyncio.TimerHandle | None = None  # while it measures
 
-    def start(self) -> Self:
+    def start(self) -> None:
         """Begin to measure."""
         self._began = self._clock()
         self._still = 0.0
         self._look_in(FIRST_LOOK)
-        return self
 
     def stop(self) -> float:
         """Measure no more; how long it took, also if that was known already."""

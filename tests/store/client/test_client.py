@@ -25,6 +25,7 @@ from store.errors import (
 )
 from store.limits import Limits
 from store.net.threads import loop_factory
+from store.protocol.connection import ServerConnection
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -184,13 +185,34 @@ async def test_a_watch_is_asked_for_with_the_hello_unless_the_server_has_to_prov
         began = now()
         async with connect_in_memory(network, token=token, opening="a/") as client:
             welcomed_after = now() - began
-            assert client.welcomed_in == pytest.approx(2.0)
+            assert client.greeted_in == pytest.approx(2.0)
             async with client.watch("a/", snapshot=True) as watch:
                 assert await kinds_of_first(watch, 2) == ["put", "synced"]
             assert now() - began == pytest.approx(welcomed_after + (0.0 if token is None else 2.0))
             async with client.watch("a/", snapshot=True) as another:
                 assert another is not watch
                 assert await kinds_of_first(another, 2) == ["put", "synced"]
+
+
+@virtual_time
+async def test_a_welcome_that_waits_for_the_disk_makes_no_slow_store() -> None:
+    """A node's leases grew with it: the role of one that came while the disk took nothing outlived it by seconds."""
+
+    class Busy(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast("asyncio.Transport", transport)
+            self.connection = ServerConnection(store_id="s", nonce=b"n" * 16, token=None, limits=Limits())
+            self.transport.write(self.connection.greeting())
+
+        def data_received(self, data: bytes) -> None:
+            list(self.connection.receive(data))
+            welcome = self.connection.welcome(session=1, address="client", revision=0)
+            asyncio.get_running_loop().call_later(5.0, self.transport.write, welcome)
+
+    network = MemoryNetwork(latency=0.1)
+    network.listen("store", Busy)
+    async with connect_in_memory(network) as client:
+        assert client.greeted_in == pytest.approx(0.2)
 
 
 @virtual_time
@@ -201,7 +223,7 @@ async def test_a_watch_asked_for_with_a_hello_that_nobody_answers_is_asked_for_a
         entering = asyncio.create_task(client.__aenter__())
         await asyncio.sleep(0.35)  # the hello is under way
         assert client.met is False
-        assert client._until_welcome is not None
+        assert client._connection.met
         network.reset("client")
         await entering
         async with client.watch("a/", snapshot=True) as watch:
@@ -232,7 +254,7 @@ async def test_a_watch_that_is_given_up_before_the_welcome_is_ended_at_the_serve
         entering = asyncio.create_task(client.__aenter__())
         await asyncio.sleep(0.35)  # the hello is under way
         assert client.met is False
-        assert client._until_welcome is not None
+        assert client._connection.met
         taking = asyncio.create_task(client.watch("a/", snapshot=True).__aenter__())
         await asyncio.sleep(0)
         taking.cancel()
