@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import zlib
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ARRIVALS_MOST",
     "BUCKET_SIZE",
+    "GONE_MOST",
     "NAMED_MOST",
     "RUNS_MOST",
     "Arrivals",
@@ -42,6 +44,7 @@ __all__ = [
     "Draining",
     "Dropped",
     "Head",
+    "Kept",
     "Leaving",
     "Member",
     "NodeRecord",
@@ -54,6 +57,7 @@ __all__ = [
     "Round",
     "RunStatus",
     "bucket_of",
+    "place",
 ]
 
 T = TypeVar("T")
@@ -61,6 +65,7 @@ T = TypeVar("T")
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
 SINCE_MOST = 16  # node ids of each kind that a round itself names: every node gets them
 ARRIVALS_MOST = 512  # members up to which a round itself says who has which rank, in two bytes each ...
+GONE_MOST = 64  # members of the last round that are named by rank because they are not in this one
 RUNS_MOST = 128  # ... or in so many runs of arrivals one after the other, however many members: in a kilobyte, too
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
 
@@ -336,6 +341,53 @@ class Arrivals:
         return cls(least=of(int, least), after=after)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Which members of the last round are in this one, too, in the same order and before all others: all but a few.
+
+    Each of them knows its rank by that, whatever their number. It is said only where the commit was conditional on the
+    arrival of each: then the one that stands is the one that was taken in.
+
+    Attributes:
+        revision: That of the last round.
+        count: How many they are.
+        gone: The ranks in it of those who are not, upwards.
+    """
+
+    revision: int
+    count: int
+    gone: tuple[int, ...] = ()
+
+    def rank_of(self, rank: int) -> int | None:
+        """Return the rank in this round of who had a rank in the last one; None if it is not one of these."""
+        below = bisect_left(self.gone, rank)
+        return None if rank in self.gone[below : below + 1] else rank - below
+
+    def plain(self) -> object:
+        """Return it as plain data, by position."""
+        return self.revision, self.count, self.gone
+
+
+def place(members: Sequence[Member], last: Round | None, before: Mapping[str, Member]) -> tuple[Kept | None, Arrivals]:
+    """Return who is known by its rank in the last round, and by its arrival who is not.
+
+    Args:
+        members: Of this round, by rank.
+        last: The last round, if there was one.
+        before: Its members.
+    """
+    ranks: list[int] = []
+    for member in members:
+        there = before.get(member.node_id)
+        if there is None or (ranks and there.rank < ranks[-1]):
+            break
+        ranks.append(there.rank)
+    if last is None or len(before) != last.size or last.size - len(ranks) > GONE_MOST:
+        return None, Arrivals.of([member.arrival for member in members])
+    kept = Kept(revision=last.revision, count=len(ranks), gone=tuple(sorted(set(range(last.size)).difference(ranks))))
+    return kept, Arrivals.of([member.arrival for member in members[len(ranks) :]])
+
+
 def _runs(arrivals: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Yield the first of those that follow one another, and how many they are."""
     first = count = 0
@@ -366,7 +418,9 @@ class Round:
         in_steps: Whether any member goes from round to round by `rounds()`.
         since: Who has been lost, has left and is new since the round before, at most `SINCE_MOST` of each by name.
         checked: Its members check that they reach rank 0 before they take it.
-        arrivals: Which arrival has which rank, so that no member need read its bucket; empty where that takes too much.
+        kept: Who was a member of the last round, and how its rank follows from that; None if that is not said.
+        arrivals: Which arrival has which rank, of those who are not kept and come after them, so that no member need
+            read its bucket; empty where that takes too much.
         revision: The revision of its commit.
     """
 
@@ -381,14 +435,40 @@ class Round:
     in_steps: bool = False
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False
+    kept: Kept | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     revision: int = 0
 
+    def rank_of(self, arrival: int, *, last: tuple[int, int] | None = None) -> int | None:
+        """Return the rank of an arrival; None: it has none, or the round itself does not say so.
+
+        Args:
+            arrival: Which stands since before the round.
+            last: The revision of the round that the same node was a member of last, and its rank there.
+        """
+        kept = self.kept
+        if kept is not None and last is not None and last[0] == kept.revision:
+            rank = kept.rank_of(last[1])
+            if rank is not None:
+                return rank
+        rank = self.arrivals.rank_of(arrival)
+        return None if rank is None else rank + (0 if kept is None else kept.count)
+
+    def names_all(self, *, last: tuple[int, int] | None) -> bool:
+        """Return whether a node that finds no rank of its own here has none; else its bucket tells."""
+        kept = self.kept
+        if kept is None:
+            return bool(self.arrivals)
+        is_known = last is not None and last[0] == kept.revision  # it may be kept, and not know what it was
+        return is_known and (bool(self.arrivals) or kept.count == self.size)
+
     def pack(self) -> bytes:
         """Pack it into bytes."""
+        kept = self.kept
         return pack(
             {
-                **self.arrivals.plain(),
+                # Apart: who knows nothing of those who are kept must not take the first of the others for rank 0.
+                **(self.arrivals.plain() if kept is None else {"kept": kept.plain(), "others": self.arrivals.plain()}),
                 **({"checked": True} if self.checked else {}),
                 "number": self.number,
                 "term": self.term,
@@ -420,7 +500,8 @@ class Round:
                 in_steps=of(bool, plain.get("in_steps", False)),
                 since=_since(plain.get("since")),
                 checked=of(bool, plain.get("checked", False)),
-                arrivals=Arrivals.of_plain(plain),
+                kept=_kept(plain.get("kept")),
+                arrivals=Arrivals.of_plain(plain.get("others", plain)),
                 revision=revision,
             )
 
@@ -428,6 +509,13 @@ class Round:
 
 
 _new_round = constructor(Round)
+
+
+def _kept(plain: Any) -> Kept | None:
+    if plain is None:
+        return None
+    revision, count, gone, *_ = plain
+    return Kept(revision=of(int, revision), count=of(int, count), gone=tuple(of(int, rank) for rank in gone))
 
 
 def _newest(plain: Any) -> tuple[int, int] | None:

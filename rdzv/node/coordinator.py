@@ -41,7 +41,6 @@ from rdzv.core.ranks import newest_of
 from rdzv.core.state import (
     BUCKET_SIZE,
     SINCE_MOST,
-    Arrivals,
     Member,
     NodeRecord,
     Participant,
@@ -51,6 +50,7 @@ from rdzv.core.state import (
     bucket_of,
     pack_members,
     pack_roster,
+    place,
     unpack_members,
     unpack_settings,
 )
@@ -364,8 +364,14 @@ class Term:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        first = decision.members[0]
-        buckets = -(-len(members) // BUCKET_SIZE)
+        first, buckets = decision.members[0], -(-len(members) // BUCKET_SIZE)
+        last = self._view.round
+        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
+        standing = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
+        agreed = when.value(self._keys.settings) == self._agreed.value
+        conditions = [*unchanged, agreed, when.missing(self._keys.closed), *standing]
+        exact = len(conditions) <= self._store.operations_max
+        kept, arrivals = place(members, last if exact else None, self._view.members)
         round = Round(
             number=decision.number,
             term=self._term,
@@ -378,14 +384,10 @@ class Term:
             in_steps=any(record.progress is not None for record in decision.members),
             since=_since(self._view, members),
             checked=len(members) > 1 and all(record.checks for record in decision.members),
-            arrivals=Arrivals.of([member.arrival for member in members]),
+            kept=kept,
+            arrivals=arrivals,
         )
-        last = self._view.round
-        unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
-        arrivals = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
-        agreed = when.value(self._keys.settings) == self._agreed.value
         self._shared.used = True  # from now on: the answer to the commit may be lost
-        conditions = [*unchanged, agreed, when.missing(self._keys.closed), *arrivals]
         now, nodes = self._store.time(), {record.node_id: record.address for record in decision.members}
         history = self._chronicle.completed(
             round.number, nodes, known=self._view.members, now=now, at=time.time(), arrived=self._view.arrived_at
@@ -401,7 +403,7 @@ class Term:
             for portion in portions(ranks, self._store.writes_max):
                 await self._write(portion)
         stand = True
-        if len(conditions) > self._store.operations_max:
+        if not exact:
             del conditions[self._store.operations_max :]
             writes.append(Delete(self._keys.marker))
             await self._catch_up()

@@ -125,12 +125,18 @@ class Follower:
 
     def take_round(self, round: Round) -> None:
         """Learn of a round by another way than the watch; the later one counts."""
-        if self.head.round is None or self.head.round.revision < round.revision:
+        if self._take_round(round):
+            self.listeners.changed()
+
+    def _take_round(self, round: Round) -> bool:
+        """Learn of a round; False if it is none that is later than what is known."""
+        later = self.head.round is None or self.head.round.revision < round.revision
+        if later:
             self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
             self.head = replace(self.head, round=round)
             if self._anew is not None:
                 self._anew = replace(self._anew, round=round)
-            self.listeners.changed()
+        return later
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
         """Learn who coordinates by another way than the watch, unless that has come further.
@@ -162,7 +168,7 @@ class Follower:
                 self.resets += 1
             case "put" | "delete" if event.key == self._keys.round:
                 if event.kind == "put":
-                    self.take_round(Round.unpack(event.value, revision=event.revision))
+                    self._take_round(Round.unpack(event.value, revision=event.revision))
             case "put" | "delete":
                 if self._anew is None:
                     self.head = self._changed(self.head, event)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rdzv.core.keys import Keys
 from rdzv.core.state import (
     ARRIVALS_MOST,
+    GONE_MOST,
     RUNS_MOST,
     Arrivals,
     Closed,
@@ -26,6 +27,7 @@ from rdzv.core.state import (
     pack_members,
     pack_roster,
     pack_settings,
+    place,
     unpack_members,
     unpack_roster,
     unpack_settings,
@@ -273,8 +275,8 @@ def test_a_round_says_which_arrival_has_which_rank(arrivals: list[int]) -> None:
     round = Round(**ROUND, arrivals=Arrivals.of(arrivals))
     told = Round.unpack(round.pack(), revision=0)
     assert told == round
-    assert [told.arrivals.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
-    assert told.arrivals.rank_of(999) is None
+    assert [told.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    assert told.rank_of(999) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(5, 300)), min_size=1, max_size=8))
@@ -288,9 +290,51 @@ def test_a_round_of_any_number_that_came_one_after_the_other_says_so_in_few_byte
     told = Round.unpack(round.pack(), revision=0)
     assert told == round
     assert len(round.pack()) <= len(Round(**ROUND).pack()) + 10 + 14 * len(steps)
-    assert [told.arrivals.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
+    assert [told.rank_of(arrival) for arrival in arrivals] == list(range(len(arrivals)))
     gaps = set(range(arrivals[0] - 1, arrivals[-1] + 2)).difference(arrivals)
-    assert {told.arrivals.rank_of(arrival) for arrival in gaps} == {None}
+    assert {told.rank_of(arrival) for arrival in gaps} == {None}
+
+
+@given(st.data())
+def test_members_of_the_last_round_know_their_rank_by_the_one_they_had(data: st.DataObject) -> None:
+    """Above 512 members each read its rank from the store at each round, though most had but kept the one they had."""
+    size = data.draw(st.integers(1, 40))
+    last = Round(**{**ROUND, "size": size}, revision=500)
+    before = {f"n{rank}": Member(node_id=f"n{rank}", rank=rank, arrival=100 + rank) for rank in range(size)}
+    names = data.draw(st.lists(st.sampled_from([*before, "x", "y", "z"]), unique=True, min_size=1))
+    if data.draw(st.booleans()):
+        names.sort(key=lambda name: before[name].rank if name in before else size)
+    arrivals = data.draw(st.permutations(range(600, 600 + len(names))))
+    members = [
+        Member(node_id=name, rank=rank, arrival=arrival)
+        for rank, (name, arrival) in enumerate(zip(names, arrivals, strict=True))
+    ]
+    kept, others = place(members, last, before)
+    round = Round(**{**ROUND, "size": len(members)}, kept=kept, arrivals=others)
+    told = Round.unpack(round.pack(), revision=0)
+    assert told == round
+    for member in members:
+        there = before.get(member.node_id)
+        assert told.rank_of(member.arrival, last=(500, there.rank) if there else None) == member.rank
+    for there in (one for name, one in before.items() if name not in names):
+        assert told.rank_of(599, last=(500, there.rank)) is None
+        assert told.names_all(last=(500, there.rank))
+    for stranger in (None, (499, 0)):
+        assert told.rank_of(599, last=stranger) is None
+        assert not told.names_all(last=stranger), "a node that was a member may have come in another process"
+
+
+def test_a_round_that_lost_many_or_follows_one_of_which_not_all_is_known_keeps_nobody() -> None:
+    before = {f"n{rank}": Member(node_id=f"n{rank}", rank=rank, arrival=1) for rank in range(GONE_MOST + 2)}
+    members = [Member(node_id="n0", rank=0, arrival=9)]
+    last = Round(**{**ROUND, "size": len(before)}, revision=5)
+    assert place(members, last, before)[0] is None
+    assert place(members, None, before)[0] is None
+    del before["n1"]
+    assert place(members, last, before)[0] is None
+    kept, _ = place(members, replace(last, size=len(before)), before)
+    assert kept is not None
+    assert kept.rank_of(0) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
     RoundSupersededError,
 )
+from rdzv.node import coordinator as room_of_coordinator
 from rdzv.node.part import joining as room_of_joining
 from rdzv.node.status import find_member
 from store.messages import KeepAlive, Request, Revoke, Transact
@@ -369,7 +370,9 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
             return member
 
         monkeypatch.setattr(room_of_joining, "find_member", slowly)
-        monkeypatch.setattr(Arrivals, "of", lambda _: Arrivals())  # as in a round of many members
+        monkeypatch.setattr(
+            room_of_coordinator, "place", lambda *_: (None, Arrivals())
+        )  # as in a round of many members
         heard = await listen(run, b)
         joins = await run.join(a)
         first = await b.next_rendezvous()
