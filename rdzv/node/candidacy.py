@@ -21,10 +21,10 @@ from rdzv.core.stuck.judging import StallRules
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.coordinator import Term
 from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
+from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
 from store.keeping import RENEWALS_PER_TTL
-from store.net.stopwatch import Stopwatch
 from store.printable import escaping
 
 if TYPE_CHECKING:

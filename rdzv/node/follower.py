@@ -17,9 +17,9 @@ from rdzv.core.asking import Question
 from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
+from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, Entry, StoreTimeoutError
-from store.net.stopwatch import Stopwatch
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -106,9 +106,8 @@ class Follower:
         opening.start()
         try:
             async with self._store.watch(self._keys.head, snapshot=True) as watch:
-                # A watch that was asked for with the hello is open by now. Not its answer counts, which comes after the
-                # welcome, and that waits for the disk.
-                self.opened_in = max(opening.stop(), getattr(self._store, "greeted_in", 0.0))
+                # A watch that was asked for with the hello is open by now.
+                self.opened_in = max(opening.stop(), getattr(self._store, "answered_in", 0.0))
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)

@@ -45,7 +45,6 @@ from store.messages import Cancel, Ping, Pong, Request, Response, Watching, wait
 from store.net.absence import wait_for_store
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, describe, where
 from store.net.process import process_id
-from store.net.stopwatch import Stopwatch
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -84,7 +83,7 @@ class Client(interface.Store):
             `watch` for it first need not wait for another round trip.
 
     Attributes:
-        greeted_in: Seconds that the server took to answer when we first came, without what this process stood still.
+        answered_in: Seconds that the server took to answer when we first came.
     """
 
     watch_kind: type[Watch] = Watch  # what its watches are made of
@@ -124,8 +123,8 @@ class Client(interface.Store):
         self._begun: Watch | None = None  # that nobody has taken yet
         self._failed: StoreError | None = None  # why this client is of no more use
         self.last_problem: str = NEVER_ANSWERED
-        self.greeted_in: float = 0.0
-        self._until_greeting = Stopwatch(self.time)
+        self.answered_in: float = 0.0
+        self._came_at = self._hello_at = 0.0  # when we began to connect, and when we said hello
         self._silence: Silence | None = None  # of the connection on which we converse
         self._heartbeat: Heartbeat | None = None  # likewise
         self._previous: Link | None = None  # kept until we are welcomed on the one in its place
@@ -265,12 +264,10 @@ class Client(interface.Store):
         """Make one connection, within the time limit of a call; a store that was met greets on it."""
         if self.met:
             return await self.find_fresh_link()
-        began = self.time()
+        self._came_at = began = self.time()
         with anyio.CancelScope(deadline=began + self._timeout):  # `fail_after` would cost three times as much
             _, link = await self._dial(lambda: Link(self))
-            self.greeted_in = self.time() - began
-            self._patience.connected(self.greeted_in)
-            self._until_greeting.start()
+            self._patience.connected(self.time() - began)
             assert isinstance(link, Link), "dialing gives what its factory makes"
             return link
         raise TimeoutError
@@ -343,7 +340,6 @@ class Client(interface.Store):
             return
         self._link = self._silence = self._heartbeat = None
         was_ready, self._ready = self._ready, False
-        self._until_greeting.stop()
         self._out.clear()
         self._writable = True
         self._connection.disconnected()
@@ -396,7 +392,7 @@ class Client(interface.Store):
                     case Bye(reason=reason):
                         link.farewell = reason
                     case bytes():  # our hello
-                        self.greeted_in = max(self.greeted_in, self._until_greeting.stop())
+                        self._hello_at = self.time()
                         link.write(item + self._connection.encode_first())
         except LimitExceeded as error:
             # The server is full: it may have room later, so this is a reason to try again, within the caller's time.
@@ -429,6 +425,8 @@ class Client(interface.Store):
     def _take_welcome(self, welcome: Welcome) -> None:
         """The conversation begins: what was asked before, and has no answer, is asked again in the same order."""
         self._ready = True
+        if not self.answered_in:  # a cut makes it long to connect, and the welcome waits for the disk: seldom both
+            self.answered_in = min(self._hello_at - self._came_at, self.time() - self._hello_at)
         assert self._heartbeat is not None, "we converse"
         self._patience.was_silent(self.time() - self._heartbeat.began, now=self.time())
         self.limits = dict(welcome.limits)

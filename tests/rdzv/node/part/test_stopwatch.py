@@ -1,4 +1,4 @@
-"""What an answer takes counts; what this process itself stood still does not (`store.net.stopwatch`)."""
+"""What an answer takes counts; what this process itself stood still does not (`rdzv.node.part.stopwatch`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from store.net.stopwatch import STOOD_STILL, Stopwatch
+from rdzv.node.part.stopwatch import STOOD_STILL, Stopwatch
 
 
 @pytest.mark.anyio
