@@ -1,7 +1,7 @@
 """Pure: what has been done and is not on disk yet, and so which replies must wait for the disk (promise S3).
 
 A reply that reflects nothing of it need not wait: a keep-alive, or a read of keys that have not changed since, goes out
-at once also while the disk hangs. Such a reply says the last durable revision, never a later one.
+at once also while the disk hangs. A reply never says a later revision than the disk has when it goes out.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Unwritten:
         self.revision: int = revision
         self.bytes: int = 0
         self._steps: deque[tuple[int, int, Facts]] = deque()  # number, bytes, and what it was
+        self._revisions: dict[int, int] = {}  # of the store, after each of these steps
+        self._last_revision = revision
         self._changed: dict[str, int] = {}  # the step that last changed a key
         self._granted: dict[int, int] = {}  # and the one that made a lease
 
@@ -49,8 +51,10 @@ class Unwritten:
         self.bytes += size
         self._steps.append((number, size, facts))
         for events in facts.revisions:
+            self._last_revision = events[0].revision
             for event in events:
                 self._changed[event.key] = number
+        self._revisions[number] = self._last_revision
         for lease in facts.granted:
             self._granted[lease.id] = number
 
@@ -58,10 +62,10 @@ class Unwritten:
         """Everything up to this number is on disk."""
         self.durable = number
         while self._steps and self._steps[0][0] <= number:
-            _, size, facts = self._steps.popleft()
+            step, size, facts = self._steps.popleft()
             self.bytes -= size
+            self.revision = self._revisions.pop(step)
             for events in facts.revisions:
-                self.revision = events[0].revision
                 for event in events:
                     if self._changed.get(event.key, number + 1) <= number:
                         del self._changed[event.key]
@@ -73,8 +77,12 @@ class Unwritten:
         if self.appended <= self.durable:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
-        if number <= self.durable and isinstance(response, Listing | Counted | Pong):
-            response = replace(response, revision=self.revision)
+        if isinstance(response, Listing | Counted | Pong):
+            # What it says was so at the revision after that step, too: nothing that it says has changed since. The
+            # listing of many keys may be of an earlier revision, which it keeps.
+            on_disk_by_then = self.revision if number <= self.durable else self._revisions[number]
+            if response.revision > on_disk_by_then:
+                response = replace(response, revision=on_disk_by_then)
         return number, response
 
     def _number_of(self, request: Request[Any]) -> int:

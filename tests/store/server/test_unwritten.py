@@ -83,6 +83,40 @@ def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
     assert said.revision == 5  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [
+        (GetMany(keys=("a/1",)), EMPTY),
+        (List(prefix="a/"), EMPTY),
+        (Count(prefix="a/"), Counted(count=1, revision=7)),
+        (Guarded(when=(when.exists("a/1"),), request=List(prefix="c")), EMPTY),
+    ],
+)
+def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
+    request_: Request[Any], response: Response
+) -> None:
+    """It goes out once 6 is on disk, while 7, which changes nothing of it, may never be (S3)."""
+    unwritten = with_a_change()
+    number, said = unwritten.wait_for(request_, response)
+    assert number == 11
+    unwritten.written(number)
+    assert said.revision == unwritten.revision == 6  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prefix", ["a/", "c"])
+def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
+    """One of so many keys that it took several turns: what has changed meanwhile is not in it."""
+    listing = Listing(entries=(), revision=4)
+    assert with_a_change().wait_for(List(prefix=prefix), listing)[1] is listing
+
+
+def test_a_step_that_only_grants_leases_is_of_the_revision_before_it() -> None:
+    unwritten = with_a_change()
+    unwritten.append(13, Facts(granted=[SavedLease(id=4, ttl=1.0, disconnect_ttl=None, anonymous=False)]))
+    unwritten.written(13)
+    assert unwritten.revision == 7
+
+
 def test_what_is_on_disk_is_waited_for_no_longer() -> None:
     unwritten = with_a_change()
     assert unwritten.bytes > 0
