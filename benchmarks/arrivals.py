@@ -118,7 +118,7 @@ class Nodes:
                     self._pipe.send((await handler.status()).coordinator == handler.node_id)
 
     async def _warm_up(self) -> None:
-        """Meet nobody, once: a forked process copies each page at its first use, which is no part of a rendezvous."""
+        """Meet nobody, once: what a process does for the first time takes long, and is no part of a rendezvous."""
         server, _, _ = self._url.partition("?")
         async with rdzv.connect(
             f"{server}-{self._names[0]}?min_nodes=1&max_nodes=1", node_id=self._names[0], is_host=False
@@ -196,7 +196,7 @@ def measure(nodes: int, processes: int, way: str = "at once") -> list[Rendezvous
     measured = []
     with support.served() as server, store.sync.connect(server.url, timeout=PATIENCE) as observer:
         url = f"{server.url}/arrivals?min_nodes={nodes}&join_timeout=3600"
-        with support.workers(*start(url, nodes, processes)) as workers:
+        with support.workers(*start(url, nodes, processes), fresh=True) as workers:
             support.hear_all(workers, PATIENCE)
             pushed_before = 0
             for number, which in enumerate(("first", "again")):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["keep_collections_short", "short_collections", "tidy_up"]
+__all__ = ["short_collections", "tidy_up"]
 
 GROWTH = 200_000  # frozen objects, after which it is worth looking for cycles among them
 
@@ -27,17 +27,12 @@ _looked_at = 0  # so many were frozen when that was last done
 @contextlib.contextmanager
 def short_collections() -> Iterator[None]:
     """Keep every collection short."""
-    keep_collections_short()
+    gc.callbacks.append(_freeze_what_survived)
     try:
         yield
     finally:
         gc.callbacks.remove(_freeze_what_survived)
         gc.unfreeze()
-
-
-def keep_collections_short() -> None:
-    """Keep every collection short, until the process ends."""
-    gc.callbacks.append(_freeze_what_survived)
 
 
 def tidy_up() -> None:
