@@ -22,7 +22,7 @@ from store.fast_init import constructor
 from store.printable import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from rdzv.core.absent import Missing
     from rdzv.core.asking import Question
@@ -345,8 +345,9 @@ class Arrivals:
 class Kept:
     """Which members of the last round are in this one, too, in the same order and before all others: all but a few.
 
-    Each of them knows its rank by that, whatever their number. It is said only where the commit was conditional on the
-    arrival of each: then the one that stands is the one that was taken in.
+    Each of them knows its rank by that, whatever their number. It is said only of processes that were members
+    themselves, and where the commit was conditional on the arrival of each: else one that does not know yet that its
+    lease has lapsed would take itself for the process that has come under its name.
 
     Attributes:
         revision: That of the last round.
@@ -368,21 +369,24 @@ class Kept:
         return self.revision, self.count, self.gone
 
 
-def place(members: Sequence[Member], last: Round | None, before: Mapping[str, Member]) -> tuple[Kept | None, Arrivals]:
+def place(
+    members: Sequence[Member], last: Round | None, before: Mapping[str, Member], same: Collection[str]
+) -> tuple[Kept | None, Arrivals]:
     """Return who is known by its rank in the last round, and by its arrival who is not.
 
     Args:
         members: Of this round, by rank.
         last: The last round, if there was one.
         before: Its members.
+        same: The ids of those nodes whose process was a member of it, as far as is known.
     """
     ranks: list[int] = []
     for member in members:
         there = before.get(member.node_id)
-        if there is None or (ranks and there.rank < ranks[-1]):
+        if there is None or member.node_id not in same or (ranks and there.rank < ranks[-1]):
             break
         ranks.append(there.rank)
-    if last is None or len(before) != last.size or last.size - len(ranks) > GONE_MOST:
+    if last is None or not ranks or len(before) != last.size or last.size - len(ranks) > GONE_MOST:
         return None, Arrivals.of([member.arrival for member in members])
     kept = Kept(revision=last.revision, count=len(ranks), gone=tuple(sorted(set(range(last.size)).difference(ranks))))
     return kept, Arrivals.of([member.arrival for member in members[len(ranks) :]])

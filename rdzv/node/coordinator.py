@@ -147,6 +147,7 @@ class Term:
         self._said = ""
         self._failed_with: str | None = None
         self._run_lease = run_lease
+        self._incarnations: dict[str, str] = {}  # of the members of the last round, once this term has completed one
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
         self._chronicle = Chronicle()
         run = self._store, self._keys, self._view
@@ -371,7 +372,9 @@ class Term:
         agreed = when.value(self._keys.settings) == self._agreed.value
         conditions = [*unchanged, agreed, when.missing(self._keys.closed), *standing]
         exact = len(conditions) <= self._store.operations_max
-        kept, arrivals = place(members, last if exact else None, self._view.members)
+        incarnations = {record.node_id: record.incarnation for record in decision.members}
+        same = {node_id for node_id, _ in incarnations.items() & self._incarnations.items()}
+        kept, arrivals = place(members, last if exact else None, self._view.members, same)
         round = Round(
             number=decision.number,
             term=self._term,
@@ -434,6 +437,7 @@ class Term:
         )
         now = self._store.time()
         self._view.completed(committed, members, now=now)
+        self._incarnations = incarnations
         self._chronicle.written(history, now=now)
         if progress is not None:
             self._reported, self._reported_at = progress, now

@@ -302,6 +302,7 @@ def test_members_of_the_last_round_know_their_rank_by_the_one_they_had(data: st.
     last = Round(**{**ROUND, "size": size}, revision=500)
     before = {f"n{rank}": Member(node_id=f"n{rank}", rank=rank, arrival=100 + rank) for rank in range(size)}
     names = data.draw(st.lists(st.sampled_from([*before, "x", "y", "z"]), unique=True, min_size=1))
+    anew = data.draw(st.sets(st.sampled_from([*before]), max_size=3))  # in another process
     if data.draw(st.booleans()):
         names.sort(key=lambda name: before[name].rank if name in before else size)
     arrivals = data.draw(st.permutations(range(600, 600 + len(names))))
@@ -309,14 +310,16 @@ def test_members_of_the_last_round_know_their_rank_by_the_one_they_had(data: st.
         Member(node_id=name, rank=rank, arrival=arrival)
         for rank, (name, arrival) in enumerate(zip(names, arrivals, strict=True))
     ]
-    kept, others = place(members, last, before)
+    kept, others = place(members, last, before, before.keys() - anew)
     round = Round(**{**ROUND, "size": len(members)}, kept=kept, arrivals=others)
     told = Round.unpack(round.pack(), revision=0)
     assert told == round
     for member in members:
-        there = before.get(member.node_id)
+        there = before.get(member.node_id) if member.node_id not in anew else None
         assert told.rank_of(member.arrival, last=(500, there.rank) if there else None) == member.rank
-    for there in (one for name, one in before.items() if name not in names):
+    if kept is None:
+        return
+    for there in (one for name, one in before.items() if name not in names or name in anew):
         assert told.rank_of(599, last=(500, there.rank)) is None
         assert told.names_all(last=(500, there.rank))
     for stranger in (None, (499, 0)):
@@ -328,11 +331,12 @@ def test_a_round_that_lost_many_or_follows_one_of_which_not_all_is_known_keeps_n
     before = {f"n{rank}": Member(node_id=f"n{rank}", rank=rank, arrival=1) for rank in range(GONE_MOST + 2)}
     members = [Member(node_id="n0", rank=0, arrival=9)]
     last = Round(**{**ROUND, "size": len(before)}, revision=5)
-    assert place(members, last, before)[0] is None
-    assert place(members, None, before)[0] is None
+    assert place(members, last, before, before)[0] is None
+    assert place(members, None, before, before)[0] is None
     del before["n1"]
-    assert place(members, last, before)[0] is None
-    kept, _ = place(members, replace(last, size=len(before)), before)
+    assert place(members, last, before, before)[0] is None
+    assert place(members, replace(last, size=len(before)), before, {"n1"})[0] is None
+    kept, _ = place(members, replace(last, size=len(before)), before, before)
     assert kept is not None
     assert kept.rank_of(0) == 0
 

@@ -383,6 +383,22 @@ async def test_a_lease_lost_while_the_rank_is_read_makes_the_node_join_the_next_
         assert joined.round == 1
 
 
+async def test_a_member_whose_name_another_process_has_taken_meanwhile_takes_no_rank_of_it() -> None:
+    """Members know their rank by the one they had: so did one that had been dropped unawares, and replaced."""
+    async with VirtualRun(min_nodes=2, last_call_timeout=0, ttl=30, disconnect_ttl=30, join_timeout=20) as run:
+        a, b = run.handler("a"), run.handler("b")
+        assert_one_round(await run.meet(a, b))
+        joining = await run.join(a)
+        lease = a.node.part.arrival.lease
+        assert lease is not None
+        await run.clients["b"].call(Revoke(lease=lease.id))  # its keeper hears of that in 10 s
+        assert_one_round(await run.meet(run.handler("a"), b))
+        await asyncio.sleep(1.0)
+        assert a.node.head.round is not None
+        assert a.node.head.round.number == 1
+        assert not joining.done()
+
+
 async def test_a_lease_lost_while_the_arrival_is_under_way_makes_the_node_arrive_again() -> None:
     """The node took its arrival for good, waited on without a record, and nobody told it."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
