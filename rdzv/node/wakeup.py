@@ -50,10 +50,8 @@ class Wakeup:
         loop = asyncio.get_running_loop()
         while not self._told:
             await self._sleep(loop, deadline)
-            if (
-                deadline is not None and loop.time() >= deadline
-            ):  # a timer may be early by what its clock can tell apart
-                break
+            if deadline is not None and loop.time() >= deadline:
+                break  # else the timer was early, by what its clock can tell apart
         told, self._told = self._told, False
         return told
 
