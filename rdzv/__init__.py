@@ -26,18 +26,9 @@ if TYPE_CHECKING:
     from rdzv.config.overrides import Overrides
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
-    from rdzv.core.state import (
-        Change,
-        Closed,
-        Draining,
-        Dropped,
-        NodesLeft,
-        NodesLost,
-        NodesWaiting,
-        Participant,
-        Phase,
-        RunStatus,
-    )
+    from rdzv.core.report import RunStatus
+    from rdzv.core.round import Participant
+    from rdzv.core.state import Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
     from rdzv.core.stopping import Resized
     from rdzv.errors import (
         GiveUp,

@@ -24,7 +24,7 @@ from store.net.sockets import bound_sockets
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable
 
-    from rdzv.core.state import Round
+    from rdzv.core.round import Round
 
 __all__ = ["all_reach", "check_the_way", "reach"]
 

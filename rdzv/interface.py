@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.core.history import Chapter
-    from rdzv.core.state import Change, RunStatus
+    from rdzv.core.report import RunStatus
+    from rdzv.core.state import Change
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
 __all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]

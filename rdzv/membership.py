@@ -16,7 +16,7 @@ from rdzv.core.stopping import StepGate
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from rdzv.core.state import Participant, Round
+    from rdzv.core.round import Participant, Round
     from rdzv.core.stuck.beats import Beats
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 

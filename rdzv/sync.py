@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from rdzv.config.overrides import Overrides
     from rdzv.config.settings import Settings
     from rdzv.core.history import Chapter
-    from rdzv.core.state import Change, RunStatus
+    from rdzv.core.report import RunStatus
+    from rdzv.core.state import Change
     from rdzv.core.stopping import Resized
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.loop.member import OnWaiting

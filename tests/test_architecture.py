@@ -146,7 +146,6 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
-    "rdzv.core.state": "all nouns of a rendezvous side by side, each with how it is packed and unpacked",
     "store.messages": "every request and every answer side by side, each a few lines",
     "store.interface": "the twins: each call by name, once for those who await and once for those who block",
 }

@@ -17,22 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import store.sync
 from rdzv.core.history import Chapter, History, Incident, pack_history, unpack_history
-from rdzv.core.state import (
-    Ban,
-    Closed,
-    Member,
-    NodeRecord,
-    Participant,
-    Phase,
-    Progress,
-    Round,
-    pack_members,
-    pack_roster,
-    pack_settings,
-    unpack_members,
-    unpack_roster,
-    unpack_settings,
-)
+from rdzv.core.round import Member, Participant, Round, pack_members, pack_roster, unpack_members, unpack_roster
+from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from store import when
 from store.messages import CompareAndSet, Entry, Event, Found, Grant, Granted, Guarded, Listing, Put, Transact, Written
 from store.protocol import wire

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
 
-    from rdzv.core.state import RunStatus
+    from rdzv.core.report import RunStatus
 
 __all__ = ["COMMANDS"]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.history import History
-    from rdzv.core.state import RunStatus
+    from rdzv.core.report import RunStatus
     from rdzv.display.history import Account
 
     Show = Callable[[RunStatus, Account | None, dict[str, Any]], str]

@@ -21,7 +21,7 @@ from rdzv.cli.command import DONE, FAILED, Command, add_run, add_timeout
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
-from rdzv.core.state import Round
+from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
 from rdzv.node.status import count_keys, read_account
 from store.messages import Revoke

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rdzv.core.history import History
-    from rdzv.core.state import RunStatus
+    from rdzv.core.report import RunStatus
     from rdzv.display.history import Account
 
 __all__ = ["COMMANDS", "cost_of", "follow"]

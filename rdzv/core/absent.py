@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.named import named
+from rdzv.core.addresses import named
 from rdzv.core.plain_data import maybe, names_of, of
 from store.fast_init import constructor
 from store.printable import in_words, printable

@@ -36,7 +36,6 @@ from rdzv.core.state import (
     NodesWaiting,
     Phase,
     Progress,
-    Round,
 )
 from rdzv.errors import RendezvousSettingsError
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from rdzv.core.ranks import RankOrder
+    from rdzv.core.round import Round
     from rdzv.core.state import NodeRecord
     from rdzv.core.stopping import Resized
     from rdzv.core.stuck.failing import FailureRule

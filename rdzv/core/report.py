@@ -1,4 +1,4 @@
-"""Pure: how a run stands, as plain data: what `rdzv status --json` prints and the HTTP server sends.
+"""Pure: how a run stands, and the same as plain data: what `rdzv status --json` prints and the HTTP server sends.
 
 Every fact is a field of its own, so that nothing has to be parsed out of sentences. `docs/status.schema.json` describes
 the fields. `VERSION` steps when one of them goes or changes its meaning; new ones may come at any time.
@@ -6,16 +6,101 @@ the fields. `VERSION` steps when one of them goes or changes its meaning; new on
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.state import WITH
 
 if TYPE_CHECKING:
-    from rdzv.core.state import Participant, RunStatus, StepOf
+    from collections.abc import Mapping
 
-__all__ = ["VERSION", "report"]
+    from rdzv.core.absent import Missing
+    from rdzv.core.round import Participant
+    from rdzv.core.state import Ban, Phase
+    from rdzv.core.stopping import Resized
+
+__all__ = ["VERSION", "RunStatus", "StepOf", "report"]
 
 VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOf:
+    """How far a member has come.
+
+    Attributes:
+        step: The last step that it has begun; None before the first.
+        age: Seconds since then.
+        rate: Steps a second, lately.
+        busy: What it is busy with, as it has said; empty if it is not.
+    """
+
+    step: int | None
+    age: float
+    rate: float
+    busy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """A run as it stands in the store.
+
+    Attributes:
+        run_id: Which run.
+        round: The number of the last completed round; None if there was none.
+        phase: Where it is.
+        reason: What it waits for, in words.
+        members: The live members of the last round, by rank.
+        waiting: Nodes that have arrived for the next round, in order of arrival.
+        spares: Those among them for whom there is no room.
+        coordinator: The node that decides now, or None.
+        world_size: The size of the last round; 0 if there was none.
+        bans: The nodes that are banned: by whom, and why.
+        bans_where: The attributes with a value, "rack=17", whose nodes are banned, also those that come later.
+        settings: What all nodes of the run have agreed on, by name; empty before the first one has come.
+        bootstrap_address: Rank 0's host and port, or None.
+        closed: Why it was closed, or None.
+        refused: Nodes that may not join, and why: those that are banned, and those whose health check failed.
+        releases: How many of the nodes that are here are of which release.
+        missing: Nodes that are not here, the first of them by name, and what is known of each: "lost 41 s ago".
+        addresses: Where each node is reached, or was, of those that are here and those that are missing.
+        accused: Members of whom another one says that they do not answer: who, by whom, and why.
+        draining: Nodes that are to leave, and what was said of it: within how many seconds, and why.
+        resized: The last resize of the run, as long as no round has begun with it; else None.
+        absent: The same nodes, as data: how, since when, and why.
+        absent_count: How many they are, also beyond those that are named.
+        waited: Seconds for which too few nodes have waited for a round; None if nobody waits, or there are enough.
+        since: The hour at which each node that is here arrived, by its own clock, in seconds since 1970.
+        steps: How far each member has come that has said so, as of now.
+    """
+
+    run_id: str
+    round: int | None
+    phase: Phase
+    reason: str
+    members: tuple[Participant, ...]
+    waiting: tuple[str, ...]
+    spares: tuple[str, ...]
+    coordinator: str | None
+    world_size: int = 0
+    bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    bans_where: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
+    settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    bootstrap_address: tuple[str, int] | None = None
+    closed: str | None = None
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    releases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    missing: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    accused: tuple[tuple[str, str, str], ...] = ()
+    draining: Mapping[str, tuple[float, str]] = field(default_factory=lambda: MappingProxyType({}))
+    resized: Resized | None = None
+    absent: tuple[Missing, ...] = ()
+    absent_count: int = 0
+    waited: float | None = None
+    since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    steps: Mapping[str, StepOf] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def report(status: RunStatus) -> dict[str, Any]:

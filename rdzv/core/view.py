@@ -21,13 +21,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import AbsenceBook
-from rdzv.core.state import NAMED_MOST, Member, NodeRecord, Progress, Round, ban_among
+from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, ban_among
 from rdzv.core.stuck.accusing import Accusation, Accusations
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, LastCoordinator
     from store.messages import Event
 

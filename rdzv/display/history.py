@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from rdzv.core.addresses import named
 from rdzv.core.history import Spent, seconds_between, spent
-from rdzv.core.named import named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
-from rdzv.core.named import named
+from rdzv.core.addresses import named
 from rdzv.display.history import hour
 from store.net.address import host_and_port
 from store.printable import first_of, in_words
@@ -14,7 +14,7 @@ from store.printable import first_of, in_words
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rdzv.core.state import RunStatus
+    from rdzv.core.report import RunStatus
 
 __all__ = ["describe_health", "exceptions", "member_lines", "summary"]
 

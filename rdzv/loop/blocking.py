@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.config.settings import Settings
-    from rdzv.core.state import Participant
+    from rdzv.core.round import Participant
     from rdzv.membership import BlockingRendezvousInfo, Membership
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv.config.overrides import Overrides
-    from rdzv.core.state import Participant
+    from rdzv.core.round import Participant
     from rdzv.membership import Membership, RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 

@@ -23,7 +23,8 @@ from rdzv.config.settings import describe_difference
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, failures_within
 from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
-from rdzv.core.state import Ban, Closed, Round, ban_name, pack_settings, unpack_settings
+from rdzv.core.round import Round
+from rdzv.core.state import Ban, Closed, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Resized
 from rdzv.core.stuck.failing import FailureRule
 from rdzv.errors import (

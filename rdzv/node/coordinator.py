@@ -38,22 +38,19 @@ from rdzv.core.decision import (
 )
 from rdzv.core.history import Chronicle, History, pack_history, unpack_history
 from rdzv.core.ranks import newest_of
-from rdzv.core.state import (
+from rdzv.core.round import (
     BUCKET_SIZE,
     SINCE_MOST,
     Member,
-    NodeRecord,
     Participant,
-    Phase,
-    Progress,
     Round,
     bucket_of,
     pack_members,
     pack_roster,
     place,
     unpack_members,
-    unpack_settings,
 )
+from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
 from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import AccusationWatch

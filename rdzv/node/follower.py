@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.core.asking import Question
-from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, Round, ban_names
+from rdzv.core.round import Round
+from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
 from rdzv.errors import RendezvousStateError
 from rdzv.node.part.stopwatch import Stopwatch

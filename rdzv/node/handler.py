@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import anyio
 
 from rdzv.core.asking import ANSWER_TTL, pack_answer
-from rdzv.core.state import BUCKET_SIZE, Ban, unpack_roster
+from rdzv.core.round import BUCKET_SIZE, unpack_roster
+from rdzv.core.state import Ban
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.interface import RendezvousHandler
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
     from rdzv.core.history import Chapter, History
-    from rdzv.core.state import Participant, RunStatus
+    from rdzv.core.report import RunStatus
+    from rdzv.core.round import Participant
     from rdzv.core.stopping import Resized
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store

@@ -26,7 +26,7 @@ import anyio
 
 from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
-from rdzv.core.state import Ban, Closed, Head, Participant, RunStatus
+from rdzv.core.state import Ban, Closed, Head
 from rdzv.core.stopping import Drain
 from rdzv.errors import (
     RendezvousConnectionError,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.history import History
+    from rdzv.core.report import RunStatus
+    from rdzv.core.round import Participant
     from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.loops import NodeLoop

@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
 from rdzv.core.history import History, gone_before, unpack_history
-from rdzv.core.state import (
-    WITH,
-    Ban,
-    Head,
-    Member,
-    NodeRecord,
-    Participant,
-    Phase,
-    Round,
-    RunStatus,
-    StepOf,
-    bucket_of,
-    unpack_members,
-    unpack_roster,
-    unpack_settings,
-)
+from rdzv.core.report import RunStatus, StepOf
+from rdzv.core.round import Member, Participant, Round, bucket_of, unpack_members, unpack_roster
+from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.accusing import read_accusations

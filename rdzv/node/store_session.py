@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from rdzv.core.keys import Keys
-    from rdzv.core.state import Round
+    from rdzv.core.round import Round
     from rdzv.membership import Membership
     from store import Condition, Store
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import Complete
 from rdzv.core.ranks import order_named
-from rdzv.core.state import Member, bucket_of, pack_members, unpack_members
+from rdzv.core.round import Member, bucket_of, pack_members, unpack_members
 from tests.support.hand_fed import HandFed
 
 # What is decided.

@@ -29,6 +29,8 @@ LATER_RDZV = {
         ('LAST_CALL = "last call"', 'LAST_CALL = "final call"'),
         ("return pack(dict(sorted(shared.items())))", 'return pack(dict(sorted({**shared, "a_new_setting": 7}.items())))'),
         ('            plain["release"] = self.release\n', '            plain["release"] = self.release\n        plain["mood"] = "fine"\n'),
+    ],
+    "rdzv/core/round.py": [
         ("member.rank, member.arrival) for member", 'member.rank, member.arrival, "new") for member'),
         ("dict(one.attributes)) for one in", 'dict(one.attributes), "new") for one in'),
     ],

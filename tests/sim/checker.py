@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
-from rdzv.core.state import NodeRecord, Round, unpack_members, unpack_roster
+from rdzv.core.round import Round, unpack_members, unpack_roster
+from rdzv.core.state import NodeRecord
 
 if TYPE_CHECKING:
     from rdzv.core.decision import Rules

@@ -31,7 +31,7 @@ from tests.sim.machines import Cosmos, Seams, quiet_logs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdzv.core.state import Participant
+    from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
     from store.messages import Event
 

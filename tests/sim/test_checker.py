@@ -7,7 +7,8 @@ import pytest
 from rdzv.core.decision import Rules
 from rdzv.core.keys import Keys
 from rdzv.core.ranks import survivors_first
-from rdzv.core.state import Closed, Member, NodeRecord, Participant, Round, pack_members, pack_roster
+from rdzv.core.round import Member, Participant, Round, pack_members, pack_roster
+from rdzv.core.state import Closed, NodeRecord
 from store.messages import Event
 from tests.sim.checker import Checker, Violation
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv.core.decision import Complete, Decision, JoinClock, Me, Rules, decide, follow
 from rdzv.core.ranks import survivors_first
-from rdzv.core.state import Closed, Coordinator, Head, Member, NodeRecord, Progress, Round
+from rdzv.core.round import Member, Round
+from rdzv.core.state import Closed, Coordinator, Head, NodeRecord, Progress
 from rdzv.core.view import View
 from store.messages import Event
 

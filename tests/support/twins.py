@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from rdzv.core.state import Change, Participant
+    from rdzv.core.round import Participant
+    from rdzv.core.state import Change
     from store.server.server import Server
     from tests.support.etcd import Etcd
 

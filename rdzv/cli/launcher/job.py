@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Sequence
 
-    from rdzv.core.state import Participant
+    from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
 __all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "environment_of", "place_of"]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.bootstrap_check import check_the_way
+from rdzv.core.addresses import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
-from rdzv.core.named import named
-from rdzv.core.state import unpack_roster
+from rdzv.core.round import unpack_roster
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
 from rdzv.node.admission import report_health
 from rdzv.node.candidacy import Candidacy
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.core.keys import Keys
-    from rdzv.core.state import Round
+    from rdzv.core.round import Round
     from rdzv.membership import Membership
     from rdzv.node.loops import NodeLoop
     from rdzv.node.part.leaving import Leaving

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.core.state import NAMED_MOST, Round
+from rdzv.core.round import Round
+from rdzv.core.state import NAMED_MOST
 from rdzv.node.wakeup import Wakeup
 from store import Get, Put, StoreError, when
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.decision import Me
     from rdzv.core.keys import Keys
-    from rdzv.core.state import Ban, Closed, Head, Leaving, Round
+    from rdzv.core.round import Round
+    from rdzv.core.state import Ban, Closed, Head, Leaving
     from rdzv.node.wakeup import Listeners
     from store.client.keepalive import HeldLease
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
-    from rdzv.core.state import RunStatus
+    from rdzv.core.report import RunStatus
     from rdzv.display.live import Frame
 
 LIMIT = 60.0

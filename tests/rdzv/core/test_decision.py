@@ -25,6 +25,7 @@ from rdzv.core.decision import (
     report_due,
 )
 from rdzv.core.ranks import by_arrival, survivors_first
+from rdzv.core.round import Round
 from rdzv.core.state import (
     Change,
     Closed,
@@ -37,7 +38,6 @@ from rdzv.core.state import (
     NodesWaiting,
     Phase,
     Progress,
-    Round,
 )
 from rdzv.errors import RendezvousSettingsError
 from store.messages import Event

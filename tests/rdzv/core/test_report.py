@@ -13,8 +13,9 @@ import pytest
 import rdzv
 import store
 from rdzv.core.absent import Missing
-from rdzv.core.report import VERSION, report
-from rdzv.core.state import Ban, Participant, Phase, RunStatus, StepOf
+from rdzv.core.report import VERSION, RunStatus, StepOf, report
+from rdzv.core.round import Participant
+from rdzv.core.state import Ban, Phase
 from tests.support.runs import VirtualRun
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "status.schema.json").read_text(encoding="utf-8"))

@@ -11,27 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.core.keys import Keys
-from rdzv.core.state import (
+from rdzv.core.round import (
     ARRIVALS_MOST,
     GONE_MOST,
     RUNS_MOST,
     Arrivals,
-    Closed,
     Member,
-    NodeRecord,
     Participant,
-    Phase,
-    Progress,
     Round,
     bucket_of,
     pack_members,
     pack_roster,
-    pack_settings,
     place,
     unpack_members,
     unpack_roster,
-    unpack_settings,
 )
+from rdzv.core.state import Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rdzv.core.absent import Missing
-from rdzv.core.state import Participant, Phase, RunStatus
+from rdzv.core.report import RunStatus
+from rdzv.core.round import Participant
+from rdzv.core.state import Phase
 from rdzv.display.live import Frame, draw
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rdzv.core.state import Head, Phase, Progress, Round
+from rdzv.core.round import Round
+from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stuck.beats import Beats
 from rdzv.loop.ending import Ending, EndKind, EndWatcher
 from rdzv.membership import Membership

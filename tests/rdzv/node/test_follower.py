@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from rdzv.core.keys import Keys
-from rdzv.core.state import Closed, Head, Phase, Progress, Round
+from rdzv.core.round import Round
+from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
 from rdzv.node.wakeup import Listeners, Wakeup

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv.core.state import Arrivals, Closed, Dropped, Member, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.core.round import Arrivals, Member
+from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,

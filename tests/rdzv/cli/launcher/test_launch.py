@@ -19,7 +19,7 @@ from rdzv.cli.launcher.launch import SUCCEEDED, _Launcher, _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
 from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
-from rdzv.core.state import Participant
+from rdzv.core.round import Participant
 from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell

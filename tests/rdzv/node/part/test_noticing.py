@@ -12,7 +12,8 @@ import pytest
 from rdzv.config.settings import parse
 from rdzv.core.decision import Me
 from rdzv.core.keys import Keys
-from rdzv.core.state import Head, Round
+from rdzv.core.round import Round
+from rdzv.core.state import Head
 from rdzv.core.stopping import Stop, unpack_begun
 from rdzv.node.part.arrival import State
 from rdzv.node.part.noticing import Noticing
