@@ -203,7 +203,7 @@ class Conversations:
                     self._note(peer, asked[2], response, took, now)
                 if peer.work is None:
                     if self.spinner is not None:
-                        self.spinner.answered()
+                        self.spinner.answered(peer.id)
                     return
             peer.unread = iter(()) if asked is not None else peer.connection.receive(data)
             copied = False

@@ -1,7 +1,9 @@
 """Shell: keeps the event loop awake for a moment after an answer, when the next request has been coming that soon.
 
 The loop looks at its sockets in every pass, and sleeps in none of them while something is to be called in the next. So
-nobody else waits for longer: who asks meanwhile is served as ever.
+nobody else waits for longer: who asks meanwhile is served as ever. It stays awake for one who asks again and again,
+alone: many who ask in turn keep it awake themselves, or need the core that it would burn (64 callers on two cores get
+8 % fewer answers if it does).
 """
 
 from __future__ import annotations
@@ -31,9 +33,13 @@ class Spinner:
         self._spins = False
         self._until = 0.0
         self._passes = 0  # of the loop, since the last answer
+        self._peer = 0  # who was answered last
 
-    def answered(self) -> None:
-        """A request was answered at once."""
+    def answered(self, peer: int) -> None:
+        """A request of this peer's was answered at once."""
+        if peer != self._peer:
+            self._peer = peer
+            return
         if self._spins:
             if self._passes > 1:  # else it had come already: the loop would not have slept
                 self._spin.paid()
