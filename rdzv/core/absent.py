@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.addresses import named
 from rdzv.core.plain_data import maybe, names_of, of
 from store.fast_init import constructor
 from store.printable import in_words, printable
@@ -19,7 +18,7 @@ from store.printable import in_words, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing"]
+__all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing", "named"]
 
 NAMED_MOST: Final = 64  # of those who are missing; if there are more, nobody looks for them one by one ...
 NAMED_OF_MANY: Final = 8  # ... and so many are enough, also in one sentence
@@ -214,3 +213,8 @@ class AbsenceBook:
             staying=tuple(staying or ()),
             staying_at=tuple((staying or {}).values()),
         )
+
+
+def named(node_id: str, address: str | None) -> str:
+    """Return a node's name, and its address if that is known and says more."""
+    return f"{node_id} ({address})" if address and address != node_id else node_id

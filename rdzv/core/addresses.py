@@ -96,8 +96,3 @@ def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
         for one in group
         if not is_loopback(one.sends_from)
     }
-
-
-def named(node_id: str, address: str | None) -> str:
-    """Return a node's name, and its address if that is known and says more."""
-    return f"{node_id} ({address})" if address and address != node_id else node_id

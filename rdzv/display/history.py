@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.addresses import named
+from rdzv.core.absent import named
 from rdzv.core.history import Spent, seconds_between, spent
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
-from rdzv.core.addresses import named
+from rdzv.core.absent import named
 from rdzv.display.history import hour
 from store.net.address import host_and_port
 from store.printable import first_of, in_words

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.addresses import named
+from rdzv.core.absent import named
 from rdzv.core.decision import changes_since
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.bootstrap_check import check_the_way
-from rdzv.core.addresses import named
+from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.round import unpack_roster
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
