@@ -423,14 +423,10 @@ class Term:
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
         committed = Round.unpack(round.pack(), revision=result.revision)
+        rank_0 = f"{first.node_id} at {round.host}:{round.port}"
         log.info(
-            "run %s: round %d is complete with %d nodes, rank 0 is %s at %s:%d",
-            self._keys.run_id,
-            round.number,
-            round.size,
-            first.node_id,
-            round.host,
-            round.port,
+            "run %s: round %d is complete with %d nodes, rank 0 is %s",
+            *(self._keys.run_id, round.number, round.size, rank_0),
         )
         now = self._store.time()
         self._view.completed(committed, members, now=now)
