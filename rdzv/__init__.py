@@ -70,9 +70,9 @@ else:
             "rdzv.config.overrides": "Overrides",
             "rdzv.config.settings": "Settings",
             "rdzv.core.history": "Chapter",
-            "rdzv.core.state": (
-                "Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Participant Phase RunStatus"
-            ),
+            "rdzv.core.report": "RunStatus",
+            "rdzv.core.round": "Participant",
+            "rdzv.core.state": "Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase",
             "rdzv.core.stopping": "Resized",
             "rdzv.errors": (
                 "GiveUp MembersLostError QueueEmptyError RendezvousClosedError RendezvousClosedException "

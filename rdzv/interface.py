@@ -4,7 +4,7 @@ Whoever brings a backend subclasses `RendezvousHandler` and writes four methods;
 all. What a backend leaves out says so when it is called, rather than doing nothing: only `aclose` may be
 silent, because a backend that holds nothing open has nothing to close.
 
-This room holds no behaviour. It names the types of `rdzv.core.state` and `rdzv.membership` for type checkers only.
+This room holds no behaviour. It names the types of `rdzv.core` and `rdzv.membership` for type checkers only.
 """
 
 from __future__ import annotations
