@@ -143,7 +143,8 @@ class Fleet:
         if name in self.nodes:
             self.nodes[name].terminate()
             assert await self.nodes[name].wait() == 0
-        url = f"tcp://127.0.0.1:{self.port}/job?min_nodes=3&max_nodes=4&last_call_timeout=1&ttl=10"
+        # A busy machine may take ten seconds to start a server, which is compiled anew: no lease is to end meanwhile.
+        url = f"tcp://127.0.0.1:{self.port}/job?min_nodes=3&max_nodes=4&last_call_timeout=1&ttl=60"
         self.nodes[name] = await self.start(tree, "-c", NODE, url, name)
 
     async def all_meet(self, size: int) -> None:
