@@ -39,10 +39,9 @@ def watch_bytes(prefix: str) -> int:
     return WATCH_OVERHEAD + len(prefix)
 
 
-def event_bytes(event: Change) -> int:
+def event_bytes(change: Change) -> int:
     """What a change costs to keep."""
-    key = event.key
-    return EVENT_OVERHEAD + (len(key) if key.isascii() else key_bytes(key)) + len(event.value)
+    return EVENT_OVERHEAD + key_bytes(change.key) + len(change.value)
 
 
 class Watches:
