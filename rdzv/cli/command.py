@@ -63,7 +63,7 @@ class Command:
         add_arguments: Describes its arguments to a parser.
         takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
-        limited: Whether `--timeout` limits all of it; else what comes before the first word of what goes on for long.
+        limited: Whether `--timeout` limits the whole command; else it limits the time until its first output.
     """
 
     name: str
@@ -124,5 +124,5 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         type=duration,
         default=ANSWER_WITHIN,
         metavar="SECONDS",
-        help="how long all of it may take; of what goes on for long, its first word (default: %(default)g)",
+        help="seconds the command may take; if it runs until stopped, until its first output (default: %(default)g)",
     )

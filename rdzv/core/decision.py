@@ -304,7 +304,7 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
         chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # Whom not all reached as rank 0 is not rank 0 again, while there is another.
+    # A node that some members could not reach as rank 0 does not become rank 0 again while another node can.
     reached = next((record for record in ordered if not record.unreached), None)
     if reached is not None and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))

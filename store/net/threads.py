@@ -220,7 +220,7 @@ class LoopThread:
             raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin the same, for who awaits it in the loop that he is in.
+        """Start the same work, for a caller that awaits the result in its own event loop.
 
         Raises:
             RuntimeError: The thread has ended.

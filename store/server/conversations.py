@@ -47,7 +47,7 @@ log: logging.Logger = logging.getLogger(__name__)
 RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
 SMALL_BYTES = 16 * 1024  # less than this is copied out of the shared buffer sooner than the buffer is given away
 SLOW = 0.05  # seconds of one request that the log has a line for
-SLOW_LINE = "%s: its %s took %d ms"
+SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
 class Host(Protocol):

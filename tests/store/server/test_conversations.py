@@ -161,4 +161,4 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
         await peer.until(lambda: len(peer.replies()) == 1)
         await server.leave()
     (record,) = [each for each in caplog.records if each.name == "tests.slow"]
-    assert record.getMessage().endswith(": its Put took 125 ms")
+    assert record.getMessage().endswith(": its request Put took 125 ms, which held others up")
