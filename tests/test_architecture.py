@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import itertools
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -559,6 +560,34 @@ def test_s8_nothing_received_is_ever_unpickled_or_evaluated() -> None:
     calls = ((room, node.func) for room in rooms for node in ast.walk(tree_of(FILES[room])) if type(node) is ast.Call)
     called = {(room, function.id) for room, function in calls if isinstance(function, ast.Name)}
     assert {each for each in called if each[1] in {"eval", "exec", "compile", "__import__"}} == set()
+
+
+BEYOND_THE_QUICK_START = ("jax", "numpy", "rdzv.torch", "torch", "uvloop")
+"""What neither of the README's two commands installs, or what imports it."""
+
+
+def test_tests_are_collected_where_only_what_the_readme_installs_is_installed() -> None:
+    """Else a newcomer's second command ends in errors: what it does not install is imported after a call that skips."""
+    files = files_in("tests")
+    too_early = [
+        (str(path), top) for path in files if path.name.startswith("test_") for top in unguarded(tree_of(path))
+    ]
+    assert too_early == []
+
+
+def unguarded(tree: ast.Module) -> list[str]:
+    """What a module imports beyond the quick start, before the call that skips the module where it is missing."""
+    before = list(itertools.takewhile(lambda node: not skips(node), tree.body))
+    names = [
+        each.module for each in imports_in(ast.Module(before, []), "tests") if not each.late and not each.for_types
+    ]
+    return [name for name in names if any(f"{name}.".startswith(f"{one}.") for one in BEYOND_THE_QUICK_START)]
+
+
+def skips(node: ast.stmt) -> bool:
+    """Whether this is a call of `require` or `pytest.importorskip`."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func) in {"require", "pytest.importorskip"}
 
 
 # The reader of imports must itself be right, or the tests above would pass for the wrong reason.

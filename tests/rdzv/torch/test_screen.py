@@ -21,16 +21,17 @@ import rdzv.sync
 import store.sync
 from rdzv.core.state import NodesLost
 from rdzv.errors import RendezvousConnectionError
-from rdzv.torch.memory_store import MemoryStore
-from rdzv.torch.pytorch import SignalException
-from rdzv.torch.screen import Screen, configure_logging, end_with
-from rdzv.torch.store import unconnected_handler
 from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-require("torch")
+require("torch")  # what follows cannot be imported without
+
+from rdzv.torch.memory_store import MemoryStore  # noqa: E402
+from rdzv.torch.pytorch import SignalException  # noqa: E402
+from rdzv.torch.screen import Screen, configure_logging, end_with  # noqa: E402
+from rdzv.torch.store import unconnected_handler  # noqa: E402
 
 
 @contextlib.contextmanager

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvloop
 
 import store
 from store.net import racing
 from store.net.racing import Addresses, Race, Resolved, connected_socket
+from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,6 +48,13 @@ def refusing() -> tuple[str, int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address: tuple[str, int] = listener.getsockname()
         return address
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop_factory(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    require(request.param)
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(request.param).new_event_loop
+    return factory
 
 
 def segment_of(sock: socket.socket) -> int:
@@ -158,9 +166,8 @@ def test_a_race_that_nobody_wins_says_what_says_most(refusing: tuple[str, int]) 
     race.close()
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_dead_address_holds_nobody_up(
-    loop: Callable[[], asyncio.AbstractEventLoop],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
     names: Callable[..., Addresses],
     dead: tuple[str, int],
     live: socket.socket,
@@ -174,7 +181,7 @@ def test_a_dead_address_holds_nobody_up(
             with await connected_socket(addresses) as sock:
                 assert sock.getpeername() == live.getsockname()
 
-    with asyncio.Runner(loop_factory=loop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(connect_twice())
     assert at_once == [2, 1], "the dead one was still being tried, and the second time the one that worked came first"
 
@@ -192,9 +199,8 @@ def test_a_dead_address_holds_no_blocking_caller_up(
     assert at_once == [2, 1]
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_an_address_that_refuses_is_followed_at_once(
-    loop: Callable[[], asyncio.AbstractEventLoop],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
     names: Callable[..., Addresses],
     refusing: tuple[str, int],
     live: socket.socket,
@@ -207,7 +213,7 @@ def test_an_address_that_refuses_is_followed_at_once(
         with await connected_socket(addresses) as sock:
             assert sock.getpeername() == live.getsockname()
 
-    with asyncio.Runner(loop_factory=loop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(connect())
 
 

@@ -259,6 +259,7 @@ if __name__ == "__main__":
 
 
 async def test_workers_do_not_draw_the_same_random_numbers(script: Callable[[str], str]) -> None:
+    require("numpy")
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     async with serving(script(code), modules=("numpy", "random")) as server:
         draws = {(await (await run(server)).ends_with())[1] for _ in range(2)}

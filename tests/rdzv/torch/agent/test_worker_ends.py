@@ -12,17 +12,20 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from torch.distributed.elastic.multiprocessing.api import PContext
 
 import rdzv.sync
-from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure
-from rdzv.torch.screen import Screen
 from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-require("torch")
+require("torch")  # what follows cannot be imported without
+
+from torch.distributed.elastic.multiprocessing.api import PContext  # noqa: E402
+
+from rdzv.torch.agent.worker_ends import WorkerEnds, hear_of_failure, tell_of_failure  # noqa: E402
+from rdzv.torch.screen import Screen  # noqa: E402
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfd")
 
 WITHIN = 60  # seconds; only a defect takes so long
