@@ -45,7 +45,6 @@ from store.net.sockets import (
     queued_bytes,
     send_at_once,
 )
-from store.net.spinning import Spin, receive_soon
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -116,8 +115,6 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_id(), token=client.token, name=client.name
         )
         self.sock: socket.socket | None = None
-        self._spin = Spin()
-        self._spin_in_waits = Spin()  # apart: that a wait is long says nothing about other calls
         self._within = 0.0  # seconds that a call on it waits; none was told yet
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
@@ -266,10 +263,9 @@ class Channel:
                     return item
 
     def _answer_to(self, item: InFlight, deadline: float | None) -> Any:
-        spin = self._spin_in_waits if waits(item.request) else self._spin
         answer: Response | None = None
         while answer is None:
-            count = self._read(deadline, spin)
+            count = self._read(deadline)
             try:
                 answer = self.connection.only_answer(self._buffer[:count], item)
             except ProtocolError as error:
@@ -310,14 +306,12 @@ class Channel:
         except LimitExceeded as error:  # the server is full, and may have room later
             raise dialing.TurnedAway(str(error)) from None
 
-    def _read(self, deadline: float | None, spin: Spin | None = None) -> int:
+    def _read(self, deadline: float | None) -> int:
         assert self.sock is not None
         if self._early:
             early, self._early = self._early, b""
             self._buffer[: len(early)] = early
             return len(early)
-        if spin is not None and (count := receive_soon(self.sock, self._buffer, spin)):
-            return count
         now = time.monotonic()
         silence: _Silence | None = None
         while True:

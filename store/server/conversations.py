@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from store.server.log_lines import Complaints
     from store.server.memory import Memory
     from store.server.peer import Peer
-    from store.server.spinner import Spinner
 
 __all__ = ["Conversations", "Host"]
 
@@ -98,7 +97,6 @@ class Conversations:
         buffer: Where bytes arrive, whoever sends them.
         bytes_in: How many have.
         on_request: Told of each request that was begun: its kind, "ok" or how it failed, and how long that took.
-        spinner: Keeps the loop awake after an answer; None on virtual time, which stands still meanwhile.
     """
 
     def __init__(
@@ -136,7 +134,6 @@ class Conversations:
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
-        self.spinner: Spinner | None = None
         self._count_memory()
 
     def _count_memory(self) -> None:
@@ -202,8 +199,6 @@ class Conversations:
                 if took > SLOW or self.on_request is not None:
                     self._note(peer, asked[2], response, took, now)
                 if peer.work is None:
-                    if self.spinner is not None:
-                        self.spinner.answered(peer.id)
                     return
             peer.unread = iter(()) if asked is not None else peer.connection.receive(data)
             copied = False

@@ -43,7 +43,6 @@ from store.server.log_lines import SILENT_AFTER, Complaints, LimitWarnings, Sess
 from store.server.memory import Memory
 from store.server.outbox import PIECE_BYTES
 from store.server.peer import LEAVE_WITHIN, Peer
-from store.server.spinner import Spinner
 
 if TYPE_CHECKING:
     import ssl
@@ -525,7 +524,6 @@ async def serve(
             stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has been stopped by then, or the disk hangs
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
-        server.conversations.spinner = Spinner()
         allowed = files - open_files() - SPARE_FILES
         server.limit_connections(allowed)
         # The loop is given sockets, not the host: uvloop would ask threads of libuv's what that stands for, and those

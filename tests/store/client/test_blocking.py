@@ -32,7 +32,6 @@ from store.messages import Watch
 from store.net.address import Address
 from store.net.racing import Addresses
 from store.net.sockets import have_calls_wait
-from store.net.spinning import receive_soon
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
@@ -86,86 +85,6 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert client.store_id == server.store_id
     with store.sync.connect(server.url) as client:
         assert client.stats()["sessions"] == 1, "the first client said that it will not come back"
-
-
-def test_what_is_learned_from_waits_says_nothing_about_other_calls(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A wait may take hours: it must not keep quick calls from spinning, nor spin because they are quick."""
-    spins: list[object] = []
-
-    def nothing_yet(_sock: socket.socket, _buffer: memoryview, spin: object) -> int:
-        spins.append(spin)
-        return 0
-
-    monkeypatch.setattr(rooms, "receive_soon", nothing_yet)
-    with store.sync.connect(server.url) as client:
-        client.put("there", b"")
-        spins.clear()
-        client.get("there")
-        client.wait(["there"])
-        client.get("there")
-        client.wait(["there"])
-    of_calls, of_waits = spins[::2], spins[1::2]
-    assert of_calls == [of_calls[0]] * 2
-    assert of_waits == [of_waits[0]] * 2
-    assert of_calls[0] is not of_waits[0]
-
-
-def test_what_interrupts_a_caller_that_spins_gets_it_out_and_costs_its_connection(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Interrupt(Exception):
-        pass
-
-    def interrupted(*_: object) -> int:
-        monkeypatch.undo()
-        raise Interrupt
-
-    with store.sync.connect(server.url) as client:
-        client.put("key", b"1")
-        monkeypatch.setattr(rooms, "receive_soon", interrupted)
-        with pytest.raises(Interrupt):
-            client.put("key", b"2")
-        assert client._free[-1].sock is None, "nobody knows how much was read: an answer may be on its way"
-        assert client.get("key") is not None
-
-
-def test_a_connection_that_breaks_while_its_caller_spins_is_made_again_and_the_request_done_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with store.sync.connect(server.url) as client, store.sync.connect(server.url) as other:
-
-        def breaks(*_: object) -> int:
-            monkeypatch.undo()
-            while other.get("counter") is None:  # until it was done; its answer is lost
-                pass
-            raise ConnectionResetError
-
-        client.ping()
-        other.ping()
-
-        def of_one(sock: socket.socket, buffer: memoryview, spin: Any) -> int:
-            return breaks() if sock is client._all[0].sock else receive_soon(sock, buffer, spin)
-
-        monkeypatch.setattr(rooms, "receive_soon", of_one)
-        assert client.add("counter", 1) == 1
-        assert client.add("counter", 1) == 2
-
-
-def test_closing_gets_a_caller_out_that_spins(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with store.sync.connect(server.url) as client:
-        client.ping()
-
-        def closed_meanwhile(sock: socket.socket, buffer: memoryview, spin: Any) -> int:
-            closing = threading.Thread(target=client.close)
-            closing.start()
-            closing.join()
-            return receive_soon(sock, buffer, spin)
-
-        monkeypatch.setattr(rooms, "receive_soon", closed_meanwhile)
-        with pytest.raises(ConnectionLost, match="is closed"):
-            client.wait(["never"])
 
 
 def test_threads_do_not_wait_for_each_others_waits(server: Server) -> None:
