@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import secrets
 import socket
 import ssl
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from store.client.connecting import Connecting, Stage, can_be_read
 from store.client.outcomes import out_of_time, with_doubt
-from store.client.patience import ATTEMPT_MOST, HEARTBEAT, SILENCE, Patience, backoff
+from store.client.patience import ATTEMPT_MOST, HEARTBEAT, LASTED, SILENCE, Patience, backoff
 from store.errors import (
     AuthenticationError,
     ConnectionLost,
@@ -119,7 +120,7 @@ class Channel:
         self.idle_since: float = 0.0  # when the last call on it was over
         self.pushed: deque[Events | Lagged | Pong] = deque()  # what came for a watch, in order
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._attempt = 0
+        self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(client.rng)
         self._fresh: Connecting | None = None  # on which the server spoke while it was silent on the old connection ...
@@ -162,7 +163,7 @@ class Channel:
         self._pause(deadline)
         self._client.check_usable()
         welcome = self._connect(deadline)
-        self._attempt = 0
+        self._attempt, self._welcomed_at = 0, time.monotonic()
         if not welcome.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
@@ -174,10 +175,14 @@ class Channel:
 
     def _pause(self, deadline: float | None) -> None:
         """Before another attempt: up to twice as long as before the last, with full jitter."""
-        if self._attempt and self._fresh is None:
+        now = time.monotonic()
+        if deadline is not None and now >= deadline:  # an attempt without time would fail at once, and so the next
+            raise _Expired
+        # A server that welcomes us and hangs up each time is not to be asked without a pause, either.
+        if (self._attempt or now - self._welcomed_at < LASTED) and self._fresh is None:
             pause = self._client.rng.uniform(0, backoff(self._attempt))
-            if deadline is not None and time.monotonic() + pause >= deadline:
-                time.sleep(max(deadline - time.monotonic(), 0))
+            if deadline is not None and now + pause >= deadline:
+                time.sleep(deadline - now)
                 raise _Expired
             time.sleep(pause)
         self._attempt += 1
@@ -426,14 +431,11 @@ class Channel:
                 stuck = 0.0
             except (TimeoutError, BlockingIOError):
                 stuck += within
-                if deadline is not None and time.monotonic() >= deadline:
-                    self.disconnected(TimeoutError())
-                    raise _Expired from None
-                if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
-                    raise TimeoutError from None
             if rest and deadline is not None and time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
+            if stuck >= HEARTBEAT:  # a server that takes nothing for so long is as good as gone
+                raise TimeoutError
 
     def _tell(self, request: Request[Response]) -> None:
         """Make a request whose answer nobody waits for."""

@@ -25,7 +25,7 @@ from store import interface, messages
 from store.client.attempts import greeted_link
 from store.client.link import Link
 from store.client.outcomes import no_room, out_of_time, settle, with_doubt
-from store.client.patience import Patience
+from store.client.patience import LASTED, Patience
 from store.client.probe import server_answers
 from store.client.room import Room
 from store.client.silence import Heartbeat, Silence
@@ -61,7 +61,6 @@ __all__ = ["Client"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 IN_FLIGHT_MAX = 2048  # requests; fewer if the server keeps replies for less than twice as many
 
 R = TypeVar("R", bound=Response)

@@ -22,6 +22,7 @@ __all__ = [
     "FIRST_ATTEMPT",
     "HEARTBEAT",
     "HEARTBEATS_OF_BUSY",
+    "LASTED",
     "SILENCE",
     "WATCHES_HEAR_EVERY",
     "Patience",
@@ -30,6 +31,7 @@ __all__ = [
 
 BACKOFF_FIRST = 0.1  # seconds; the first pause is up to so long, and each further one up to twice as long ...
 BACKOFF_MOST = 2.0  # ... up to this. Full jitter, so that thousands do not come back at once
+LASTED = 0.25  # seconds; a connection that was lost after so long is replaced without a pause
 SOON = 1.0  # seconds after a loss in which coming back matters most: leases may lapse sooner while we are away (S5) ...
 BACKOFF_SOON = 0.25  # ... so that the pauses are at most so long at first
 BACKOFF_LEASED = 0.5  # seconds; the longest pause of who holds a lease, however long the store has been away

@@ -206,6 +206,77 @@ def test_nobody_there_is_a_lost_connection_within_the_callers_time() -> None:
     assert not caught.value.maybe_applied
 
 
+def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | None:
+    """How a call fails in a thread of its own, which is left behind if that takes longer."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - it is what is asked for
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it has not come back within {seconds:g} s"
+    return failed[0] if failed else None
+
+
+def test_a_tls_port_that_never_finishes_its_handshake_gets_one_connection_within_the_callers_time() -> None:
+    """It got 1,937 connections in 14 s, with a timeout of 2: an attempt without any time left ended at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"tcps://127.0.0.1:{listener.getsockname()[1]}"
+        error = outcome_within(20.0, lambda: sync.connect(url, timeout=0.3).__enter__())
+        assert isinstance(error, ConnectionLost)
+        listener.accept()[0].close()
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> None:
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):  # they fill its queue: later ones are dropped without a word
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"tcp://127.0.0.1:{full.getsockname()[1]}"
+        error = outcome_within(20.0, lambda: sync.connect(url, timeout=0.3).__enter__())
+        assert isinstance(error, ConnectionLost)
+
+
+def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses(server: Server) -> None:
+    """It was asked 600 times a second."""
+    came: list[socket.socket] = []
+
+    def forward(theirs: socket.socket) -> None:
+        """Carry one conversation to the server and back, until the client says more than its hello."""
+        with theirs, socket.create_connection(("127.0.0.1", server.port)) as ours:
+            ours.settimeout(10.0)
+            theirs.settimeout(10.0)
+            theirs.sendall(ours.recv(65536))
+            ours.sendall(theirs.recv(65536))
+            theirs.sendall(ours.recv(65536))
+            theirs.recv(65536)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):  # it is closed in the end
+                while True:
+                    came.append(listener.accept()[0])
+                    forward(came[-1])
+
+        threading.Thread(target=accept, daemon=True).start()
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        error = outcome_within(20.0, lambda: sync.connect(url, timeout=1.0).__enter__())
+        assert isinstance(error, (ConnectionLost, StoreTimeoutError)), "it is asked just then, or is not"
+        assert 1 < len(came) < 100
+
+
 class Soon(random.Random):
     """Draws next to nothing of every range: hardly a pause before another attempt."""
 
