@@ -13,7 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
-from store.messages import CHOSEN_LEASE_LEAST, Entry, Event, Failed, FailureKind
+from store.messages import Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     replies: dict[bytes, dict[int, Any]] = {}
     acknowledged: dict[bytes, int] = {}
     history: list[tuple[Any, ...]] = []
-    granted: list[tuple[Any, ...]] = []
-    ended: list[tuple[int]] = []
+    leases: dict[int, SavedLease | None] = {}
     revision = compacted = last_lease = last_session = 0
     for facts in group:
         for events in facts.revisions:
@@ -78,12 +77,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
             changed.update((event.key, event) for event in events)
             history.extend(_history_rows(revision, events))
         compacted = max(compacted, facts.compacted)
-        for lease in facts.granted:
-            if lease.id < CHOSEN_LEASE_LEAST:
-                last_lease = max(last_lease, lease.id)
-            sooner = [None if ttl is None else float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)]
-            granted.append(seal(lease.id, float(lease.ttl), *sooner, int(lease.anonymous)))
-        ended.extend((lease_id,) for lease_id in facts.ended)
+        leases.update(facts.leases)
+        last_lease = max(last_lease, facts.last_lease)
         for session_id, session in facts.sessions.items():  # before the replies: in one step they are of the new one
             sessions[session_id] = session
             replies.pop(session_id, None)
@@ -115,8 +110,8 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     many("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", written)
     many("DELETE FROM entries WHERE key = ?", deleted)
     many("INSERT INTO history VALUES (?, ?, ?)", history)
-    many("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", granted)
-    many("DELETE FROM leases WHERE id = ?", ended)
+    many("DELETE FROM leases WHERE id = ?", [(id,) for id in leases])
+    many("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", [_lease_row(lease) for lease in leases.values() if lease])
     many("DELETE FROM replies WHERE session = ?", [(id,) for id in sessions])
     many("DELETE FROM sessions WHERE id = ?", [(id,) for id in sessions])
     many(
@@ -130,6 +125,11 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
     )
     if compacted:
         database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
+
+
+def _lease_row(lease: SavedLease) -> tuple[Any, ...]:
+    sooner = [None if ttl is None else float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)]
+    return seal(lease.id, float(lease.ttl), *sooner, int(lease.anonymous))
 
 
 def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:

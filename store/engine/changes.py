@@ -154,9 +154,11 @@ class Changes:
             ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, peer=peer, anonymous=anonymous, id=id
         )
         if self.facts is not None:
-            self.facts.granted.append(
-                SavedLease(id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=anonymous)
+            self.facts.leases[lease.id] = SavedLease(
+                id=lease.id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=anonymous
             )
+            if id is None:
+                self.facts.last_lease = lease.id
         return lease
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
@@ -170,7 +172,7 @@ class Changes:
         if lease.keys and not lease.ending:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
-                self.facts.granted.append(SavedLease(id=lease.id, ttl=0.0))
+                self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
         elif not lease.keys and self._leases.with_keys(lease.id) is not None:  # else it was an anonymous one
             self._forget_lease(lease)
         return len(going)
@@ -178,4 +180,4 @@ class Changes:
     def _forget_lease(self, lease: LeaseRecord) -> None:
         self._leases.end(lease)
         if self.facts is not None:
-            self.facts.ended.append(lease.id)
+            self.facts.leases[lease.id] = None

@@ -48,8 +48,9 @@ class Facts:
     Attributes:
         revisions: The changes, one tuple of events per revision.
         compacted: Up to which revision history is not kept any more.
-        granted: Leases that are new.
-        ended: Leases that are gone.
+        leases: Leases that are new, or begin to end, and those that are gone, with None. The last word on each: an id
+            that its client has chosen may come again as soon as it is gone.
+        last_lease: The highest id that the store has given to any of them; 0 if it has given none.
         replies: Replies that are new, of sessions that are known or among these.
         sessions: Sessions that are new, with their numbers, and those that are gone, with None. The last word on each:
             while a disk is full, sessions come, go and come again in what is one step to the journal.
@@ -58,15 +59,15 @@ class Facts:
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
-    granted: list[SavedLease] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
+    leases: dict[int, SavedLease | None] = field(default_factory=dict)
+    last_lease: int = 0
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)
     last_session: int = 0
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions of which nobody knew before
 
     def __bool__(self) -> bool:
-        return bool(self.revisions or self.granted or self.ended or self.replies or self.sessions or self.last_session)
+        return bool(self.revisions or self.leases or self.replies or self.sessions or self.last_session)
 
     @property
     def size(self) -> int:

@@ -42,7 +42,7 @@ class Unwritten:
         self._revisions: dict[int, int] = {}  # of the store, after each of these steps
         self._last_revision = revision
         self._changed: dict[str, int] = {}  # the step that last changed a key
-        self._granted: dict[int, int] = {}  # and the one that made a lease
+        self._leases: dict[int, int] = {}  # and the one that last made or ended a lease
 
     def append(self, number: int, facts: Facts) -> None:
         """A step was handed to the journal under this number."""
@@ -55,8 +55,7 @@ class Unwritten:
             for event in events:
                 self._changed[event.key] = number
         self._revisions[number] = self._last_revision
-        for lease in facts.granted:
-            self._granted[lease.id] = number
+        self._leases.update(dict.fromkeys(facts.leases, number))
 
     def written(self, number: int) -> None:
         """Everything up to this number is on disk."""
@@ -69,8 +68,9 @@ class Unwritten:
                 for event in events:
                     if self._changed.get(event.key, number + 1) <= number:
                         del self._changed[event.key]
-            for lease in facts.granted:
-                self._granted.pop(lease.id, None)
+            for lease in facts.leases:
+                if self._leases.get(lease, number + 1) <= number:  # an id that came again is of a later step
+                    del self._leases[lease]
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
         """Up to which number all must be on disk before this may be said, and what to say."""
@@ -97,7 +97,7 @@ class Unwritten:
             case List(prefix=prefix) | Count(prefix=prefix) if len(self._changed) <= PREFIX_LOOKS_MAX:
                 return self._last_of(key for key in self._changed if key.startswith(prefix))
             case KeepAlive(lease=lease):
-                return self._granted.get(lease, 0)
+                return self._leases.get(lease, 0)
             case Ping():
                 return 0
         return self.appended

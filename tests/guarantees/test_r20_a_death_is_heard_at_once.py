@@ -242,7 +242,8 @@ def test_r20_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
     engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
     facts = engine.take_facts()
     assert facts is not None
-    (saved,) = facts.granted
+    (saved,) = facts.leases.values()
+    assert saved is not None
     assert (saved.disconnect_ttl, saved.gone_ttl) == (DISCONNECT_TTL, GONE_TTL)
 
 

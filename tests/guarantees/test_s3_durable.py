@@ -27,6 +27,7 @@ import store
 from store.disk.directory import FILE
 from store.errors import ConnectionLost, LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import (
+    CHOSEN_LEASE_LEAST,
     Found,
     Get,
     Grant,
@@ -36,7 +37,10 @@ from store.messages import (
     Ping,
     Pong,
     Put,
+    Revoke,
     TimeToLive,
+    Transact,
+    TransactionResult,
     Watch,
     Watching,
     Written,
@@ -311,6 +315,30 @@ async def test_s3_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: p
         await writer.until(lambda: len(writer.said) == 1001)
         assert [reply.request_id for reply in writer.replies()[1:]] == asked
         assert [len(group) for group in journal.groups] == [1, 1, 1000]
+
+
+async def test_s3_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within one commit it was missing on the disk, its keys were not, and no server started on that any more."""
+    lease = CHOSEN_LEASE_LEAST + 7
+    again = Transact(when=(), then=(Put("k", b"", lease=lease),), grants=(Grant(ttl=60.0, id=lease),))
+    async with held_back(tmp_path, monkeypatch) as (server, journal):
+        peer = await a_peer(server, journal)
+        peer.ask(Put("first", b""))
+        await taken(journal.begun)
+        for _ in range(3):
+            peer.ask(again, Revoke(lease=lease))
+        *_, last = peer.ask(again)
+        await has_done(server, 8)
+        journal.may_commit.release(1000)
+        assert isinstance(await peer.answer(last), TransactionResult)
+        assert [len(group) for group in journal.groups[-2:]] == [1, 7]
+    async with store.serve(data_dir=tmp_path) as server, store.connect(server.url) as client:
+        entry = await client.get("k")
+        assert entry is not None
+        assert entry.lease == lease
+        assert server.figures()["leases"] == 1
 
 
 async def test_s3_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

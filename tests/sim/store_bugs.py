@@ -27,7 +27,12 @@ class ForgetfulJournal(SimulatedJournal):
     """Does not write down that a lease has ended: after a restart it is there again."""
 
     def _write_down(self, group: list[Facts]) -> None:
-        super()._write_down([replace(facts, ended=[]) for facts in group])
+        super()._write_down(
+            [
+                replace(facts, leases={id: lease for id, lease in facts.leases.items() if lease is not None})
+                for facts in group
+            ]
+        )
 
 
 class ReplylessJournal(SimulatedJournal):

@@ -159,9 +159,10 @@ class Books:
     def committed(self, group: list[Facts]) -> None:
         """The disk has taken these."""
         for facts in group:
+            self._ended.difference_update(id for id, lease in facts.leases.items() if lease is not None)
             for events in facts.revisions:
                 self.changed(events)
-            self._ended.update(facts.ended)
+            self._ended.update(id for id, lease in facts.leases.items() if lease is None)
 
     def changed(self, events: tuple[Event, ...]) -> None:
         """One revision has become true."""

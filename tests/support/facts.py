@@ -21,6 +21,7 @@ __all__ = [
     "change",
     "delete",
     "forgotten",
+    "granted",
     "kept",
     "lease",
     "opened",
@@ -109,6 +110,11 @@ def change(*events: Event, **more: Any) -> Facts:
 
 def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, anonymous: bool = False) -> SavedLease:
     return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, anonymous=anonymous)
+
+
+def granted(*leases: SavedLease) -> dict[str, Any]:
+    """What facts say of leases that the store has granted."""
+    return {"leases": {each.id: each for each in leases}, "last_lease": max(each.id for each in leases)}
 
 
 def opened(session_id: bytes, number: int) -> Facts:

@@ -28,7 +28,7 @@ def put(revision: int, key: str, *, lease: int | None = None) -> tuple[Event, ..
 
 def story() -> list[Facts]:
     """A little of everything."""
-    opened = Facts(granted=[SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5, anonymous=False)])
+    opened = Facts(leases={1: SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5)})
     opened.opened(SESSION, 1)
     replies = [
         KeptReply(session_id=SESSION, acknowledged=number - 1, request_id=number, response=Written(revision=number))
@@ -39,7 +39,7 @@ def story() -> list[Facts]:
         opened,
         Facts(revisions=[put(1, "a", lease=1)], replies=replies[:1]),
         Facts(revisions=[put(2, "b")], replies=replies[1:2]),
-        Facts(revisions=[gone], ended=[1], replies=replies[2:]),
+        Facts(revisions=[gone], leases={1: None}, replies=replies[2:]),
         Facts(revisions=[put(4, "c")], compacted=2),
     ]
 

@@ -66,7 +66,8 @@ def layout() -> str:
     lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, gone_ttl=None, anonymous=True)
     facts = Facts(
         revisions=[events],
-        granted=[lease],
+        leases={4: lease},
+        last_lease=4,
         replies=[
             KeptReply(
                 session_id=b"s" * 16,
@@ -139,10 +140,16 @@ def test_what_is_refused_is_kept_as_the_answer_to_who_asked() -> None:
 
 
 def test_the_last_word_on_a_lease_is_kept() -> None:
-    """One that is ending is written again without its time, in the same group or in another."""
+    """One that is ending is written again without its time, and a chosen id may come again, in one group or in two."""
     granted, ending = SavedLease(id=4, ttl=10.0), SavedLease(id=4, ttl=0.0)
-    for groups in ([[granted, ending]], [[granted], [ending]]):
-        database = empty()
-        for number, group in enumerate(groups, 1):
-            rows.write(database, [Facts(granted=group)], number=number)
-        assert database.execute("SELECT id, ttl FROM leases").fetchall() == [(4, 0.0)]
+    words: list[tuple[list[SavedLease | None], list[tuple[int, float]]]] = [
+        ([granted, ending], [(4, 0.0)]),
+        ([granted, None], []),
+        ([granted, None, granted], [(4, 10.0)]),
+    ]
+    for said, kept in words:
+        for size in (1, len(said)):
+            database = empty()
+            for number, at in enumerate(range(0, len(said), size), 1):
+                rows.write(database, [Facts(leases={4: each}) for each in said[at : at + size]], number=number)
+            assert database.execute("SELECT id, ttl FROM leases").fetchall() == kept

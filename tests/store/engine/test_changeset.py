@@ -18,8 +18,8 @@ def test_a_step_that_added_nothing_need_not_be_made_durable() -> None:
     "facts",
     [
         Facts(revisions=[(Event(kind="delete", revision=1, key="k"),)]),
-        Facts(granted=[SavedLease(id=1, ttl=1.0, disconnect_ttl=None, anonymous=False)]),
-        Facts(ended=[1]),
+        Facts(leases={1: SavedLease(id=1, ttl=1.0)}),
+        Facts(leases={1: None}),
         Facts(replies=[KeptReply(session_id=A, acknowledged=0, request_id=1, response=Done())]),
         Facts(sessions={A: 1}),
         Facts(sessions={A: None}),

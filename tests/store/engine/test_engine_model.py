@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import when
-from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
+from store.disk import rows
 from store.engine.engine import Engine
 from store.engine.processes import Closing
 from store.limits import Limits
 from store.messages import (
+    CHOSEN_LEASE_LEAST,
     Add,
     Added,
     Append,
@@ -52,6 +54,9 @@ from store.messages import (
     Written,
 )
 from tests.support.by_hand import Desk, Stream, entry, grant
+
+if TYPE_CHECKING:
+    from store.engine.changeset import Facts, Saved
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
@@ -312,61 +317,43 @@ def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) 
 # ------------------------------------------------------------------------------------------------- what is to survive
 
 
-@dataclass
-class Ledger:
-    """All that a durable engine said must survive, put together in the plainest way."""
+class Disk:
+    """All that a durable engine said must survive, written in groups as a journal writes it, and read again."""
 
-    revisions: list[tuple[Event, ...]] = field(default_factory=list)
-    leases: dict[int, SavedLease] = field(default_factory=dict)
-    sessions: dict[bytes, tuple[int, dict[int, Response]]] = field(default_factory=dict)
-    last_lease: int = 0
-    last_session: int = 0
-    compacted: int = 0
+    def __init__(self) -> None:
+        self._database = sqlite3.connect(":memory:", isolation_level=None)
+        self._database.executescript(rows.SCHEMA)
+        self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", "store-1"))
+        self._group: list[Facts] = []
+        self._groups = 0
 
     def write(self, facts: Facts | None) -> None:
-        if facts is None:
-            return
-        self.revisions += facts.revisions
-        self.compacted = max(self.compacted, facts.compacted)
-        self.last_session = max(self.last_session, facts.last_session)
-        for lease in facts.granted:
-            self.leases[lease.id] = lease
-            self.last_lease = max(self.last_lease, lease.id)
-        for lease_id in facts.ended:
-            del self.leases[lease_id]
-        for session_id, number in facts.sessions.items():
-            self.sessions.pop(session_id, None)
-            if number is not None:
-                self.sessions[session_id] = number, {}
-        for reply in facts.replies:
-            replies = self.sessions[reply.session_id][1]
-            replies[reply.request_id] = reply.response
-            for request_id in [each for each in replies if each <= reply.acknowledged]:
-                del replies[request_id]
+        if facts is not None:
+            self._group.append(facts)
+
+    def commit(self) -> None:
+        if self._group:
+            self._groups += 1
+            rows.write(self._database, self._group, number=self._groups)
+            self._group = []
 
     def saved(self) -> Saved:
-        entries: dict[str, Entry] = {}
-        for event in (event for events in self.revisions for event in events):
-            if event.kind == "put":
-                entries[event.key] = event.entry
-            else:
-                del entries[event.key]
-        return Saved(
-            store_id="store-1",
-            revision=len(self.revisions),
-            compacted=self.compacted,
-            last_lease=self.last_lease,
-            last_session=self.last_session,
-            entries=tuple(entries.values()),
-            leases=tuple(self.leases.values()),
-            sessions=tuple(
-                SavedSession(id=session_id, number=number, replies=tuple(replies.items()))
-                for session_id, (number, replies) in self.sessions.items()
-            ),
-            history=tuple(self.revisions[self.compacted :]),
-        )
+        self.commit()
+        return rows.load(self._database)
 
 
+CHOSEN = st.sampled_from([CHOSEN_LEASE_LEAST, CHOSEN_LEASE_LEAST + 1])
+COMING_AGAIN = st.one_of(
+    st.builds(
+        lambda key, lease, ttl: Transact(
+            when=(), then=(Put(key, b"", lease=lease),), grants=(Grant(ttl=ttl, id=lease),)
+        ),
+        KEYS,
+        CHOSEN,
+        st.sampled_from([1.0, 100.0]),
+    ),
+    st.builds(Revoke, lease=CHOSEN),
+)
 LEASED = st.one_of(
     st.builds(lambda key, lease: Put(key, b"", lease=lease), KEYS, st.integers(1, 6)),
     st.builds(lambda key, ttl: Put(key, b"", ttl=ttl), KEYS, st.sampled_from([1.0, 100.0])),
@@ -374,28 +361,30 @@ LEASED = st.one_of(
     st.builds(lambda key, lease: Add(key, 1, lease=lease), KEYS, st.integers(1, 6)),
     st.builds(Grant, ttl=st.sampled_from([1.0, 100.0]), disconnect_ttl=st.none() | st.just(1.0)),
     st.builds(Revoke, lease=st.integers(1, 6)),
+    COMING_AGAIN,
 )
 HAPPENINGS = st.one_of(
     REQUESTS,
     LEASED,
     st.sampled_from(["time passes", "reconnect", "another client", "goodbye", "a long time passes", "full", "free"]),
+    st.just("the disk takes a group"),
 )
 
 
 @settings(max_examples=200)
-@given(st.lists(HAPPENINGS, max_size=40), st.sampled_from([10**6, 1500]))
+@given(st.lists(HAPPENINGS, max_size=40) | st.lists(COMING_AGAIN, max_size=20), st.sampled_from([10**6, 1500]))
 def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     happenings: list[Request[Any] | str], history_bytes_max: int
 ) -> None:
     limits = Limits(history_bytes_max=history_bytes_max, session_ttl=300.0)
-    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    desk, disk = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Disk()
     client, peer = 1, 1
     request_ids = {1: 0}
 
     def record() -> None:
         """As the server does after each step, unless the disk is full: then no reply is kept, either."""
         if desk.engine.read_only is None:
-            ledger.write(desk.engine.take_facts())
+            disk.write(desk.engine.take_facts())
 
     def connect() -> None:
         nonlocal peer
@@ -437,12 +426,15 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
                 desk.engine.read_only = "the disk is full"
             case "free":
                 desk.engine.read_only = None
+            case "the disk takes a group":
+                disk.commit()
         record()
-    ledger.write(desk.engine.take_facts())
+    disk.write(desk.engine.take_facts())
     assert desk.engine.take_facts() is None
 
-    before, after = desk.engine, Engine.restore(ledger.saved(), limits=limits, now=50_000.0)
-    assert ledger.compacted == before._history.compacted
+    saved = disk.saved()
+    before, after = desk.engine, Engine.restore(saved, limits=limits, now=50_000.0)
+    assert saved.compacted == before._history.compacted
     assert after._keys.entries == before._keys.entries
     assert list(after._keys.index.with_prefix("")) == list(before._keys.index.with_prefix(""))
     counted = ("revision", "keys", "stored_bytes", "history_bytes", "compacted_revision", "leases", "sessions")
@@ -518,18 +510,18 @@ def test_an_engine_has_limits_without_being_given_any() -> None:
 def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     """Its holder was told that it had lapsed, and half of its keys were gone: it must not be kept again."""
     limits = Limits(writes_max=10)
-    desk, ledger = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Ledger()
+    desk, disk = Desk(Engine(store_id="store-1", limits=limits, durable=True)), Disk()
     lease = desk.ask(Grant(ttl=60.0)).lease
     for number in range(25):
         desk.ask(Put(f"k/{number:02}", b"", lease=lease))
     desk.ask(Revoke(lease=lease))
-    ledger.write(desk.engine.take_facts())
-    again = Desk(Engine.restore(ledger.saved(), limits=limits, now=desk.now))
+    disk.write(desk.engine.take_facts())
+    again = Desk(Engine.restore(disk.saved(), limits=limits, now=desk.now))
     assert len(again.keys()) == 15
     again.fails(KeepAlive(lease=lease))
     assert again.engine.next_tick_in() == 0.0
     again.look()
     again.look()
     assert again.keys() == []
-    ledger.write(again.engine.take_facts())
-    assert ledger.leases == {}, "and nothing of it is left"
+    disk.write(again.engine.take_facts())
+    assert disk.saved().leases == (), "and nothing of it is left"

@@ -22,6 +22,7 @@ from tests.support.facts import (
     change,
     delete,
     forgotten,
+    granted,
     kept,
     lease,
     opened,
@@ -52,9 +53,9 @@ def test_everything_that_was_appended_comes_back(tmp_path: Path) -> None:
         tmp_path,
         [opened(A, 1)],
         [
-            Facts(granted=[lease(1, ttl=10, disconnect_ttl=2)]),
+            Facts(**granted(lease(1, ttl=10, disconnect_ttl=2))),
             change(put(1, "a", b"1", lease=1), put(1, "b", b"2")),
-            change(put(2, "ttl", b"3", lease=2), granted=[lease(2, ttl=0.25, anonymous=True)]),
+            change(put(2, "ttl", b"3", lease=2), **granted(lease(2, ttl=0.25, anonymous=True))),
             replied(A, 5),
         ],
     )
@@ -104,11 +105,11 @@ def test_a_lease_that_is_granted_and_ends_in_one_group_is_gone_and_its_number_us
     saved = kept(
         tmp_path,
         [
-            Facts(granted=[lease(1), lease(2)]),
+            Facts(**granted(lease(1), lease(2))),
             change(put(1, "k", lease=1)),
-            change(delete(2, "k"), ended=[1]),
+            change(delete(2, "k"), leases={1: None}),
         ],
-        [Facts(ended=[2])],
+        [Facts(leases={2: None})],
     )
     assert saved.leases == ()
     assert saved.entries == ()
@@ -268,7 +269,7 @@ def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_bac
     fill(journal, pages=3)
     outcome = Outcome()
     journal.append(change(put(2, "small")))
-    journal.append(change(put(3, "large", bytes(1_000_000)), granted=[lease(1)]))
+    journal.append(change(put(3, "large", bytes(1_000_000)), **granted(lease(1))))
     outcome.start(journal)
     assert "full" in outcome.wait_for_failure()
     assert outcome.durable == []

@@ -19,6 +19,7 @@ from store.errors import StoreUsageError
 from store.server.journal import Journal
 from tests.support.facts import (
     change,
+    granted,
     kept,
     lease,
     opened,
@@ -47,7 +48,7 @@ def leave_behind(directory: Path, *, count: int = 50) -> None:
         steps = [
             [
                 opened(b"%016d" % number, number),
-                change(put(number, f"key{number}", b"%d" % number * 40, lease=number), granted=[lease(number)]),
+                change(put(number, f"key{number}", b"%d" % number * 40, lease=number), **granted(lease(number))),
                 replied(b"%016d" % number, number),
             ]
             for number in range(1, count + 1)

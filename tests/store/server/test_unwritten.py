@@ -42,7 +42,7 @@ def with_a_change() -> Unwritten:
     unwritten = Unwritten(durable=10, revision=5)
     unwritten.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
     lease = SavedLease(id=3, ttl=1.0, disconnect_ttl=None, anonymous=False)
-    unwritten.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], granted=[lease]))
+    unwritten.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], leases={3: lease}))
     return unwritten
 
 
@@ -112,7 +112,7 @@ def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
 
 def test_a_step_that_only_grants_leases_is_of_the_revision_before_it() -> None:
     unwritten = with_a_change()
-    unwritten.append(13, Facts(granted=[SavedLease(id=4, ttl=1.0, disconnect_ttl=None, anonymous=False)]))
+    unwritten.append(13, Facts(leases={4: SavedLease(id=4, ttl=1.0)}))
     unwritten.written(13)
     assert unwritten.revision == 7
 
@@ -135,3 +135,15 @@ def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on
     unwritten.append(13, Facts(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
     unwritten.written(12)
     assert unwritten.wait_for(Get("a/1"), FOUND)[0] == 13
+
+
+def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk() -> None:
+    """A keep-alive of a chosen id was answered while a crash could still take the lease back."""
+    unwritten = with_a_change()
+    unwritten.append(13, Facts(leases={3: None}))
+    unwritten.append(14, Facts(leases={3: SavedLease(id=3, ttl=1.0)}))
+    unwritten.written(12)
+    assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
+    unwritten.written(14)
+    assert unwritten.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] <= 14
+    assert not unwritten._leases
