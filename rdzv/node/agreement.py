@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from store import Condition, Event, Store
     from store.client.keepalive import HeldLease
 
-__all__ = ["DECIDE_WITHIN", "Agreement", "Steps"]
+__all__ = ["Agreement", "Steps"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
-
-DECIDE_WITHIN: Final = 5.0
-"""Seconds that a closing waits for the members to agree where to stop: whoever would see to that may be gone."""
 
 
 class Agreement:
@@ -126,13 +123,6 @@ class Agreement:
             asked.why,
         )
 
-    def is_settled(self, standing: Stop | None) -> bool:
-        """Whether the members have agreed, or need not: none of them goes from round to round by `rounds()`."""
-        round = self._view.round
-        if round is None or not round.in_steps or not self._view.live:
-            return True
-        return standing is not None and standing.round == round.number and standing.decided
-
     def stop(self) -> None:
         """Gather no more; `aclose` waits until that is so."""
         if self._gathering is not None:
@@ -192,7 +182,6 @@ class Steps:
         self._node_id = node_id
         self._leaving = leaving
         self._answered: Membership | None = None
-        self._closed_at: float | None = None
 
     async def heed(self, link: Link, membership: Membership, *, lease: HeldLease | None) -> float | None:
         """Answer the question, or take the decision; when to look again, if nothing changes before.
@@ -202,7 +191,7 @@ class Steps:
         """
         if not membership.round.in_steps:
             return self._next_drain(link)
-        head, gate, now = link.follower.head, membership.gate, link.store.time()
+        head, gate = link.follower.head, membership.gate
         stop = head.stop
         if stop is not None and stop.round == membership.round.number:
             if stop.decided and not gate.decided:
@@ -222,15 +211,7 @@ class Steps:
                     ),
                 )
                 self._answered = membership
-        if head.closed is None or gate.decided:
-            self._closed_at = None
-            return self._next_drain(link)
-        self._closed_at = now if self._closed_at is None else self._closed_at
-        if now >= self._closed_at + DECIDE_WITHIN:
-            gate.decide(None, why=f"the run is closed: {head.closed.reason}")  # and nobody is left to ask the members
-            link.follower.listeners.changed()
-            return None
-        return self._closed_at + DECIDE_WITHIN
+        return self._next_drain(link)
 
     def _next_drain(self, link: Link) -> float | None:
         """When this node is to leave, if it is."""

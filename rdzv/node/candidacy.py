@@ -102,7 +102,9 @@ class Candidacy:
     @property
     def _is_free(self) -> bool:
         head = self._follower.head
-        return head.coordinator is None and head.closed is None and self._follower.error is None
+        # A run that is closed has a coordinator for as long as it has members, and of these one.
+        is_wanted = head.closed is None or self._part.is_member
+        return head.coordinator is None and is_wanted and self._follower.error is None
 
     def _run(self, role: TakenRole | None) -> None:
         self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
@@ -117,6 +119,8 @@ class Candidacy:
                 if role is not None or self._follower.head.coordinator is None:
                     await self._lead_and_survive(role)
                 role = None
+                if self._follower.head.closed is not None:  # a term may end as soon as it has begun
+                    await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
         finally:
             self._running = None
 

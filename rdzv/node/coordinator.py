@@ -156,7 +156,10 @@ class Term:
         )
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is closed.
+        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is over.
+
+        A run that is closed is over once the last live member has left it: until then they may be at work, and are to
+        hear of one another's deaths.
 
         Args:
             round_entry: The last round, when this node took the role.
@@ -175,7 +178,7 @@ class Term:
         try:
             with self._follower.listeners.listening(self._wakeup):
                 await self._take_over(round, progress_entry, history)
-                await self._decide_until_closed()
+                await self._decide_until_over()
         finally:
             self._agreement.stop()
             for task in tasks:
@@ -218,7 +221,7 @@ class Term:
             self._watch_failed = error
             self._wakeup.changed()
 
-    async def _decide_until_closed(self) -> None:
+    async def _decide_until_over(self) -> None:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
@@ -231,9 +234,10 @@ class Term:
                     self._report_error(error)
                     wake_at = await self._report(decision.progress)
                     await self._count_losses()
-                    settled = await self._agree_where_to_stop(decision.progress)
+                    await self._agree_where_to_stop(decision.progress)
                     # By what was decided, not by what is known now: it may have been closed while that was written.
-                    if decision.progress.phase is Phase.CLOSED and self._reported == decision.progress and settled:
+                    is_over = decision.progress.phase is Phase.CLOSED and not decision.progress.live
+                    if is_over and self._reported == decision.progress:
                         return
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
@@ -294,15 +298,14 @@ class Term:
                 return
             await self._wakeup.sleep_until(None)
 
-    async def _agree_where_to_stop(self, progress: Progress) -> bool:
-        """Have the members agree on a step if somebody wants in or out; whether nothing of that is pending."""
+    async def _agree_where_to_stop(self, progress: Progress) -> None:
+        """Have the members agree on a step if somebody wants in or out."""
         head = self._follower.head
         why = why_to_stop(progress, head, live=self._view.live)
         surplus = len(self._view.live) > progress.capacity
         for_newcomers = not (head.closed or head.drains or surplus)
         closing = head.closed is not None
         await self._agreement.attend(head.stop, why=why, for_newcomers=for_newcomers, closing=closing)
-        return self._agreement.is_settled(head.stop)
 
     async def _report(self, progress: Progress) -> float | None:
         """Write the progress if it is time to; when it will be, if it is not yet."""
@@ -362,7 +365,7 @@ class Term:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        first, buckets = decision.members[0], -(-len(members) // BUCKET_SIZE)
+        first = decision.members[0]
         last = self._view.round
         unchanged = (*self._in_office, when.mod_revision(self._keys.round) == (last.revision if last else 0))
         standing = [when.mod_revision(self._keys.node(member.node_id)) == member.arrival for member in members]
@@ -376,7 +379,7 @@ class Term:
             number=decision.number,
             term=self._term,
             size=len(members),
-            buckets=buckets,
+            buckets=_buckets_of(members),
             host=first.address,
             port=first.port,
             lease=await self._shared.take(),
@@ -392,7 +395,7 @@ class Term:
         history = self._chronicle.completed(
             round.number, nodes, known=self._view.members, now=now, at=time.time(), arrived=self._view.arrived_at
         )
-        ranks = self._buckets(decision.number, members, decision.members, buckets)
+        ranks = _buckets(self._keys, decision.number, self._term, members, decision.members, self._put)
         commit = [self._put(self._keys.round, round.pack()), self._put(self._keys.history, pack_history(history))]
         progress = decision.progress.once_committed(decision.number, size=len(members))
         if progress is not None:
@@ -445,30 +448,6 @@ class Term:
         written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
         await self._take_in_until(written)
 
-    def _buckets(self, number: int, members: list[Member], records: tuple[NodeRecord, ...], buckets: int) -> list[Put]:
-        """The ranks by bucket of the node's id, and the roster by rank, under this term."""
-        by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
-        for member in members:
-            by_bucket[bucket_of(member.node_id, buckets)].append(member)
-        writes = [
-            self._put(self._keys.ranks(number, self._term, index), pack_members(bucket))
-            for index, bucket in enumerate(by_bucket)
-        ]
-        for index in range(buckets):
-            low = index * BUCKET_SIZE
-            roster = [
-                Participant(
-                    node_id=record.node_id,
-                    rank=low + offset,
-                    address=record.address,
-                    payload=record.payload,
-                    attributes=record.attributes,
-                )
-                for offset, record in enumerate(records[low : low + BUCKET_SIZE])
-            ]
-            writes.append(self._put(self._keys.roster(number, self._term, index), pack_roster(roster)))
-        return writes
-
     async def _clear_away(self, round: Round | None) -> None:
         """Delete what older rounds, and coordinators that died before their commit, have left behind.
 
@@ -494,6 +473,40 @@ class Term:
         """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
         await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
         await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
+
+
+def _buckets(
+    keys: Keys,
+    number: int,
+    term: int,
+    members: list[Member],
+    records: tuple[NodeRecord, ...],
+    put: Callable[[str, bytes], Put],
+) -> list[Put]:
+    """The ranks by bucket of the node's id, and the roster by rank, under this term."""
+    buckets = _buckets_of(members)
+    by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
+    for member in members:
+        by_bucket[bucket_of(member.node_id, buckets)].append(member)
+    writes = [put(keys.ranks(number, term, index), pack_members(bucket)) for index, bucket in enumerate(by_bucket)]
+    for index in range(buckets):
+        low = index * BUCKET_SIZE
+        roster = [
+            Participant(
+                node_id=record.node_id,
+                rank=low + offset,
+                address=record.address,
+                payload=record.payload,
+                attributes=record.attributes,
+            )
+            for offset, record in enumerate(records[low : low + BUCKET_SIZE])
+        ]
+        writes.append(put(keys.roster(number, term, index), pack_roster(roster)))
+    return writes
+
+
+def _buckets_of(members: list[Member]) -> int:
+    return -(-len(members) // BUCKET_SIZE)
 
 
 def _said(progress: Progress, *, at: float) -> bytes:

@@ -219,7 +219,7 @@ class Link:
         result = await self.store.compare_and_set(self._keys.closed, closed.pack(), expected_revision=0, lease=lease)
         # Whoever has closed the run finds it closed, before the watch has said so.
         self.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
-        await lease.keep_alive()  # for the last time: from now on the run is remembered for `closed_ttl`
+        await lease.keep_alive()  # whoever closes it may be in no round, and then nobody else does
 
     async def keep(self, membership: Membership, name: str, data: bytes) -> bool:
         """Keep a little state of the run; False if the round is over for this node."""
@@ -282,9 +282,7 @@ class Link:
         self.start(self._renew_run(), f"keep run {self._run_id}")
 
     async def _renew_run(self) -> None:
-        """Renew it, unless the run is closed: from then on it is remembered for `closed_ttl`, and no longer."""
-        if self.follower.head.closed is not None:
-            return
+        """Renew it, also once the run is closed: its members may be at work, and go by what is on it."""
         kept = self._keeping_run
         try:
             await (await self.run_lease()).keep_alive()
@@ -344,8 +342,8 @@ class SharedLease:
     """The lease of what the members of a round share (promise R19).
 
     It is the only thing of a run that is large, so that it does not stay as long as the run is remembered. Whoever
-    coordinates renews it; nobody does once the run is closed, or the last node has gone, in whichever way. A successor
-    goes on with the same lease.
+    coordinates renews it; nobody does once the last member has gone, in whichever way. A successor goes on with the
+    same lease.
 
     Attributes:
         used: Whether a round goes with it, or may: its commit is under way.

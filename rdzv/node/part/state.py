@@ -114,6 +114,11 @@ class Part:
         return self._agreed
 
     @property
+    def is_member(self) -> bool:
+        """Whether it is in a round, as far as it knows."""
+        return self.membership is not None and self.membership.over is None
+
+    @property
     def reason(self) -> str:
         """What it waits for, in words, as of now; from any thread."""
         reason_now = self._reason_now

@@ -243,15 +243,6 @@ async def test_a_successor_reports_what_has_changed_since_its_predecessor_spoke(
         await heard.until(NodesWaiting(0), within=5)
 
 
-async def test_after_the_closing_the_role_is_given_up() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        await run.meet(a)
-        await a.set_closed()
-        await asyncio.sleep(5)
-        assert (await a.status()).coordinator is None
-
-
 async def test_a_leader_whose_key_is_taken_from_it_notices_at_its_next_write() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = run.handler("a"), run.handler("b")
