@@ -193,6 +193,11 @@ class Store(ABC):
         return None
 
     @property
+    def server(self) -> str:
+        """Which of the store's servers `ends` leads to, where it has several."""
+        return ""
+
+    @property
     def failure(self) -> StoreError | None:
         """Why this client is of no more use, if so."""
         return None

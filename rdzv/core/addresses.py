@@ -5,11 +5,15 @@ A node that gives no address of its own is known by the address from which the s
     on the store's own host       it comes from loopback, or from an interface that the others may not reach. But
                                   whoever comes from another host knows an address of that host which leads there: the
                                   one at which it reaches the store.
-    behind a forwarder            all nodes come from the forwarder's address. But each of them knows the address from
-                                  which its own system sends to the forwarder.
+    behind a forwarder            all nodes come from the forwarder's address, or from loopback, if the forwarder is on
+                                  the store's host. But each of them knows the address from which its own system sends.
 
 So a record also says from where its node sends, and where it reaches the store, and who completes a round puts the
-right address in. A member whose address cannot be known is refused as rank 0, with what to set.
+right address in. A store may be several servers (etcd): where a node reaches one of them tells nothing of the hosts of
+the others.
+
+Loopback means another host to each host, so it is told only where all are on one. A member of which nothing else is
+known is refused as rank 0, with what to set; of another member no address is told.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["address_of", "is_loopback", "with_reachable_addresses"]
+__all__ = ["is_loopback", "way_of", "with_reachable_addresses"]
 
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
@@ -41,17 +45,22 @@ def is_loopback(address: str) -> bool:
     return (mapped or ip).is_loopback
 
 
-def address_of(*, seen_as: str, sends_from: str, store_at: str) -> str:
-    """Return where a node is reached, as far as it can tell itself.
+def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
+    """Return where a node is reached, as far as it can tell itself; and the way to the store, where that tells more.
 
     Args:
         seen_as: Where the store sees it come from.
         sends_from: From where its system sends to the store.
         store_at: Where it reaches the store.
     """
-    # A store that sees it come from where it has itself connected to is not there: something between them forwards.
-    behind_forwarder = seen_as == store_at != sends_from and not is_loopback(sends_from)
-    return sends_from if behind_forwarder else seen_as
+    if not is_loopback(sends_from):
+        if is_loopback(seen_as):  # something on the store's own host stands between them
+            return sends_from, sends_from, store_at
+        # A store that sees it come from where it has itself connected to is not there: something else forwards, and
+        # where that is would mislead whoever looks for the store's host.
+        if seen_as == store_at != sends_from:
+            return sends_from, "", ""
+    return seen_as, sends_from, store_at
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
@@ -64,22 +73,24 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
     # Where they reach the store is where the forwarder is, and tells nothing of the store's host.
     found = tuple(replace(one, address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
-    if not remote:
+    if not remote and len({one.machine for one in found if one.machine}) <= 1:
         return found  # all on one host, as far as anybody can tell
-    ways = (one.store_at for one in remote if one.store_at and one.sends_from == one.address)
-    way = next(ways, "")
-    if way:
-        found = tuple(replace(one, address=way) if _is_on_the_stores_host(one) else one for one in found)
+    ways = {one.server: one.store_at for one in remote if one.store_at and one.sends_from == one.address}
+    found = tuple(
+        replace(one, address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
+        for one in found
+    )
+    unknown = {one.node_id for one in found if one.store_at and is_loopback(one.address)}
     first = found[0]
-    if first.store_at and is_loopback(first.address):
+    if first.node_id in unknown:
         raise RendezvousSettingsError(
             f"node {first.node_id} would be rank 0 at {first.address}, where no other host reaches it; {WHAT_TO_SET}"
         )
-    return found
+    return tuple(replace(one, address="") if one.node_id in unknown else one for one in found)
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return whether a node reaches the store without leaving its host; False if its user says where it is."""
+    """Return whether a node reaches its server without leaving its host; False if its user says where it is."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 

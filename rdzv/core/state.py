@@ -81,6 +81,8 @@ class NodeRecord:
         requested_rank: The rank it would like.
         sends_from: The address from which it sends to the store; empty if the user has said where it is reached.
         store_at: The address at which it reaches the store; empty in the same case.
+        server: Which of the store's servers is reached there; empty where there is one.
+        machine: What is the same for all nodes that share its loopback, and for no others; empty if it does not say.
         lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
         checks: It checks that rank 0 is reached before it takes a round.
         unreached: It was rank 0 of a round that was given up, since not all reached it.
@@ -105,6 +107,8 @@ class NodeRecord:
     requested_rank: int | None = None
     sends_from: str = ""
     store_at: str = ""
+    server: str = ""
+    machine: str = ""
     lapsed_in: int = -1
     checks: bool = False
     unreached: bool = False
@@ -129,7 +133,7 @@ class NodeRecord:
         if self.requested_rank is not None:
             plain["requested_rank"] = self.requested_rank
         if self.store_at:
-            plain["path"] = [self.sends_from, self.store_at]
+            plain["path"] = [self.sends_from, self.store_at, self.server, self.machine]
         if self.lapsed_in >= 0:
             plain["lapsed_in"] = self.lapsed_in
         if self.checks:
@@ -157,7 +161,7 @@ class NodeRecord:
         """Unpack what a node's key holds; `arrival` is the revision at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> NodeRecord:
-            sends_from, store_at, *_ = plain.get("path", ("", ""))
+            path = (*plain.get("path", ("", "")), "", "")  # an older release told the first two
             return _new_record(
                 node_id=node_id,
                 incarnation=of(str, plain["incarnation"]),
@@ -167,8 +171,10 @@ class NodeRecord:
                 payload=plain.get("payload"),
                 attributes=attributes_of(plain.get("attributes", {})),
                 requested_rank=maybe(int, plain.get("requested_rank")),
-                sends_from=of(str, sends_from),
-                store_at=of(str, store_at),
+                sends_from=of(str, path[0]),
+                store_at=of(str, path[1]),
+                server=of(str, path[2]),
+                machine=of(str, path[3]),
                 lapsed_in=of(int, plain.get("lapsed_in", -1)),
                 checks=of(bool, plain.get("checks", False)),
                 unreached=of(bool, plain.get("unreached", False)),

@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import random
-import socket
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
@@ -73,6 +72,7 @@ from store.messages import (
     waits,
 )
 from store.net.absence import absence_told
+from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Client(interface.Store):
         self._writes = Writes(self._reads, self._receipts)
         self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
-        self._ends: tuple[str, str] | None = None
+        self._way: Way | None = None
         self._pid = os.getpid()
 
     # ------------------------------------------------------------------------------------------ life
@@ -159,7 +159,8 @@ class Client(interface.Store):
             with told:
                 deadline = self.time() + self._connect_timeout
                 await self.while_usable(lambda: self.members.start(deadline))
-            self._ends = await self._ends_of_the_way()
+            server = self.members.identity.member_id  # which has just answered
+            self._way = await chosen_way(self.members.hosts, server)
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None
@@ -204,12 +205,17 @@ class Client(interface.Store):
     @property
     def seen_as(self) -> str | None:
         """The address from which this client reaches the cluster, which does not tell how it sees us."""
-        return self._ends[0] if self._ends is not None else None
+        return self._way.sends_from if self._way is not None else None
 
     @property
     def ends(self) -> tuple[str, str] | None:
         """The addresses of this machine and of the cluster's member on the way between them."""
-        return self._ends
+        return (self._way.sends_from, self._way.leads_to) if self._way is not None else None
+
+    @property
+    def server(self) -> str:
+        """Which member that is, if it is the one that was met first."""
+        return self._way.server if self._way is not None else ""
 
     @property
     def failure(self) -> StoreError | None:
@@ -219,17 +225,6 @@ class Client(interface.Store):
     def time(self) -> float:
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
-
-    async def _ends_of_the_way(self) -> tuple[str, str] | None:
-        """Return the addresses of this machine and of the cluster's member on the way between them."""
-        host, port = self.members.here
-        with contextlib.suppress(OSError):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-            for family, kind, _, _, target in found:
-                with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
-                    sock.connect(target)  # sends nothing: it only chooses a route
-                    return sock.getsockname()[0], str(target[0])
-        return None
 
     def _check_usable(self) -> None:
         """Raise what this client failed of, or that it was inherited over `fork()`."""

@@ -19,6 +19,7 @@ class Identity:
 
     Attributes:
         cluster_id: The cluster's id; None: none was met yet.
+        member_id: Which of its members has answered last.
         revision: The latest one that was heard of.
         failed: Whom to tell that it is another one.
     """
@@ -26,6 +27,7 @@ class Identity:
     def __init__(self, name: str) -> None:
         self._name = name
         self.cluster_id: str | None = None
+        self.member_id: str = ""
         self.revision: int = 0
         self.failed: Callable[[StoreError], None] = lambda _: None
 
@@ -54,5 +56,5 @@ class Identity:
             )
             self.failed(error)
             raise error
-        self.cluster_id = cluster_id
+        self.cluster_id, self.member_id = cluster_id, f"{header.member_id:x}"
         self.revision = max(self.revision, revision)

@@ -18,6 +18,7 @@ With a user, the first request logs in, and a token that etcd does not take any 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -139,9 +140,10 @@ class Members:
             await connection.close(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
-    def here(self) -> tuple[str, int]:
-        """The member that is asked now, or was last."""
-        return self._cluster.hosts[self._choice.place]
+    def hosts(self) -> list[tuple[str, int]]:
+        """Where the members are, the one that is asked now, or was last, first."""
+        here = self._cluster.hosts[self._choice.place]
+        return [here, *(host for host in self._cluster.hosts if host != here)]
 
     @property
     def connected(self) -> bool:
@@ -219,9 +221,8 @@ class Members:
     ) -> Any:
         token = await self.login.token(connection, limit)
         asked = fields if isinstance(fields, dict) else fields()
-        if method.startswith("Lease/"):  # what must be renewed in time does not stand in line
-            return await self._send(connection, method, asked, token, limit)
-        async with self._room:
+        # What must be renewed in time does not stand in line.
+        async with contextlib.nullcontext() if method.startswith("Lease/") else self._room:
             return await self._send(connection, method, asked, token, limit)
 
     async def _send(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:

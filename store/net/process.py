@@ -1,10 +1,16 @@
-"""Shell: the random identity of this process, by which a server knows which connections are of one process (R20)."""
+"""Shell: who this process is to others: its random identity, and whose loopback it shares.
+
+By the identity a server knows which connections are of one process (R20).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+from pathlib import Path
 
-__all__ = ["process_id"]
+__all__ = ["loopback_id", "process_id"]
 
 _id = os.urandom(16)
 
@@ -12,6 +18,16 @@ _id = os.urandom(16)
 def process_id() -> bytes:
     """16 random bytes, the same for as long as this process lives; a child that it forks has others."""
     return _id
+
+
+def loopback_id() -> str:
+    """Return what all processes say that share this one's loopback, and as far as can be known no others."""
+    try:
+        # Containers of one host have one kernel, and each its own loopback; every host numbers its first network alike.
+        where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())
+    except OSError:
+        where = socket.gethostname()
+    return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
 def _draw_again() -> None:

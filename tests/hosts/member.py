@@ -52,6 +52,7 @@ async def take_part(handler: RendezvousHandler) -> None:
             rank=info.rank,
             size=info.world_size,
             master=list(info.bootstrap_address),
+            addresses=[one.address for one in await info.participants()],
         )
         async with handler.changes() as changes:
             async for change in changes:

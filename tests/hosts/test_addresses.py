@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from typing import TYPE_CHECKING
+
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
+from tests.support.etcd import require_etcd
+from tests.support.processes import start
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.hosts.lab import Host
 
 require_hosts()
 
@@ -15,7 +26,7 @@ async def carry(reader, writer):
         writer.write(data)
     writer.close()
 async def answer(reader, writer):
-    there = await asyncio.open_connection(sys.argv[1], 29400)
+    there = await asyncio.open_connection(sys.argv[1], int(sys.argv[2]))
     await asyncio.gather(carry(reader, there[1]), carry(there[0], writer))
 async def main():
     async with await asyncio.start_server(answer, "0.0.0.0", 29400) as server:
@@ -29,7 +40,7 @@ async def test_behind_a_forwarder_members_meet_at_their_own_addresses() -> None:
     """All of them published the forwarder's, from which the store saw them come."""
     async with Lab(4, style="cloud") as lab:
         head, between, *others = lab.hosts
-        async with serving(head), between.python("-c", FORWARD, head.address) as forwarder:
+        async with serving(head), between.python("-c", FORWARD, head.address, "29400") as forwarder:
             await forwarder.line("listening")
             async with members(url_of(between.address, "min_nodes=2&rank_order=name"), *others) as both:
                 assert [(await member.round())["master"][0] for member in both] == [others[0].address] * 2
@@ -58,3 +69,54 @@ async def test_rdzv_serve_is_reached_over_ipv6_where_there_is_nothing_else() -> 
             masters = {tuple((await member.round())["master"]) for member in both}
             assert len(masters) == 1
             assert masters.pop()[0] in {host.ipv6 for host in others}
+
+
+async def test_a_forwarder_on_the_stores_own_host_hides_nobody() -> None:
+    """The store saw all of them come from its own loopback, and so all were sent to 127.0.0.1."""
+    async with Lab(3, style="cloud") as lab:
+        head = lab.hosts[0]
+        async with serving(head, "--host", "127.0.0.1", "--port", "29401"):
+            forward = head.python("-c", FORWARD, "127.0.0.1", "29401")
+            async with forward as forwarder, members(url_of(head.address, "min_nodes=3"), *lab.hosts) as everyone:
+                await forwarder.line("listening")
+                masters = {(await member.round())["master"][0] for member in everyone}
+                assert len(masters) == 1
+                assert masters <= {host.address for host in lab.hosts}
+
+
+async def test_on_etcd_a_member_on_a_servers_host_is_told_by_its_own_address() -> None:
+    """It was told by the address of another of etcd's members, which lives on another host."""
+    async with Lab(3, style="cloud") as lab, contextlib.AsyncExitStack() as stack:
+        url = await etcd_on(stack, lab.hosts)
+        for number in range(3):
+            run = f"{url}/job-{number}?min_nodes=3&rank_order=name"
+            async with members(run, *lab.hosts) as everyone:
+                for member in everyone:
+                    told = await member.round()
+                    assert told["master"][0] == lab.hosts[0].address
+                    assert told["addresses"] == [host.address for host in lab.hosts]
+
+
+async def test_on_etcd_members_that_reach_it_by_loopback_are_refused_as_rank_0_and_told_to_nobody() -> None:
+    """Each of them has a server of its own on its host, and none knows an address of its own."""
+    async with Lab(2, style="cloud") as lab, contextlib.AsyncExitStack() as stack:
+        await etcd_on(stack, lab.hosts)
+        run = "etcd://127.0.0.1:2379/job-7?min_nodes=2&join_timeout=3"
+        async with members(run, *lab.hosts) as both:
+            for member in both:
+                assert "where no other host reaches it" in (await member.hears("end"))["words"]
+
+
+async def etcd_on(stack: contextlib.AsyncExitStack, hosts: Sequence[Host]) -> str:
+    """Run one etcd with a server on each of the hosts, and return its URL."""
+    cluster = ",".join(f"{host.name}=http://{host.address}:2380" for host in hosts)
+    for host in hosts:
+        data = stack.enter_context(tempfile.TemporaryDirectory(prefix="rdzv-etcd-"))
+        clients, peers = f"http://{host.address}:2379", f"http://{host.address}:2380"
+        command = (
+            *(require_etcd(), "--name", host.name, "--data-dir", data, "--initial-cluster", cluster),
+            *("--listen-client-urls", f"{clients},http://127.0.0.1:2379", "--advertise-client-urls", clients),
+            *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--log-level", "error"),
+        )
+        await stack.enter_async_context(start(*host.enter, *command))
+    return f"etcd://{','.join(f'{host.address}:2379' for host in hosts)}"

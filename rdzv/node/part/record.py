@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv._version import __version__
-from rdzv.core.addresses import address_of
+from rdzv.core.addresses import way_of
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.admission import agree_on_settings, grant_of_run, note_of_run, refusal_of
@@ -27,6 +27,7 @@ from rdzv.node.store_session import StoreEndingError
 from rdzv.node.wakeup import Wakeup
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import renewed_if_old
+from store.net.process import loopback_id
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Recording:
         """What this node says of itself, once the store has said, in this session, from where it sees it come."""
         part = self._part
         settings, store = part.settings, link.store
-        address, sends_from, store_at = settings.address, "", ""
+        address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
         if address is None:
             if settings.endpoint.info.family == "tcp" and not link.in_reach:
                 # Never a host name instead: most hosts of the world cannot resolve it.
@@ -265,10 +266,8 @@ class Recording:
                 raise link.failure
             address = store.seen_as or socket.gethostname()
             if store.ends is not None:
-                seen_as, (sends_from, store_at) = address, store.ends
-                address = address_of(seen_as=seen_as, sends_from=sends_from, store_at=store_at)
-                if address != seen_as:  # the store is not where it seems to be, and that must mislead nobody
-                    sends_from = store_at = ""
+                address, sends_from, store_at = way_of(address, *store.ends)
+                server, machine = store.server, loopback_id()
         return NodeRecord(
             release=__version__,
             since=time.time(),
@@ -282,6 +281,8 @@ class Recording:
             requested_rank=settings.requested_rank,
             sends_from=sends_from,
             store_at=store_at,
+            server=server,
+            machine=machine,
             lapsed_in=part.lapsed_in,
             progress=part.progress,
             checks=bool(settings.bootstrap_check),

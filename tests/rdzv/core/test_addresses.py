@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rdzv.core.addresses import address_of, is_loopback, with_reachable_addresses
+from rdzv.core.addresses import is_loopback, way_of, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
 from tests.support.hand_fed import HandFed
 
 
-def seen(name: str, address: str, sends_from: str = "", store_at: str = "") -> NodeRecord:
-    return NodeRecord(node_id=name, incarnation="1", address=address, sends_from=sends_from, store_at=store_at)
+def seen(name: str, address: str, sends_from: str = "", store_at: str = "", **more: Any) -> NodeRecord:
+    path = {"sends_from": sends_from, "store_at": store_at, **more}
+    return NodeRecord(node_id=name, incarnation="1", address=address, **path)
 
 
 def addresses(*members: NodeRecord) -> list[str]:
@@ -59,10 +62,36 @@ def test_an_address_that_the_user_gives_is_nobodys_to_change() -> None:
 
 def test_who_is_seen_where_it_reaches_the_store_is_behind_a_forwarder_and_says_where_it_sends_from() -> None:
     """All nodes published the forwarder's address."""
-    assert address_of(seen_as=FORWARDER, sends_from="10.0.0.2", store_at=FORWARDER) == "10.0.0.2"
-    assert address_of(seen_as="192.0.2.1", sends_from="10.0.0.2", store_at=STORE) == "192.0.2.1", "a plain NAT"
-    assert address_of(seen_as=STORE, sends_from=STORE, store_at=STORE) == STORE, "it is on the store's host"
-    assert address_of(seen_as="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1") == "127.0.0.1"
+    assert way_of(FORWARDER, "10.0.0.2", FORWARDER) == ("10.0.0.2", "", ""), "not the way to the store"
+    assert way_of("192.0.2.1", "10.0.0.2", STORE) == ("192.0.2.1", "10.0.0.2", STORE), "a plain NAT"
+    assert way_of(STORE, STORE, STORE) == (STORE, STORE, STORE), "it is on the store's host"
+    assert way_of("127.0.0.1", "127.0.0.1", "127.0.0.1") == ("127.0.0.1", "127.0.0.1", "127.0.0.1")
+
+
+def test_who_is_seen_at_loopback_and_sends_from_elsewhere_is_behind_a_forwarder_on_the_stores_host() -> None:
+    """Every node of a run was sent to 127.0.0.1."""
+    assert way_of("127.0.0.1", "10.0.0.2", STORE) == ("10.0.0.2", "10.0.0.2", STORE)
+    assert way_of("127.0.0.6", STORE, STORE) == (STORE, STORE, STORE)
+    there = seen("head", *way_of("127.0.0.1", "127.0.0.1", "127.0.0.1"))
+    assert addresses(there, seen("a", *way_of("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
+
+
+def test_the_way_to_one_of_several_servers_tells_nothing_of_the_hosts_of_the_others() -> None:
+    """On etcd a member on a server's host was told by the address of another server."""
+    here = seen("head", "10.0.0.1", "10.0.0.1", "10.0.0.1", server="1")
+    other = seen("a", "10.0.0.2", "10.0.0.2", "10.0.0.3", server="3")
+    assert addresses(here, other) == ["10.0.0.1", "10.0.0.2"]
+    local = seen("head", "127.0.0.1", "127.0.0.1", "127.0.0.1", server="1")
+    assert addresses(other, local, seen("b", "10.0.0.4", "10.0.0.4", "10.0.0.1", server="1"))[1] == "10.0.0.1"
+
+
+def test_loopback_is_told_only_where_all_share_it() -> None:
+    """Each node had a forwarder of its own, to which loopback led."""
+    one, other = (seen(name, "127.0.0.1", "127.0.0.1", "127.0.0.1", machine=name) for name in "ab")
+    assert addresses(one, one) == ["127.0.0.1"] * 2
+    with pytest.raises(RendezvousSettingsError):
+        addresses(one, other)
+    assert addresses(seen("c", "10.0.0.2"), one) == ["10.0.0.2", ""]
 
 
 def test_members_whom_the_store_sees_at_one_address_are_told_apart_by_where_they_send_from() -> None:
@@ -77,7 +106,7 @@ def test_the_forwarders_address_is_not_taken_for_the_stores_host() -> None:
     balanced = [seen("a", "10.9.0.1", "10.0.0.2", FORWARDER), seen("b", "10.9.0.1", "10.0.0.3", FORWARDER)]
     with pytest.raises(RendezvousSettingsError, match=r"rank 0 at 127\.0\.1\.1, where no other host reaches it; give"):
         addresses(HERE, *balanced)
-    assert addresses(*balanced, HERE) == ["10.0.0.2", "10.0.0.3", "127.0.1.1"], "nobody has to meet there"
+    assert addresses(*balanced, HERE) == ["10.0.0.2", "10.0.0.3", ""], "nobody has to meet there"
 
 
 def test_a_round_is_not_completed_where_nobody_could_meet_and_all_say_why() -> None:

@@ -181,7 +181,7 @@ async def test_of_many_clients_in_one_loop_few_connect_at_the_same_moment(monkey
     async with AsyncExitStack() as stack:
         member = Member(says(), probed=probed)
         first = await stack.enter_async_context(members_of(member))
-        host = first.here
+        host = first.hosts[0]
         others = [Members(Cluster(hosts=(host,)), probe=range_of("probe"), rng=First()) for _ in range(5)]
         for one in others:
             stack.push_async_callback(one.aclose)

@@ -27,6 +27,7 @@ class AwayStore:
     connected = False
     seen_as: str | None = None
     ends: tuple[str, str] | None = None
+    server = ""
     failure = None
 
     def __init__(self) -> None:

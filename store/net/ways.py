@@ -1,0 +1,69 @@
+"""Shell: the way from this machine to one of several servers, which tells where others may reach this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Way", "chosen_way"]
+
+FOUND_WITHIN: Final = 3.0
+"""In seconds, for all names that have to be looked up."""
+
+ELSEWHERE: Final = "another"
+"""The server at the end of a way that does not lead to the one that was met."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to one member.
+
+    Attributes:
+        sends_from: The address of this machine on it.
+        leads_to: The address of the member.
+        server: Which member that is.
+    """
+
+    sends_from: str
+    leads_to: str
+    server: str
+
+    @property
+    def leaves_the_machine(self) -> bool:
+        """Whether the member is on another one."""
+        return self.sends_from != self.leads_to and not self.leads_to.startswith(("127.", "::1"))
+
+
+async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
+    """Return the way to the member that was met, which comes first; or to another, if that one is on this machine.
+
+    Of a way to a member on this machine, others learn nothing: its address may be loopback's, or of a network that
+    only this machine knows.
+    """
+    first = None
+    with anyio.move_on_after(FOUND_WITHIN):
+        for place, (host, port) in enumerate(hosts):
+            way = await _way(host, port, server if not place else ELSEWHERE)
+            if way is not None and way.leaves_the_machine:
+                return way
+            if not place:
+                first = way
+    return first
+
+
+async def _way(host: str, port: int, server: str) -> Way | None:
+    with contextlib.suppress(OSError):
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        for family, kind, _, _, target in found:
+            with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
+                sock.connect(target)  # sends nothing: it only chooses a route
+                return Way(sends_from=sock.getsockname()[0], leads_to=str(target[0]), server=server)
+    return None
