@@ -143,7 +143,7 @@ PROBLEM_MOST = 200  # characters of what went wrong: every node is sent them ...
 GIVEN_UP_MOST = 300  # ... and these, which name nodes
 
 
-def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
+def decide(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str] = ()) -> Decision:
     """Return what the coordinator should do now.
 
     Args:
@@ -151,9 +151,10 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float) -> Decision:
         rules: The run's settings.
         closed: Whether the run is closed.
         now: Seconds on its clock.
+        drained: Who is to leave.
     """
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
-    progress = _progress(view, rules, closed=closed, now=now)
+    progress = _progress(view, rules, closed=closed, now=now, drained=drained)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     enough = view.enough_since is not None
@@ -190,7 +191,7 @@ def hindered(progress: Progress, problem: str) -> Progress:
     return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
-def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress:
+def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     """Return how far the run is, in numbers."""
     joined, live = len(view.waiting), len(view.live)
     left = None
@@ -232,6 +233,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float) -> Progress
         why_lost=tuple((name, why) for name, why in view.why_lost.items() if name in view.lost)[:NAMED_OF_MANY],
         standstill=view.standstill if live else "",
         left_early=view.left_early,
+        draining=tuple(sorted(node_id for node_id in drained if node_id in view.live))[:NAMED_MOST],
     )
 
 
@@ -277,8 +279,8 @@ def _choose(
 ) -> Sequence[NodeRecord]:
     """Choose `count` of the candidates: as the order chooses, or else the first to come."""
     choose = getattr(rules.order, "choose", None)
-    if choose is None or count >= len(candidates):
-        return candidates[:count]
+    if choose is None or not 0 < count < len(candidates):
+        return candidates[: max(count, 0)]
     chosen: Sequence[NodeRecord] = tuple(choose(tuple(candidates), tuple(kept), count))
     arrivals = {record.arrival for record in chosen}
     if not len(chosen) == len(arrivals) == count or arrivals - {record.arrival for record in candidates}:
@@ -295,13 +297,12 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
     previous = {node_id: member.rank for node_id, member in view.members.items()}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
+    # If the run was resized, those with the lowest ranks stay, and not those who came back first.
+    kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
         chosen = list(rules.placed([*kept, *newcomers])[:room])
-    elif len(kept) > room:  # the run was resized: those with the lowest ranks stay, and not those who came back first
-        kept.sort(key=lambda record: previous[record.node_id])
-        chosen = list(_choose(rules, kept, (), room))
     else:
-        chosen = [*kept, *_choose(rules, newcomers, kept, room - len(kept))]
+        chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
     # A node that some members could not reach as rank 0 does not become rank 0 again while another node can.
@@ -339,7 +340,7 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
 
 # What members of the last round, and spares, act upon; and what each change of is another kind.
 _acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
-_all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill")
+_all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
 
 
 def _without_times(progress: Progress) -> Progress:
@@ -586,13 +587,12 @@ def changes_since(
         if progress.departed:
             ids = progress.departed_ids
             all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
-        told_of_waiting = any(isinstance(change, NodesWaiting) for change in seen)
-        if progress.waiting or told_of_waiting:
+        if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
-    if round is not None and head.drains:
-        soonest = min(head.drains.values(), key=lambda leaving: leaving.until)
-        ids = tuple(sorted(head.drains))[:NAMED_MOST]
-        all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
+        # Only of members: who waits, or was in an earlier round, may be drained, too, and nobody need regroup for it.
+        if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
+            soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
+            all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
     if round is not None and head.resized is not None and head.resized.revision > round.revision:
         all_of_it.append(head.resized)
     if dropped is not None:

@@ -342,6 +342,7 @@ class Progress:
         why_lost: Of members that were dropped though they are alive, the first by name, each with why.
         standstill: That no member gets on, in words; else empty.
         left_early: Whether any of those who have left did so elsewhere than where all had agreed to stop.
+        draining: The live members that are to leave, the first of them by name.
     """
 
     phase: Phase
@@ -366,6 +367,7 @@ class Progress:
     why_lost: tuple[tuple[str, str], ...] = ()
     standstill: str = ""
     left_early: bool = False
+    draining: tuple[str, ...] = ()
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
         """How far the run is once this round is; None if somebody is left over, or missing: the coordinator sees that.
@@ -402,6 +404,7 @@ class Progress:
                 self.why_lost,
                 self.standstill,
                 self.left_early,
+                self.draining,
             )
         )
 
@@ -417,6 +420,7 @@ class Progress:
             given_up = plain[18] if len(plain) > 18 else ""
             why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
             left_early = plain[21] if len(plain) > 21 else False
+            draining = plain[22] if len(plain) > 22 else []
             return _new_progress(
                 phase=_phase_of(phase),
                 round=round,
@@ -440,6 +444,7 @@ class Progress:
                 why_lost=tuple((of(str, node_id), of(str, why)) for node_id, why in why_lost),
                 standstill=of(str, standstill),
                 left_early=of(bool, left_early),
+                draining=names_of(draining),
             )
 
         return unpack("the progress", value, build)

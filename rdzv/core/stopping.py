@@ -15,7 +15,11 @@ decision. (CPython's interpreter lock, or without one its per-object locks, make
 order.)
 
 A member that has begun no step (its body never calls `check`, or has not yet) answers None. If all do, there is nothing
-to agree on, and all may stop at once.
+to agree on, and all may stop at once. Bodies may let newcomers wait; so where all were to stop at once for newcomers
+alone, a better reason that comes up later is decided on, too. There is no other second decision.
+
+Who leaves before the agreed step, and has not come to its end, leaves the others in a step that they cannot complete:
+to them that is a loss. Its record says which of both it is (`StepGate.has_stopped`).
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Stop:
         step: The step before which all leave; None: at once, since nobody has begun any.
         why: What for, in words.
         for_newcomers: Whether nodes that wait to come in are the only reason.
+        revision: That of the writing, on which the next one is conditional.
     """
 
     round: int
@@ -48,6 +53,7 @@ class Stop:
     step: int | None = None
     why: str = ""
     for_newcomers: bool = False
+    revision: int = field(default=0, repr=False)
 
     def pack(self) -> bytes:
         """Pack it into bytes."""
@@ -62,8 +68,8 @@ class Stop:
         )
 
     @classmethod
-    def unpack(cls, value: bytes) -> Stop:
-        """Unpack what the key holds."""
+    def unpack(cls, value: bytes, *, revision: int = 0) -> Stop:
+        """Unpack what the key holds; `revision` is that at which it was written."""
 
         def build(plain: Mapping[str, Any]) -> Stop:
             return cls(
@@ -72,6 +78,7 @@ class Stop:
                 step=maybe(int, plain.get("step")),
                 why=of(str, plain.get("why", "")),
                 for_newcomers=of(bool, plain.get("for_newcomers", False)),
+                revision=revision,
             )
 
         return unpack("the step to stop at", value, build)
@@ -164,7 +171,8 @@ class StepGate:
     """What one member passes at each step of a round, and what its node closes.
 
     Attributes:
-        begun: The largest step that the member has begun; None before its first.
+        begun: The largest step that the member has begun; None before its first, and at the end of its body.
+        finished: The largest step that it had begun, and has finished, at the end of its body; None if it had none.
         decided: Whether the members have agreed.
         stop: The step before which all leave, once they have agreed; None: at once.
         why: What they have agreed for, in words.
@@ -173,6 +181,8 @@ class StepGate:
 
     def __init__(self) -> None:
         self.begun: int | None = None
+        self.finished: int | None = None
+        self._at_end = False
         self.decided: bool = False
         self.stop: int | None = None
         self.why: str = ""
@@ -194,8 +204,16 @@ class StepGate:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the member has come to the step before which all leave, and so has finished all before it."""
-        return self.decided and self.stop is not None and self.begun is not None and self.begun >= self.stop
+        """Whether the member leaves nobody in a step: it has come to where all leave, or to the end of its body."""
+        if self._at_end or not self.decided:
+            return self._at_end
+        if self.stop is None:
+            return self.begun is None and not self.for_newcomers  # all leave at once
+        return self.begun is not None and self.begun >= self.stop
+
+    def finish(self) -> None:
+        """The body has come to its end: the member begins no step any more, and holds up nobody who stops."""
+        self.finished, self.begun, self._at_end = self.begun, None, True
 
     def on_decision(self, callback: Callable[[], None] | None) -> None:
         """Call back once the members have agreed; here, if they have; from the node's thread, if not yet."""
@@ -211,7 +229,7 @@ class StepGate:
         return self.begun
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
-        """The members have agreed."""
+        """The members have agreed; perhaps once more, if they were to leave at once, and for newcomers."""
         self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
         self.decided = self._asked = True
         callback = self._on_decision

@@ -261,7 +261,7 @@ class Round(MemberOfRound):
     def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run."""
         self._membership.beats.finish()
-        self.gate.begun = None
+        self.gate.finish()
         with contextlib.suppress(RoundSupersededError):
             if self.store.add(DONE, 1) == self.world_size:
                 self._handler.set_closed(FINISHED)
@@ -283,6 +283,5 @@ class Round(MemberOfRound):
         with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
             self._handler.suspect(f"{type(error).__name__}: {error}")
         self._release()  # not before: others, who fail because of that, would be the first to write
-        self._watcher.has_failed()
         until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
         return others_have_gone(self._watcher.ending)

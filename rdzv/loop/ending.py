@@ -1,9 +1,9 @@
 """Shell: what ends a round for one of its members, noticed in the node's thread the moment that its node knows.
 
-A loss, a departure that was not agreed upon, and being dropped end it at once. A closing ends it where the members
-agree to stop, as all that was wished for does; at once where no step has been begun, and where it is a verdict not to
-go on: whoever gave that has left in the middle of its step, and the others would wait for it in theirs. An agreement
-is no news here: the member meets it at its next `check`, unless all may leave at once.
+A loss, a departure elsewhere than where all had agreed to stop, and being dropped end it at once. A closing ends it
+where the members agree to stop, as all that was wished for does; at once where no step has been begun, and where it is
+a verdict not to go on: whoever gave that has left in the middle of its step, and the others would wait for it in
+theirs. An agreement is no news here: the member meets it at its next `check`, unless all may leave at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EndKind(Enum):
     """How a round has ended for a member."""
 
     LOST = "lost"  # a member has died
-    LEFT = "left"  # a member has left, and nobody had agreed to that
+    LEFT = "left"  # a member has left elsewhere than where all had agreed to
     FAILED = "failed"  # others have failed as this member has; who has gone is not known yet
     DROPPED = "dropped"  # this member was dropped from it
     CLOSED = "closed"  # the run is closed
@@ -79,7 +79,6 @@ class EndWatcher:
         self._on_end = on_end
         self._lets_newcomers_wait = lets_newcomers_wait
         self.ending: Ending | None = None
-        self._has_failed = False
         self._has_finished = False
 
     @property
@@ -102,16 +101,6 @@ class EndWatcher:
             ending = self._look()
             if ending is not None:
                 self.end(ending)
-
-    def has_failed(self) -> None:
-        """The body has failed: from now on, who has left is why, after an agreement on where to stop, too.
-
-        Before, who leaves after an agreement is taken to have stopped where all do. But it may have gone before that,
-        in the middle of a step, and then the others fail in theirs. Who says that it has stopped there is never why: a
-        body that waits for it in a later step has gone on without `check`, and must hear of that.
-        """
-        self._has_failed = True
-        self.changed()
 
     def has_finished(self) -> None:
         """The body has come to its end, and waits for the others, perhaps after an agreement on where to stop.
@@ -136,7 +125,7 @@ class EndWatcher:
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
-                case NodesLeft(node_ids=ids) as left if not gate.decided or self._is_why():
+                case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Dropped(reason=reason):
                     return Ending(kind=EndKind.DROPPED, reason=reason)
@@ -159,10 +148,15 @@ class EndWatcher:
         """Whether the body comes to no step where all may stop: it has begun none, or is at its end."""
         return self._has_finished or (gate.begun is None and gate.stop is None)
 
-    def _is_why(self) -> bool:
-        """Whether the body has failed, and may have since somebody left before the agreed step."""
+    @property
+    def _left_early(self) -> bool:
+        """Whether somebody has left elsewhere than where all had agreed to stop: the others wait for it in their step.
+
+        Who has left where all do is no reason: a body that waits for it in a later step has gone on without `check`,
+        and must hear of that.
+        """
         progress = self._node.head.progress
-        return self._has_failed and progress is not None and progress.left_early
+        return progress is not None and progress.left_early
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:

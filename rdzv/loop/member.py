@@ -334,7 +334,9 @@ def failed_with_others(error: BaseException | None) -> Ending:
 
 def finished_of(gate: StepGate, before: int | None) -> int | None:
     """The last step that a member has finished, as far as its `check` says; else what it had finished before."""
-    return before if gate.begun is None else max(gate.begun - 1, -1)
+    if gate.begun is not None:
+        return max(gate.begun - 1, -1)
+    return before if gate.finished is None else gate.finished
 
 
 @dataclass(slots=True)

@@ -301,7 +301,7 @@ class Round(MemberOfRound):
     async def _finish(self) -> None:
         """Wait for the others to finish; the last one closes the run. A change ends the wait, and all goes on."""
         self._membership.beats.finish()
-        self.gate.begun = None  # this member begins no step any more, and holds up nobody who stops
+        self.gate.finish()
         with anyio.CancelScope() as scope:
             self._scope = scope
             self._watcher.has_finished()
@@ -330,7 +330,6 @@ class Round(MemberOfRound):
         news_within = self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS
         self._scope = anyio.CancelScope(deadline=anyio.current_time() + news_within)
         with self._scope:
-            self._watcher.has_failed()
             if self._watcher.ending is None:
                 await anyio.sleep_forever()
         return others_have_gone(self._watcher.ending)

@@ -2,10 +2,11 @@
 
 The coordinator (`Agreement`) asks when somebody wants in or out, gathers the answers of the members that are still in
 the round, and writes the decision, once. The question and the decision stand in one key below the head, which every
-node watches. The question and each answer say which round they are about, and the decision is written only while the
-round is still that one. A coordinator that takes over finds the question, and what has been answered, and goes on from
-there (promise R7). Whoever has died or left is not waited for; a member that lives answers at once, since its node
-(`Steps`) does so while it computes.
+node watches. The question and each answer say which round they are about. Each is written only while the round is still
+that one, and over what this coordinator has seen in the key: a node whose watch was reset reads but the last of what
+was written, so there must not be two decisions to choose from. A coordinator that takes over finds the question, and
+what has been answered, and goes on from there (promise R7). Whoever has died or left is not waited for; a member that
+lives answers at once, since its node (`Steps`) does so while it computes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -88,22 +90,28 @@ class Agreement:
             return
         if self._failed is not None:
             raise self._failed
-        if standing is not None and standing.round == round.number and standing.decided:
-            return
+        seen = 0 if standing is None else standing.revision
         if standing is not None and standing.round != round.number:
             standing = None
+        if standing is not None and standing.decided:
+            if why and not for_newcomers and standing.for_newcomers and standing.step is None:
+                # Nobody had begun a step, and nobody begins one now: those who let newcomers wait stop at once, too.
+                await self._write(Stop(round=round.number, decided=True, why=why), over=seen)
+            return
         if self._asked is not None and self._asked.round != round.number:
             await self._stop_gathering()
         if self._asked is None:
             if standing is None and not why:
                 return
-            question = standing or Stop(round=round.number, why=why, for_newcomers=for_newcomers)
-            if standing is None:
-                await self._write(question)
+            question = standing
+            if question is None:
+                question = await self._write(Stop(round=round.number, why=why, for_newcomers=for_newcomers), over=seen)
+            if question is None:
+                return  # the watch is about to bring what stands there
             self._asked = question
             self._gathering = asyncio.create_task(self._gather(round.number), name=f"gather steps of {round.number}")
         elif why and self._asked.for_newcomers and not for_newcomers:
-            self._asked = Stop(round=round.number, why=why)  # a better reason has come up meanwhile
+            self._asked = replace(self._asked, why=why, for_newcomers=False)  # a better reason has come up meanwhile
         if not self._synced:
             return
         members = [node_id for node_id in self._view.live if self._view.record(node_id).progress is not None]
@@ -114,7 +122,8 @@ class Agreement:
         if closing and (None in self._answers.values() or self._view.departed_count or self._view.lost_count):
             step = None
         decision = Stop(round=asked.round, decided=True, step=step, why=asked.why, for_newcomers=asked.for_newcomers)
-        await self._write(decision)
+        if await self._write(decision, over=asked.revision) is None:
+            return
         log.info(
             "run %s, round %d: all leave %s: %s",
             self._keys.run_id,
@@ -132,11 +141,17 @@ class Agreement:
         """Gather no more, and wait until that is so."""
         await self._stop_gathering()
 
-    async def _write(self, stop: Stop) -> None:
-        """Write the question or the decision, unless the round is another one by now, or the decision is there."""
+    async def _write(self, stop: Stop, *, over: int) -> Stop | None:
+        """Write the question or the decision; None if the round, or what stands there, is another one by now."""
         assert self._view.round is not None
-        same_round = when.mod_revision(self._keys.round) == self._view.round.revision
-        await self._store.transact(when=(*self._in_office, same_round), then=(self._put(self._keys.stop, stop.pack()),))
+        unchanged = (
+            when.mod_revision(self._keys.round) == self._view.round.revision,
+            when.mod_revision(self._keys.stop) == over,
+        )
+        result = await self._store.transact(
+            when=(*self._in_office, *unchanged), then=(self._put(self._keys.stop, stop.pack()),)
+        )
+        return replace(stop, revision=result.revision) if result.succeeded else None
 
     async def _gather(self, number: int) -> None:
         """Take in what the members answer."""
@@ -194,7 +209,7 @@ class Steps:
         head, gate = link.follower.head, membership.gate
         stop = head.stop
         if stop is not None and stop.round == membership.round.number:
-            if stop.decided and not gate.decided:
+            if stop.decided and (not gate.decided or (gate.for_newcomers and not stop.for_newcomers)):
                 gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
                 link.follower.listeners.changed()
             elif not stop.decided and self._answered is not membership and lease is not None:

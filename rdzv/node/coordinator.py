@@ -22,6 +22,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -267,11 +268,19 @@ class Term:
 
     async def _decide(self) -> Decision:
         """What should now happen. An order of the user's runs apart from this loop, which keeps leases, too."""
-        closed, now = self._follower.head.closed is not None, self._store.time()
+        head = self._follower.head
+        deciding_now = partial(
+            decide,
+            self._view,
+            self._rules,
+            closed=head.closed is not None,
+            now=self._store.time(),
+            drained=head.drains.keys(),
+        )
         if self._apart is None:
-            return decide(self._view, self._rules, closed=closed, now=now)
+            return deciding_now()
         # Nobody touches the view meanwhile: events are taken in by this task.
-        deciding = asyncio.create_task(self._apart(lambda: decide(self._view, self._rules, closed=closed, now=now)))
+        deciding = asyncio.create_task(self._apart(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if not done:

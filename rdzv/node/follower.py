@@ -190,7 +190,7 @@ class Follower:
             found = self._anew is not None or not self.synced.is_set()
             return replace(head, progress=progress, progress_at=self._store.time(), progress_found=found)
         if event.key == keys.stop:
-            return replace(head, stop=Stop.unpack(event.value) if put else None)
+            return replace(head, stop=Stop.unpack(event.value, revision=event.revision) if put else None)
         if event.key == keys.resized:
             return replace(head, resized=Resized.unpack(event.value, revision=event.revision) if put else None)
         if event.key.startswith(keys.drains):

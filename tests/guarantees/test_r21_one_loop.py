@@ -47,6 +47,7 @@ class Trainer:
     left_before: list[int] = field(default_factory=list)
     begun: list[tuple[int, int]] = field(default_factory=list)
     pace: Callable[[], float] = lambda: STEP
+    alone: bool = False  # its steps need nobody else
 
     async def train(self, rounds: AsyncGenerator[Round, None]) -> None:
         async for round in rounds:
@@ -63,6 +64,8 @@ class Trainer:
     async def collective(self, round: Round) -> None:
         """All members come to the same step, or nobody gets out; on the round's own store, as a collective would."""
         await asyncio.sleep(self.pace())
+        if self.alone:
+            return
         key = f"step/{self.step}"
         if await round.store.add(key, 1) == round.world_size:
             await round.store.set(f"{key}/all", b"")
@@ -427,3 +430,95 @@ async def test_r21_who_waits_for_one_that_stopped_where_all_do_has_an_error_of_i
         else:
             with pytest.raises(TimeoutError):
                 await skipping
+
+
+@pytest.mark.parametrize("why", ["a drain", "a newcomer"])
+async def test_r21_who_raises_between_an_agreement_and_its_step_is_lost_to_the_others(why: str) -> None:
+    """The others waited for it in the store until they ran out of time, and newcomers waited with them."""
+    async with a_run() as run:
+        handlers = {name: run.handler(name) for name in "abc"}
+        met: dict[str, list[int]] = {name: [] for name in "abc"}
+        ends: list[tuple[EndKind, tuple[str, ...]]] = []
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(handlers[name]):
+                met[name].append(round.world_size)
+                async with round:
+                    await round.check(0)
+                    if name == "c":
+                        await asyncio.sleep(2)
+                        raise ZeroDivisionError
+                    if round.number == 0:
+                        await round.store.wait(["c has come out of step 0"])
+                    await anyio.sleep_forever()
+                if round.number == 0 and round.ending is not None:
+                    ends.append((round.ending.kind, round.ending.node_ids))
+
+        training = {name: run.start(train(name)) for name in "abc"}
+        await until(lambda: met == {"a": [3], "b": [3], "c": [3]})
+        await asyncio.sleep(1)
+        if why == "a drain":
+            await handlers["b"].drain(within=600)
+        else:
+            newcomer = begin(run, "d")
+        with pytest.raises(ZeroDivisionError):
+            await training["c"]
+        await until(lambda: len(met["a"]) == 2, within=5)
+        assert ends[0] == (EndKind.LEFT, ("c",))
+        if why == "a drain":
+            await training["b"]
+            assert met["a"] == [3, 1]
+        else:
+            await until(lambda: newcomer.played != [], within=5)
+            assert met["a"] == [3, 3]
+
+
+@pytest.mark.parametrize("announced", ["a drain", "a resize"])
+async def test_r21_newcomers_that_are_let_wait_keep_nobody_from_leaving(announced: str) -> None:
+    """All had agreed to stop at once for the newcomer, and a body that let it wait heard of nothing else after that."""
+    async with a_run() as run:
+        handlers = {name: run.handler(name) for name in "ab"}
+        ends: list[tuple[str, EndKind]] = []
+        met: dict[str, list[int]] = {name: [] for name in "ab"}
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(handlers[name], on_waiting="wait"):
+                met[name].append(round.world_size)
+                async with round:
+                    await anyio.sleep_forever()
+                assert round.ending is not None
+                ends.append((name, round.ending.kind))
+
+        training = {name: run.start(train(name)) for name in "ab"}
+        await until(lambda: met == {"a": [2], "b": [2]})
+        late = run.handler("late")
+        async with late:
+            arriving = run.start(late.next_rendezvous())
+            await until(lambda: handlers["a"].num_nodes_changed() == 1)
+            await asyncio.sleep(5)
+            assert ends == [], "it waits"
+            if announced == "a drain":
+                await handlers["b"].drain(within=20)
+                await asyncio.wait_for(training["b"], 5)
+                await asyncio.wait_for(arriving, 5)
+            else:
+                await handlers["a"].resize(min_nodes=1, max_nodes=1)
+                await until(lambda: met["a"] == [2, 1], within=5)
+                arriving.cancel()
+                await asyncio.wait([arriving])
+        assert sorted(ends)[0] == ("a", EndKind.AGREED)
+        assert ("b", EndKind.AGREED) in ends
+
+
+async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
+    """It had finished 20 steps, and a member that had finished 8 was named."""
+    async with a_run() as run:
+        done, slow = begin(run, "done", total=20, alone=True), begin(run, "slow", alone=True, pace=lambda: 3 * STEP)
+        begin(run, "lost", alone=True)
+        await until(lambda: done.step == 20)
+        await asyncio.sleep(1)
+        assert slow.step < 15
+        run.crash("lost")
+        await until(lambda: len(done.played) == 2 and len(slow.played) == 2)
+        assert done.rounds[1].newest == (done.rounds[1].rank, 19)
+        assert slow.rounds[1].newest == done.rounds[1].newest

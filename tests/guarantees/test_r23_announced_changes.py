@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv import Draining, Dropped, NodesLost, NodesWaiting, Resized
+from rdzv.core.stopping import Stop
 from rdzv.errors import (
     RendezvousClosedError,
+    RendezvousGracefulExitError,
     RendezvousSettingsError,
     RendezvousStateError,
     RunGivenUpError,
@@ -22,7 +24,7 @@ from rdzv.errors import (
 from rdzv.loop.ending import EndKind
 from rdzv.loop.rounds import rounds_of
 from tests.guarantees.test_r21_one_loop import Trainer, a_run, until
-from tests.support.runs import VirtualRun, listen
+from tests.support.runs import VirtualRun, connected, listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -265,3 +267,75 @@ async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_an
         assert not any(life.done() for life in lives)
         await failing.one_comes_and_is_killed()
         assert all([await life for life in lives])
+
+
+@pytest.mark.parametrize("who", ["one that has left", "one that waits"])
+async def test_r23_members_are_told_of_a_drain_of_members_only(who: str) -> None:
+    """Whoever met again on hearing it met once more than was needed: the node was in their round no more, or never."""
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=0.1) as run:
+        a, b, c = (run.handler(name) for name in "abc")
+        spares = [run.handler(f"spare {number}") for number in range(2)]
+        await run.meet(a, b, c)
+        if who == "one that has left":
+            drained = c
+            await c.drain(within=600, reason="maintenance")
+            await c.leave()  # its process lives on for a while, and the announcement with it
+            await run.meet(a, b)
+        else:
+            drained, *_ = spares
+            joining = await run.join(drained)
+            await drained.drain(within=600, reason="maintenance")
+            with pytest.raises(RendezvousGracefulExitError):
+                await joining
+        heard = await listen(run, a)
+        await asyncio.sleep(5)
+        assert drained.node_id in a.node.head.drains, "all nodes know of it"
+        assert not [change for change in heard.changes if isinstance(change, Draining)]
+        await b.drain(within=300)
+        await heard.until(Draining)
+        assert [change.node_ids for change in heard.changes if isinstance(change, Draining)] == [("b",)]
+
+
+async def test_r23_whoever_comes_back_first_keeps_no_rank_from_the_lowest_where_units_lie_within_one_domain() -> None:
+    units = {"node_unit": 2, "unit_within": "rack", "min_nodes": 2, "max_nodes": 6, "last_call_timeout": 1}
+    async with VirtualRun(**units) as run:  # type: ignore[arg-type]
+        handlers = [run.handler(f"n{index}", attributes={"rack": f"r{index // 2}"}) for index in range(6)]
+        ranks = {info.node_id: info.rank for info in await run.meet(*handlers)}
+        handlers.sort(key=lambda handler: ranks[handler.node_id])
+        await handlers[0].resize(max_nodes=4)
+        joins = [await run.join(handler) for handler in reversed(handlers)]  # the lowest ranks come last
+        infos = await asyncio.gather(*reversed(joins[2:]))
+        assert [(info.node_id, info.rank) for info in infos] == [
+            (handler.node_id, rank) for rank, handler in enumerate(handlers[:4])
+        ]
+        assert not joins[0].done()
+
+
+async def test_r23_a_decision_where_to_stop_is_never_written_over() -> None:
+    """Who reads it late, after its watch was reset, reads the last one, and stopped elsewhere than the others."""
+    async with a_run() as run:
+        handlers = {name: run.handler(name) for name in "ab"}
+        trainers = [Trainer(name) for name in "ab"]
+        keys = handlers["a"].node.keys
+        for trainer in trainers:
+            run.start(trainer.train(rounds_of(handlers[trainer.name])))
+        await until(lambda: all(trainer.step == 5 for trainer in trainers))
+        operator = run.handler("operator")
+        link = await connected(operator)
+        decided: list[Stop] = []
+
+        async def decide_before(request: object, when: str) -> None:
+            """As another coordinator does, of whose word this one has not heard yet."""
+            for put in getattr(request, "then", ()):
+                if when == "before" and put.key == keys.stop and Stop.unpack(put.value).decided and not decided:
+                    decided.append(replace(Stop.unpack(put.value), step=20))
+                    await link.store.put(keys.stop, decided[0].pack())
+
+        for client in run.clients.values():
+            client.hook = decide_before
+        await handlers["b"].drain(within=60)
+        await until(lambda: len(trainers[0].played) == 2)
+        entry = await link.store.get(keys.stop)
+        assert entry is not None
+        assert Stop.unpack(entry.value) == decided[0]
+        assert [trainer.left_before[0] for trainer in trainers] == [20, 20]

@@ -48,20 +48,24 @@ def test_after_the_answer_no_step_passes_until_the_decision_and_then_only_those_
 
 
 @pytest.mark.parametrize(
-    ("begun", "stop", "has_stopped"),
+    ("begun", "stop", "at_end", "has_stopped"),
     [
-        (8, 9, False),  # it may go in the middle of this step, and the others wait for it there
-        (9, 9, True),
-        (None, 9, False),
-        (7, None, False),
+        (8, 9, False, False),  # it may go in the middle of this step, and the others wait for it there
+        (9, 9, False, True),
+        (None, 9, False, False),
+        (7, None, False, False),
+        (None, None, False, True),
+        (8, 9, True, True),
     ],
 )
 def test_a_member_has_stopped_once_it_has_come_to_the_agreed_step(
-    begun: int | None, stop: int | None, has_stopped: bool
+    begun: int | None, stop: int | None, at_end: bool, has_stopped: bool
 ) -> None:
     gate = StepGate()
     if begun is not None:
         gate.passes(begun)
+    if at_end:
+        gate.finish()
     gate.decide(stop)
     assert gate.has_stopped is has_stopped
 
