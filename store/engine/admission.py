@@ -223,11 +223,10 @@ class Admission:
     def check_rewrite(self, request: Add | Append, joining: dict[int, int] | None = None) -> None:
         """Refuse an add or an append."""
         self.check_key(request.key)
-        if request.lease is not None:
-            joins = self._keys.get(request.key) is None  # a key that is there stays on the lease it is on
-            self.check_lease(request.lease, request.key, joining, joins=joins)
+        if request.lease is not None and self._keys.get(request.key) is None:  # else it stays on the lease it is on
+            self.check_lease(request.lease, request.key, joining)
 
-    def check_lease(self, lease: int, key: str, joining: dict[int, int] | None, *, joins: bool = True) -> None:
+    def check_lease(self, lease: int, key: str, joining: dict[int, int] | None) -> None:
         """Refuse to put a key on a lease that is gone, is another key's own, or has as many as can go at once."""
         record = self.lease(lease)
         if record.anonymous and key not in record.keys:
@@ -235,7 +234,7 @@ class Admission:
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(key)} on"
             )
-        if not joins or key in record.keys:
+        if key in record.keys:
             return
         others = len(record.keys)
         if joining is not None:

@@ -308,6 +308,8 @@ class SortedKeys:
         found: list[str] = []
         if not self._chunks:
             return found
+        if after is not None and after < prefix:
+            after = None  # the keys between the two are no business of who asks
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:

@@ -30,6 +30,7 @@ from store.messages import (
     Stats,
     TimeToLive,
     Transact,
+    TransactionResult,
     Watch,
 )
 from tests.support.by_hand import Desk, entry, grant
@@ -237,6 +238,18 @@ def test_a_transaction_grants_the_leases_that_it_puts_keys_on_and_no_others() ->
     again = desk.ask(Transact(when=(), then=(Put("c", b"3", lease=CHOSEN),), grants=grants[:1]))
     assert again.succeeded
     assert desk.ask(TimeToLive(lease=CHOSEN)).remaining == pytest.approx(0.4), "one that is there stays as it is"
+
+
+@pytest.mark.parametrize("rewrite", [Add("a", 2, lease=CHOSEN), Append("a", b"2", lease=CHOSEN)])
+def test_a_lease_for_a_key_that_is_there_already_is_neither_granted_nor_missed(rewrite: Add | Append) -> None:
+    """The key stays on the lease it is on; the transaction failed, for want of the lease that it had not granted."""
+    desk = Desk()
+    desk.ask(Put("a", b"1"))
+    done = desk.ask(Transact(when=(), then=(rewrite,), grants=(Grant(ttl=1.0, id=CHOSEN),)))
+    assert isinstance(done, TransactionResult)
+    assert desk.ask(Stats()).figures["leases"] == 0
+    assert desk.ask(Get("a")).entry == entry("a", b"3" if isinstance(rewrite, Add) else b"12", 1, 2)
+    assert desk.ask(rewrite).revision == 3, "nor is it missed outside a transaction"
 
 
 def test_a_key_is_created_once_and_who_comes_later_is_told_what_is_there() -> None:

@@ -65,6 +65,16 @@ def test_they_come_in_pages() -> None:
     )
 
 
+def test_who_asks_for_what_comes_after_a_key_before_the_prefix_is_shown_no_foreign_keys() -> None:
+    """It was shown the keys between the two."""
+    desk = Desk()
+    for key in ("b", "m", "nodes/a", "z"):
+        desk.ask(Put(key, b""))
+    for after in ("", "a", "b", "n"):
+        assert [one.key for one in notes(desk, "nodes/", after).notes] == ["nodes/a"], after
+    assert notes(desk, "nodes/", "x").notes == ()
+
+
 def test_a_note_that_is_too_long_is_refused_and_changes_nothing() -> None:
     desk = Desk()
     answer = desk.ask(KeepAlive(lease=granted(desk), note=bytes(NOTE_BYTES_MAX + 1)))
