@@ -157,7 +157,12 @@ class Candidacy:
             lost_terms=self._lost_terms,
             neighbours=self._neighbours,
         )
-        role = RoleGrant(self._link, ttl=ttl, gone_ttl=self._part.settings.gone_ttl)
+        role = RoleGrant(
+            self._link,
+            ttl=ttl,
+            disconnect_ttl=self._part.settings.disconnect_ttl,
+            gone_ttl=self._part.settings.gone_ttl,
+        )
         keys, sent_at = self._keys, self._store.time()
         try:
             with Stopwatch(self._store.time) as stopwatch:

@@ -155,7 +155,9 @@ class Recording:
         role = None
         if link.follower.head.coordinator is None and not link.runs_for_coordinator:
             ttl = role_ttl(link, part.agreed.rules.needed, neighbours=part.neighbours)
-            role = RoleGrant(link, ttl=ttl, gone_ttl=part.settings.gone_ttl)
+            role = RoleGrant(
+                link, ttl=ttl, disconnect_ttl=part.settings.disconnect_ttl, gone_ttl=part.settings.gone_ttl
+            )
             writes.append(Create(part.keys.coordinator, part.node_id.encode(), lease=role.lease.id))
             grants.append(role.grant)
         conditions = [agreed, when.mod_revision(key) == expected, *map(when.missing, self._ban_keys)]

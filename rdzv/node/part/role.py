@@ -81,14 +81,16 @@ class RoleGrant:
     Args:
         link: The way to the store.
         ttl: See `role_ttl`.
+        disconnect_ttl: How long a member's lease outlives its connection. The role outlives it no longer, however slow
+            the store was when this node connected: a death is announced by whoever coordinates next.
         gone_ttl: How long a member's lease outlives its process.
     """
 
-    def __init__(self, link: Link, *, ttl: float, gone_ttl: float) -> None:
+    def __init__(self, link: Link, *, ttl: float, disconnect_ttl: float, gone_ttl: float) -> None:
         self.lease: HeldLease = link.keeper.prepare(id=link.choose_lease(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            disconnect_ttl=max(ROLE_DISCONNECT_TTL, link.reconnects_in),
+            disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, disconnect_ttl)),
             gone_ttl=max(gone_ttl, link.reconnects_in),
             id=self.lease.id,
         )

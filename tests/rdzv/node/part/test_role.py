@@ -1,0 +1,31 @@
+"""The lease of the role of coordinator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from rdzv.node.part.role import ROLE_DISCONNECT_TTL, RoleGrant
+
+if TYPE_CHECKING:
+    from rdzv.node.store_session import Link
+
+
+@pytest.mark.parametrize(
+    ("reconnects_in", "members", "expected"),
+    [
+        pytest.param(4.1, 0.6, 0.6, id="a store that stood still while this node connected"),
+        pytest.param(0.7, 1.0, 0.7, id="a store that is far away"),
+        pytest.param(0.01, 1.0, ROLE_DISCONNECT_TTL, id="a store that is near"),
+        pytest.param(4.1, 0.1, ROLE_DISCONNECT_TTL, id="members that are gone sooner still"),
+    ],
+)
+def test_the_role_outlives_its_holders_connection_no_longer_than_a_members_lease(
+    reconnects_in: float, members: float, expected: float
+) -> None:
+    """A store that had stood still for 1.4 s counted as far away for a whole term: a death was announced after 4 s."""
+    leases = SimpleNamespace(prepare=lambda **_: SimpleNamespace(id=7))
+    link = cast("Link", SimpleNamespace(keeper=leases, choose_lease=lambda: 7, reconnects_in=reconnects_in))
+    assert RoleGrant(link, ttl=3.0, disconnect_ttl=members, gone_ttl=0.1).grant.disconnect_ttl == expected
