@@ -17,7 +17,6 @@ A backend of somebody else's, which is an async handler, runs in a thread with a
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
@@ -38,7 +37,6 @@ from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
-from store.net.threads import until_result
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from rdzv.node.loops import NodeLoop
     from rdzv.node.node import Node
     from store import BlockingStore
+    from store.net.threads import Call
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
 
@@ -104,14 +103,14 @@ class Handler(RendezvousHandler):
             return cast("RendezvousInfo", self._call(self._inner.next_rendezvous()))
         ticket = Ticket()
         self._membership = None
-        joining: concurrent.futures.Future[Membership] | None = None
+        joining: Call[Membership] | None = None
         try:
             joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(node, _result_of(joining))
         except BaseException:
             # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
             # under way, and when its answer has just come. The node knows which. What failed has undone itself.
-            if joining is None or not joining.done() or joining.cancelled() or joining.exception() is None:
+            if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
@@ -276,29 +275,36 @@ class Handler(RendezvousHandler):
         if client is not None:
             client.close()
         try:
-            closing = self._loop.start(self._called.aclose())
+            closing = self._begin_to_close()
         except RendezvousStateError:
             return  # it was closed before, and its thread has ended
-        closing.add_done_callback(lambda _: self._loop.leave())  # not before: what is begun there is to end there
+        except BaseException:
+            self._begin_to_close()  # a signal's handler has raised just then; to be closed twice does no harm
+            raise
         _result_of(closing)
+
+    def _begin_to_close(self) -> Call[None]:
+        closing = self._loop.start(self._called.aclose())
+        closing.over.call(self._loop.leave)  # not before: what is begun there is to end there
+        return closing
 
     def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
-        future = self._start(cast("Coroutine[Any, Any, T]", work))
+        call = self._start(cast("Coroutine[Any, Any, T]", work))
         try:
-            return _result_of(future)
+            return _result_of(call)
         except BaseException:
             if not see_to_its_end:
-                future.cancel()  # which does nothing to what is over
+                call.cancel()  # which does nothing to what is over
             raise
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         try:
             self._check_usable()
-            return self._loop.start(work)
         except BaseException:
             work.close()
             raise
+        return self._loop.start(work)  # which may run it from now on, whatever is raised here
 
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
@@ -342,10 +348,10 @@ async def _all_here(node: Node, membership: Membership, timeout: float) -> bool:
     return await wait_for_all(changes, shared, membership.round.size, timeout=timeout)
 
 
-def _result_of(future: concurrent.futures.Future[T]) -> T:
+def _result_of(call: Call[T]) -> T:
     try:
-        return until_result(future)
-    except concurrent.futures.CancelledError:
+        return call.wait()
+    except asyncio.CancelledError:
         raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
 
 

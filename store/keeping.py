@@ -21,6 +21,7 @@ import anyio
 from store.errors import LeaseNotFound, StoreError
 from store.messages import GONE_TTL
 from store.net.tasks import cancel_and_wait
+from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -316,7 +317,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         self._store = store
         self.ttl = ttl
         self._disconnect_ttl = disconnect_ttl
-        self._released = threading.Event()
+        self._released = Flag()
         self._lost: str | None = None
         self._ours_until = 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -11,7 +12,7 @@ from store.connecting import check_credentials, is_etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
-from store.net.threads import PortalThread
+from store.net.threads import Held, LoopThread
 from store.recipes import blocking as recipes
 
 if TYPE_CHECKING:
@@ -81,27 +82,31 @@ def serve(
 
 
 class Serving(contextlib.AbstractContextManager["Server"]):
-    """A server, and the thread in which it serves. No generator, for the reasons of `PortalThread`."""
+    """A server, and the thread in which it serves. No generator, for the reasons of `Held`."""
 
     def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
         self._serving = serving
-        self._opened = contextlib.ExitStack()
         self._pid = os.getpid()
 
     def __enter__(self) -> Server:
-        with contextlib.ExitStack() as opened:
-            self._portal = portal = opened.enter_context(PortalThread("store"))
-            server = opened.enter_context(portal.wrap_async_context_manager(self._serving))
-            self._opened = opened.pop_all()
-        return server
+        self._thread = LoopThread("store", last=True)
+        try:
+            self._held = Held(self._thread, self._serving)
+            return self._held.__enter__()
+        except BaseException:
+            self._thread.stop()
+            raise
 
     def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
         """Return what enters something in the server's thread; it is to be left before the server is."""
-        return self._portal.wrap_async_context_manager(context)
+        return Held(self._thread, context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         if self._pid != os.getpid():
-            return False
-        return bool(self._opened.__exit__(kind, error, trace))
+            return
+        try:
+            self._held.__exit__(kind, error, trace)
+        finally:
+            self._thread.stop(within=math.inf)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from rdzv.errors import (
@@ -43,7 +42,7 @@ from rdzv.loop.member import (
     judge,
     others_have_gone,
 )
-from store.net.threads import until_set
+from store.net.threads import Flag
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class Round(MemberOfRound):
         self.store: BlockingSharedStore = info.store
         self._handler = handler
         self._info = info
-        self._over = threading.Event()
+        self._over = Flag()
 
     def begin(self) -> bool:
         """Make ready what the body needs, before the loop gives the round; False if it has ended meanwhile."""
@@ -232,7 +231,7 @@ class Round(MemberOfRound):
         """Wait until the members have agreed, or the round has ended."""
         self.gate.on_decision(self._over.set)
         try:
-            until_set(self._over)
+            self._over.wait()
         finally:
             self.gate.on_decision(None)
             self._over.clear()
@@ -266,7 +265,7 @@ class Round(MemberOfRound):
             if self.store.add(DONE, 1) == self.world_size:
                 self._handler.set_closed(FINISHED)
             self._watcher.has_finished()
-            until_set(self._over)
+            self._over.wait()
 
     def _others_have_gone(self, error: BaseException | None) -> bool:
         """Find out whether an error of the body is somebody else's; see the async twin."""
@@ -283,5 +282,5 @@ class Round(MemberOfRound):
         with contextlib.suppress(RendezvousError):  # it may hasten the news, and nothing else
             self._handler.suspect(f"{type(error).__name__}: {error}")
         self._release()  # not before: others, who fail because of that, would be the first to write
-        until_set(self._over, self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
+        self._over.wait(self._handler.settings.disconnect_ttl + NEWS_OF_A_LOSS)
         return others_have_gone(self._watcher.ending)

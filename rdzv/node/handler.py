@@ -17,7 +17,6 @@ use: a large value does not delay the node's keep-alives. And the user's health 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import time
@@ -42,10 +41,10 @@ from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
 from store import ConnectionLost, StoreError, when
+from store.net.threads import Call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-    from concurrent.futures import Future
     from types import TracebackType
 
     from rdzv.config.settings import Settings
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
-    from store.net.threads import Call
 
 __all__ = ["Handler", "RendezvousInfo", "absence_of"]
 
@@ -113,7 +111,7 @@ class Handler(RendezvousHandler):
             withdrawn = self.node.loop.start(self.node.withdrawn.wait())
         except RendezvousStateError:
             return  # it was closed before, and its thread has ended
-        closing.add_done_callback(lambda _: self.node.loop.leave())  # not before: what is begun there is to end there
+        closing.over.call(self.node.loop.leave)  # not before: what is begun there is to end there
         try:
             await self._end_with(withdrawn, closing)
         except asyncio.CancelledError:
@@ -124,15 +122,15 @@ class Handler(RendezvousHandler):
             await self.shared_client.aclose()
         _result_of(closing)
 
-    async def _end_with(self, withdrawn: Future[Literal[True]], closing: Future[None]) -> None:
+    async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Hang up once the node has left its round, and then wait until it is closed.
 
         Not before: whoever waits in the shared store is told that the round is over. And not after: a store that this
         process hosts is served until all others have hung up.
         """
-        await _end_of(withdrawn)
+        await withdrawn.end()
         await self.shared_client.aclose()
-        await _end_of(closing)
+        await closing.end()
 
     async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
         """Have the node do something, and wait for it."""
@@ -148,10 +146,10 @@ class Handler(RendezvousHandler):
     def _begin(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         try:
             self.check_usable()
-            return self.node.loop.call(work)
         except BaseException:
             work.close()
             raise
+        return self.node.loop.start(work)
 
     def check_usable(self) -> None:
         """Refuse to go on in a forked child, where the node is not, or once it is closed."""
@@ -207,7 +205,7 @@ class Handler(RendezvousHandler):
             await joining.end()
             return self._info(_result_of(joining))
         except asyncio.CancelledError:
-            undoing = self.node.loop.call(self.node.abandon(ticket))
+            undoing = self.node.loop.start(self.node.abandon(ticket))
             with anyio.CancelScope(shield=True):
                 await undoing.end()
             raise
@@ -217,7 +215,7 @@ class Handler(RendezvousHandler):
         check, here = self.settings.health_check, asyncio.get_running_loop()
         if check is None:
             return None
-        return lambda: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(examine(check), here))
+        return lambda: Call(examine(check), here)
 
     def _info(self, membership: Membership) -> RendezvousInfo:
         """What the caller gets of a round."""
@@ -570,24 +568,7 @@ def absence_of(node: Node, node_id: str) -> str:
     return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")
 
 
-async def _end_of(future: Future[Any]) -> None:
-    """Wait until something in the node's loop is over, however it ended; being cancelled here does not cancel it."""
-    here = asyncio.get_running_loop()
-    over: asyncio.Future[None] = here.create_future()
-
-    def tell() -> None:
-        if not over.done():
-            over.set_result(None)
-
-    def done(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # this loop has closed: nobody waits
-            here.call_soon_threadsafe(tell)
-
-    future.add_done_callback(done)
-    await over
-
-
-def _result_of(over: Call[T] | Future[T]) -> T:
+def _result_of(over: Call[T]) -> T:
     """What came of something in the node's loop.
 
     Raises:
@@ -595,5 +576,5 @@ def _result_of(over: Call[T] | Future[T]) -> T:
     """
     try:
         return over.result()
-    except (asyncio.CancelledError, concurrent.futures.CancelledError):
+    except asyncio.CancelledError:
         raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None

@@ -26,13 +26,11 @@ from store.net.threads import Call, LoopThread, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from concurrent.futures import Future
     from types import TracebackType
 
 __all__ = ["LoopAtHand", "NodeLoop", "NodeThread"]
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 TURNS = 64  # nodes of one process at the same moment: a step of all of them keeps the loop for some 20 ms
 TURN_MOST = 5.0  # seconds that a node, which waits for a store that is away perhaps, may keep others from their turn
@@ -42,16 +40,12 @@ class NodeLoop(ABC):
     """A node's way to the loop that it lives in."""
 
     @abstractmethod
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine there, from any thread; cancelling the future cancels it.
+    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin a coroutine there, from any thread.
 
         Raises:
             RendezvousStateError: The loop has ended.
         """
-
-    @abstractmethod
-    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin it for who awaits its end, once; else as `start`."""
 
     @abstractmethod
     async def apart(self, work: Callable[[], T]) -> T:
@@ -80,13 +74,8 @@ class LoopAtHand(NodeLoop):
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine there."""
-        self._loop = self._loop or asyncio.get_running_loop()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin it for who awaits its end."""
         self._loop = self._loop or asyncio.get_running_loop()
         return Call(work, self._loop)
 
@@ -102,22 +91,18 @@ class NodeThread(NodeLoop):
         self._thread: LoopThread | None = None
         self._left = False
 
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the thread."""
-        return self._begin(LoopThread.run, work)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin it for who awaits its end."""
-        return self._begin(LoopThread.call, work)
-
-    def _begin(self, how: Callable[[LoopThread, Coroutine[Any, Any, T]], R], work: Coroutine[Any, Any, T]) -> R:
+        thread = self._thread
         try:
-            if self._thread is None:
+            if thread is None:
                 if self._left:
                     raise RuntimeError("it was left")  # noqa: TRY301
-                self._thread = _join()
-            return how(self._thread, work)
+                thread = self._thread = _join(self)
+            return thread.run(work)
         except RuntimeError as error:
+            if thread is not None and not thread.has_ended:
+                raise  # a signal's handler has raised it
             work.close()
             raise RendezvousStateError(f"the thread in which nodes live has ended: {error}") from None
 
@@ -132,13 +117,13 @@ class NodeThread(NodeLoop):
     @property
     def nodes(self) -> int:
         """Those of this process."""
-        return _users
+        return len(_users)
 
     def leave(self) -> None:
         """Make no more use of the thread; from any thread, and once."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
-            _leave(thread)
+            _leave(self, thread)
 
 
 class Turns:
@@ -207,26 +192,26 @@ class Turn(contextlib.AbstractAsyncContextManager[None]):
 _lock = threading.Lock()
 _thread: LoopThread | None = None
 _turns = Turns()  # of that thread
-_users = 0
+_users: set[NodeThread] = set()
 
 
-def _join() -> LoopThread:
-    """The process's node thread, for one more user."""
-    global _thread, _users, _turns
+def _join(user: NodeThread) -> LoopThread:
+    """The process's node thread, for one more user; who is interrupted here may come again."""
+    global _thread, _turns
     with _lock:
         if _thread is None:
-            _thread, _users, _turns = LoopThread("rdzv node"), 0, Turns()
-        _users += 1
+            _thread, _turns = LoopThread("rdzv node"), Turns()
+        _users.add(user)
         return _thread
 
 
-def _leave(thread: LoopThread) -> None:
+def _leave(user: NodeThread, thread: LoopThread) -> None:
     """One user fewer; the last one ends the thread."""
-    global _thread, _users
+    global _thread
     with _lock:
         if thread is not _thread:  # that of the process which forked
             return
-        _users -= 1
+        _users.discard(user)
         if not _users:
             _thread = None
             thread.stop()
@@ -235,7 +220,7 @@ def _leave(thread: LoopThread) -> None:
 def _forget_in_child() -> None:
     """A forked child has no thread but the one that forked; it starts its own if it needs one."""
     global _thread, _users, _lock, _turns
-    _thread, _users, _lock, _turns = None, 0, threading.Lock(), Turns()
+    _thread, _users, _lock, _turns = None, set(), threading.Lock(), Turns()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

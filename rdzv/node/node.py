@@ -331,10 +331,14 @@ class Node:
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # It had brought a round, of which nobody has heard.
-            await self._leaving.withdraw(self._link)
-            if self._link is not None:
-                await self._link.step_down()
+            # It had brought a round, of which nobody has heard. The next call waits for this one's end.
+            ticket.task = asyncio.current_task()
+            try:
+                await self._leaving.withdraw(self._link)
+                if self._link is not None:
+                    await self._link.step_down()
+            finally:
+                ticket.task = None
 
     async def _end_join(self, *, abandoned_only: bool = False) -> None:
         """End the call that is under way, if any, and wait until it has taken back what it did."""

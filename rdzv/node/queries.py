@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +17,7 @@ import anyio
 from rdzv.core.decision import changes_since
 from rdzv.core.state import Change, Closed
 from rdzv.node.wakeup import Wakeup
-from store.net.threads import until_set
+from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -130,7 +129,7 @@ class BlockingChanges:
         self._node = node
         self._connect = connect
         self._news = _News(node)
-        self._changed = threading.Event()
+        self._changed = Flag()
 
     def changed(self) -> None:
         """Something has happened; from any thread."""
@@ -166,6 +165,6 @@ class BlockingChanges:
             if change is not None:
                 return change
             self._node.check_usable()
-            if not until_set(self._changed, None if deadline is None else deadline - time.monotonic()):
+            if not self._changed.wait(None if deadline is None else deadline - time.monotonic()):
                 return None
         return None

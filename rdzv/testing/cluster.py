@@ -17,6 +17,7 @@ URL names. What a thread does takes no virtual time, so nothing in a body may wa
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -29,12 +30,12 @@ from rdzv.testing.story import ClusterError, ClusterStuckError, Story
 from rdzv.testing.timeline import START
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-    from concurrent.futures import Future
     from types import TracebackType
 
+    from rdzv.core.stopping import Resized
     from rdzv.membership import RendezvousInfo
+    from store.net.threads import Call
 
 __all__ = ["Cluster", "cluster"]
 
@@ -288,7 +289,7 @@ class Cluster:
         inner = found.handlers[-1].node
         self.say(f"{found.name} is to leave within {within:g} s")
         draining = inner.loop.start(inner.drain(inner.node_id, within=within, reason=reason))
-        draining.add_done_callback(self._note)
+        self._note(draining)
         return Done(None)
 
     def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
@@ -299,7 +300,7 @@ class Cluster:
         inner = connected[0].handlers[-1].node
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
-        inner.loop.start(inner.resize(min_nodes=min_nodes, max_nodes=max_nodes)).add_done_callback(self._note)
+        self._note(inner.loop.start(inner.resize(min_nodes=min_nodes, max_nodes=max_nodes)))
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:
@@ -460,10 +461,16 @@ class Cluster:
         if seconds is not None:
             self._director.call_later(seconds, action)
 
-    def _note(self, done: Future[Any]) -> None:
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            self.say(f"in vain: {error}")
+    def _note(self, begun: Call[None] | Call[Resized]) -> None:
+        def say() -> None:
+            try:
+                begun.result()
+            except Exception as error:  # noqa: BLE001  whatever it was: it is told in the story
+                self.say(f"in vain: {error}")
+            except asyncio.CancelledError:
+                pass
+
+        begun.over.call(say)
 
 
 def cluster(

@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.state import Closed, Draining, NodesLeft, NodesLost, NodesWaiting
@@ -263,7 +263,7 @@ class Screen:
         # A store that does not answer, or a handler that is closed meanwhile: others will say so.
         with contextlib.suppress(RendezvousError, StoreError, TimeoutError, CancelledError):
             reading = node.loop.start(node.ask_the_store(lambda store: read_run(store, node.keys, node.head)))
-            status, history = reading.result(COST_WITHIN)
+            status, history = reading.wait(COST_WITHIN)
             cost = account(self._run_id, history, now=time.time(), waited=status.waited)
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from concurrent.futures import CancelledError
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -24,18 +24,18 @@ from store.errors import ConnectionLost, StoreError, UsedAfterFork, WaitEnded, u
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping, Request, Response, waits
-from store.net.threads import LoopThread, until_result
+from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Iterator
-    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
     from store.etcd.codec import Cluster
     from store.etcd.watch import Watch as AsyncWatch
     from store.messages import Event
+    from store.net.threads import Call
 
 __all__ = ["Client", "Watch", "connect"]
 
@@ -64,7 +64,7 @@ class Client(interface.BlockingStore):
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._failed: StoreError | None = None
-        self._waiting: set[Future[Any]] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._waiting: set[Call[Any]] = set()  # adding, discarding and copying are atomic, so threads need no lock
         self._waits_ended = False
         self._pid = os.getpid()
 
@@ -102,8 +102,8 @@ class Client(interface.BlockingStore):
     def end_waits(self) -> None:
         """End every wait, now and later; see `BlockingStore.end_waits`."""
         self._waits_ended = True
-        for future in tuple(self._waiting):
-            future.cancel()
+        for call in tuple(self._waiting):
+            call.cancel()
 
     def _soon(self, callback: Callable[[], None]) -> None:
         if self._thread is not None and self._pid == os.getpid():
@@ -116,24 +116,24 @@ class Client(interface.BlockingStore):
             work.close()
             raise
         try:
-            future = thread.run(work)
+            call = thread.run(work)
         except RuntimeError:  # another thread has closed it
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
         if is_wait:
-            self._waiting.add(future)
+            self._waiting.add(call)
             if self._waits_ended:  # once this is known to wait, so that `end_waits` misses nobody
-                future.cancel()
+                call.cancel()
         try:
-            return until_result(future)
+            return call.wait()
         except CancelledError:
             if is_wait and self._waits_ended:
                 raise WaitEnded("waits were ended here") from None
             raise
         except BaseException:
-            future.cancel()  # whoever gets out of here by force ends it there, too
+            call.cancel()  # whoever gets out of here by force ends it there, too
             raise
         finally:
-            self._waiting.discard(future)
+            self._waiting.discard(call)
 
     def _started(self) -> LoopThread:
         if self._pid != os.getpid():

@@ -1,46 +1,36 @@
 """Shell: the event loops of our own threads, uvloop's where it is installed, and the threads that run them.
 
-`LoopThread` is for work that the end of the process may cut short, `PortalThread` for what is to be seen to its end.
-
-Both are daemon threads, so that a process whose main thread is done can end; but no event loop may still run while
+They are daemon threads, so that a process whose main thread is done can end; but no event loop may still run while
 Python finalizes. A loop that then wants the interpreter lock finds no thread state, and the process dies of SIGSEGV
 (seen with uvloop). So whatever loops are left when the process ends are stopped and joined, for at most `END_WITHIN`
 seconds. This is done by `atexit`, which comes before finalization, and after the threads that Python itself waits for:
 a program whose main thread ends first may go on in others, and they may go on using us.
+
+A signal's handler may raise between any two instructions of the main thread. Where a thread and a loop meet, nothing
+may be left half done by that: see `Flag`.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
 import contextlib
 import importlib.util
-import os
 import threading
 import time
 import weakref
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from store.net.callers import check_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Generator
     from types import TracebackType
 
-__all__ = [
-    "Call",
-    "LoopThread",
-    "PortalThread",
-    "backend_options",
-    "in_thread",
-    "loop_factory",
-    "until_result",
-    "until_set",
-]
+__all__ = ["Call", "Flag", "Held", "LoopThread", "in_thread", "loop_factory"]
 
 T = TypeVar("T")
 
@@ -49,26 +39,65 @@ END_WITHIN = 3.0  # seconds that the end of the process waits for its loops; lon
 LOOK = 0.5  # seconds; how late a signal is heard at worst by a thread that waits for another one
 
 
-def until_result(future: Future[T]) -> T:
-    """Wait for what another thread does; Ctrl-C is heard in any case.
+class Flag:
+    """An event that threads and loops wait for, and that no exception out of a signal's handler can tear.
 
-    A thread that waits for a lock hears of a signal only if that interrupts its system call. One that comes just before
-    that call, after the interpreter's last look, does not; nor does one that the system hands to another thread. It
-    would be heard when the wait is over: never, perhaps. So the wait is cut into short ones.
+    `threading.Event` and `concurrent.futures.Future` have one lock for those who wait and for who wakes them, and take
+    it in Python code. An exception that comes when it has just been taken leaves it taken: whoever is to wake the
+    waiting one, as the loop in which all nodes of a process live, then waits for ever. Here whoever waits makes a lock
+    of its own, which is locked from the beginning, and which setting the flag opens. Nobody else ever waits for it.
     """
-    while not future.done():
-        with contextlib.suppress(TimeoutError):  # of this wait, or the future's own, which is raised below
-            return future.result(LOOK)
-    return future.result()
 
+    __slots__ = ("_is_set", "_waiting")
 
-def until_set(event: threading.Event, timeout: float | None = None) -> bool:
-    """Wait for another thread in the same way; False if so many seconds have passed first."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while not event.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
-        if deadline is not None and time.monotonic() >= deadline:
-            return False
-    return True
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[Callable[[], object]] = []  # who is to be told; one access at a time is atomic
+
+    def is_set(self) -> bool:
+        """Whether it is."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Tell all who wait, from any thread."""
+        self._is_set = True  # first: who comes to wait now sees it, or is found in the list
+        while self._waiting:
+            with contextlib.suppress(IndexError):  # another thread sets it, too, and has told the last one
+                self._waiting.pop()()
+
+    def clear(self) -> None:
+        """From now on it is not set."""
+        self._is_set = False
+
+    def call(self, callback: Callable[[], object]) -> None:
+        """Call back once it is set: here, if it is; else from the thread that sets it."""
+        self._waiting.append(callback)
+        if self._is_set:
+            self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; False if so many seconds have passed first. Ctrl-C is heard in any case.
+
+        A thread that waits for a lock hears of a signal only if that interrupts its system call. One that comes just
+        before that call, after the interpreter's last look, does not; nor does one that the system hands to another
+        thread. It would be heard when the wait is over: never, perhaps. So the wait is cut into short ones.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        opened = _thread.allocate_lock()
+        opened.acquire()
+        wake = opened.release
+        self._waiting.append(wake)
+        try:
+            while not self._is_set:
+                left = LOOK if deadline is None else min(deadline - time.monotonic(), LOOK)
+                if opened.acquire(timeout=max(left, 0.0)):
+                    break
+                if left <= 0:
+                    return self._is_set
+            return True
+        finally:
+            with contextlib.suppress(ValueError):  # it was woken
+                self._waiting.remove(wake)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -81,55 +110,83 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return asyncio.new_event_loop
 
 
-def backend_options() -> dict[str, Any]:
-    """The same, as anyio's portals take it."""
-    return {"loop_factory": loop_factory()}
-
-
 class Call(Generic[T]):
-    """A coroutine that is under way in another loop, for somebody who awaits its end in his own.
+    """A coroutine under way in the loop of another thread, for who awaits its end in a loop, or blocks until then.
 
-    It does what `asyncio.run_coroutine_threadsafe` and `asyncio.wrap_future` do at a fifth of their cost, since only
-    loops are at both of its ends: a future that a thread may block on has a lock of its own.
+    It does what `asyncio.run_coroutine_threadsafe` does at a fifth of the cost, and cannot be torn: see `Flag`.
+    Awaiting it gives its result; being cancelled there does not cancel it.
 
     Args:
         work: The coroutine. It is closed if there is no such loop any more.
         there: The loop in which it is to run.
 
+    Attributes:
+        over: Set once it is over, however it ended.
+
     Raises:
         RuntimeError: That loop has ended.
     """
 
-    __slots__ = ("_here", "_over", "_task", "_there", "_work")
+    __slots__ = ("_task", "_there", "_work", "over")
 
     def __init__(self, work: Coroutine[Any, Any, T], there: asyncio.AbstractEventLoop) -> None:
         self._work = work
         self._there = there
-        self._here = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._here.create_future()
+        self._task: asyncio.Task[T] | None = None
+        self.over: Flag = Flag()
         try:
             there.call_soon_threadsafe(self._begin)
-        except RuntimeError:
-            work.close()
+        except BaseException:
+            if there.is_closed():
+                work.close()
+            else:  # a signal's handler has raised, and it may have been handed over: only its loop may touch it
+                self.cancel()
             raise
 
-    def _begin(self) -> None:
-        self._task = self._there.create_task(self._work)
-        self._task.add_done_callback(self._ended)
+    def _begin(self) -> asyncio.Task[T]:
+        if self._task is None:
+            self._task = self._there.create_task(self._work)
+            self._task.add_done_callback(self._ended)
+        return self._task
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # so that none is reported as never seen, though its caller has gone
-        with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nobody waits
-            self._here.call_soon_threadsafe(self._tell)
-
-    def _tell(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+        self.over.set()
 
     async def end(self) -> None:
-        """Wait until it is over, however it ended; once. Being cancelled here does not cancel it."""
-        await self._over
+        """Wait until it is over, however it ended. Being cancelled here does not cancel it."""
+        here = asyncio.get_running_loop()
+        over: asyncio.Future[None] = here.create_future()
+
+        def tell() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the caller's loop has closed: nobody waits
+                here.call_soon_threadsafe(tell)
+
+        self.over.call(wake)
+        await over
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield from self.end().__await__()
+        return self.result()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block until it is over, and return what came of it.
+
+        Raises:
+            TimeoutError: It is not over after so many seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.over.wait(LOOK if deadline is None else min(max(deadline - time.monotonic(), 0.0), LOOK)):
+            if self._there.is_closed():  # it has ended before this could begin
+                raise asyncio.CancelledError
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"not over after {timeout:g} s")
+        return self.result()
 
     def cancel(self) -> None:
         """End it, if it is not over; nobody is told whether it was."""
@@ -137,10 +194,17 @@ class Call(Generic[T]):
             self._there.call_soon_threadsafe(self._cancel_there)
 
     def _cancel_there(self) -> None:
-        self._task.cancel()  # it has begun by now: what one thread asks of a loop is done in order
+        self._begin().cancel()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is over and has raised something; not, if it was cancelled."""
+        task = self._task
+        return task is not None and task.done() and not task.cancelled() and task.exception() is not None
 
     def result(self) -> T:
         """What came of it, once it is over; `CancelledError` if it was cancelled there."""
+        assert self._task is not None, "it is asked for once it is over"
         return self._task.result()
 
 
@@ -151,6 +215,7 @@ class LoopThread:
         name: What the thread is called.
         start: Awaited there first.
         end: Awaited there last.
+        last: Whether others may need it up to their end: then the end of the process ends it after them.
 
     Raises:
         RuntimeError: There is no loop to be had.
@@ -162,70 +227,85 @@ class LoopThread:
         *,
         start: Callable[[], Coroutine[Any, Any, None]] | None = None,
         end: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        last: bool = False,
     ) -> None:
         check_threads()
         self._start, self._end = start, end
         self._stop = asyncio.Event()
-        started: Future[None] = Future()
-        self._thread = threading.Thread(target=self._main, args=(started,), name=name, daemon=True)
+        self._last = last
+        self._ready = Flag()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
-            # Made here, so that it can be given work at once: nobody waits until the thread has come to run it.
-            self._loop = loop_factory()()
-            self._begin()
-            if start is not None:
-                until_result(started)
-        except Exception as error:
-            raise RuntimeError(f"the thread {name!r} could not start: {error}") from error
+            # `Thread.start` waits, in a way that a signal can tear: it is called where no signals are heard.
+            _thread.start_new_thread(self._begin, ())
+            self._ready.wait()
+        except BaseException:
+            self._ready.call(lambda: self.stop() if self._failure is None else None)
+            raise
+        if self._failure is not None:
+            raise RuntimeError(f"the thread {name!r} could not start: {self._failure}") from self._failure
 
     def _begin(self) -> None:
-        _running[self._thread] = self.stop
+        """Start the thread, from another one, and say how it went."""
         try:
-            self._thread.start()
-        except BaseException:
-            _running.pop(self._thread)
-            self._loop.close()
-            raise
+            # Made before the thread runs, so that it can be given work at once.
+            self._loop = loop_factory()()
+            (_running_last if self._last else _running)[self._thread] = self.stop
+            try:
+                self._thread.start()
+            except BaseException:
+                self._loop.close()
+                raise
+        except Exception as error:  # noqa: BLE001  whatever it is, whoever waits must not wait for ever
+            self._fail(error)
+        else:
+            if self._start is None:
+                self._ready.set()
 
-    def _main(self, started: Future[None]) -> None:
+    def _fail(self, error: Exception) -> None:
+        self._forget()
+        self._failure = error
+        self._ready.set()
+
+    def _forget(self) -> None:
+        """Let go of what ends it: that holds it, and its loop, which takes 300 kB."""
+        _running.pop(self._thread, None)
+        _running_last.pop(self._thread, None)
+
+    def _main(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve(started))
+                runner.run(self._serve())
         except Exception as error:
-            if started.done():
+            if self._ready.is_set():
                 raise
-            started.set_exception(error)  # whoever waits must not wait for ever
+            self._fail(error)
         finally:
-            _running.pop(threading.current_thread(), None)  # what ends it holds it, and its loop: 300 kB
+            self._forget()
 
-    async def _serve(self, started: Future[None]) -> None:
+    async def _serve(self) -> None:
         if self._start is not None:
             await self._start()
-        started.set_result(None)
+        self._ready.set()
         try:
             await self._stop.wait()
         finally:
             if self._end is not None:
                 await self._end()
 
-    def run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin a coroutine there; cancelling the future cancels it.
-
-        Raises:
-            RuntimeError: The thread has ended.
-        """
-        try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Start the same work, for a caller that awaits the result in its own event loop.
+    def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
+        """Begin a coroutine there.
 
         Raises:
             RuntimeError: The thread has ended.
         """
         return Call(work, self._loop)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing can be begun there any more."""
+        return self._loop.is_closed()
 
     def soon(self, callback: Callable[[], object]) -> None:
         """Call something there, from any thread; if the thread has ended, there is nothing to call it for."""
@@ -235,8 +315,54 @@ class LoopThread:
     def stop(self, *, within: float = 0.0) -> None:
         """End it, and wait so many seconds until it has."""
         self.soon(self._stop.set)
-        if within and threading.current_thread() is not self._thread:
-            self._thread.join(within)
+        deadline = time.monotonic() + within
+        if threading.current_thread() is not self._thread:
+            while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+                self._thread.join(min(left, LOOK))  # as in `Flag.wait`
+
+
+class Held(contextlib.AbstractContextManager[T]):
+    """An async context that is entered in the loop of a thread, for a caller who blocks.
+
+    It is entered and left by one task there, as anyio's scopes want it. No generator: those clean up when they are let
+    go of, too, and at the end of a process that never left the context, or in a forked child, that is to wait for ever
+    for a thread that does not run any more.
+    """
+
+    def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:
+        self._thread = thread
+        self._context = context
+        self._left = asyncio.Event()
+        self._entered = Flag()
+
+    def __enter__(self) -> T:
+        self._holding = self._thread.run(self._hold())
+        self._holding.over.call(self._entered.set)
+        try:
+            self._entered.wait()
+        except BaseException:
+            self._holding.cancel()
+            raise
+        if self._holding.over.is_set():
+            self._holding.result()
+        return self._entered_as
+
+    async def _hold(self) -> None:
+        with anyio.CancelScope() as scope:
+            async with self._context as self._entered_as:
+                self._entered.set()
+                try:
+                    await self._left.wait()
+                except asyncio.CancelledError:
+                    scope.cancel()  # the process ends: what leaving has to wait for is not waited for
+                    raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._thread.soon(self._left.set)
+        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended already, with the process
+            self._holding.wait()
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -269,70 +395,11 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await done
 
 
-class PortalThread(contextlib.AbstractContextManager[BlockingPortal]):
-    """A thread with an event loop, and the portal to it.
-
-    It is anyio's `start_blocking_portal`, but no generator: those clean up when they are let go of, too, and at the end
-    of a process that never left the context, or in a forked child, that is to wait for ever for a thread that does not
-    run any more. A forked child leaves the context without a word: thread and loop are its parent's.
-
-    Args:
-        name: What the thread is called.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._pid = os.getpid()
-
-    def __enter__(self) -> BlockingPortal:
-        check_threads()
-        started: Future[BlockingPortal] = Future()
-        loop: asyncio.AbstractEventLoop
-        serving: anyio.CancelScope
-
-        async def serve() -> None:
-            nonlocal loop, serving
-            loop = asyncio.get_running_loop()
-            with anyio.CancelScope() as serving:
-                async with BlockingPortal() as portal:
-                    started.set_result(portal)
-                    await portal.sleep_until_stopped()
-
-        def end() -> None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
-                loop.call_soon_threadsafe(serving.cancel)
-
-        def run() -> None:
-            try:
-                anyio.run(serve, backend_options=backend_options())
-            except BaseException as error:
-                if started.done():
-                    raise
-                started.set_exception(error)
-
-        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._thread.start()
-        self._portal = until_result(started)
-        _running[self._thread] = end
-        _portals.add(self._thread)
-        return self._portal
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        if self._pid != os.getpid():
-            return
-        with contextlib.suppress(RuntimeError):  # it has stopped already
-            until_result(self._portal.start_task_soon(self._portal.stop, kind is not None))
-        while self._thread.is_alive():
-            self._thread.join(LOOK)  # as in `until_result`
-
-
 _running: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
 """The threads that run loops, each with what ends it; a thread that nobody holds any more has ended."""
 
-_portals: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Those among them that have a portal."""
+_running_last: weakref.WeakKeyDictionary[threading.Thread, Callable[[], object]] = weakref.WeakKeyDictionary()
+"""Those that others may need up to their end."""
 
 
 def _end_all() -> None:
@@ -341,13 +408,12 @@ def _end_all() -> None:
     Stores that are served from here come last: to whom they are served here, they are to be gone only after him.
     """
     deadline = time.monotonic() + END_WITHIN
-    # A forked child has inherited the table, and none of the threads.
-    running = [(thread, end) for thread, end in list(_running.items()) if thread.is_alive()]
-    portals = [one for one in running if one[0] in _portals]
-    for stage in ([one for one in running if one not in portals], portals):
-        for _, end in stage:
+    for table in (_running, _running_last):
+        # A forked child has inherited the tables, and none of the threads.
+        running = [(thread, end) for thread, end in list(table.items()) if thread.is_alive()]
+        for _, end in running:
             end()
-        for thread, _ in stage:
+        for thread, _ in running:
             thread.join(max(deadline - time.monotonic(), 0.0))
 
 

@@ -19,11 +19,12 @@ import store.sync
 from rdzv.core.state import Closed, NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RoundSupersededError
 from store.net.threads import END_WITHIN
+from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python
 from tests.support.proxy import Proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HEAD = """
 import os, signal, sys, threading, time
@@ -155,8 +156,7 @@ def test_wrong_settings_are_said_before_anything_is_started() -> None:
 
 INTERRUPT = """
 def waits():  # whether the main thread waits for another one
-    frame = sys._current_frames()[threading.main_thread().ident]
-    return frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "wait"
+    return sys._current_frames()[threading.main_thread().ident].f_code.co_qualname == "Flag.wait"
 def interrupt(when):  # as soon as that holds, and the main thread waits
     while not (when() and waits()):
         time.sleep(0.01)
@@ -164,9 +164,7 @@ def interrupt(when):  # as soon as that holds, and the main thread waits
     # the signal comes just before the system call in which that waits.
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 def interrupt_when(when):
-    armed = []  # to start a thread is to wait for it, too
-    threading.Thread(target=interrupt, args=(lambda: armed and when(),), daemon=True).start()
-    armed.append(True)
+    threading.Thread(target=interrupt, args=(when,), daemon=True).start()
 """
 
 
@@ -215,6 +213,27 @@ with rdzv.sync.connect(URL + "/job?min_nodes=1&max_nodes=1", is_host=False, node
         assert await child.wait() == 0
 
 
+def is_answered(call: Callable[[], object]) -> bool:
+    done: list[object] = []
+    asking = threading.Thread(target=lambda: done.append(call()), daemon=True)
+    asking.start()
+    asking.join(30)
+    return bool(done)
+
+
+@tears
+def test_an_interrupt_anywhere_in_a_call_leaves_the_node_at_work(url: str) -> None:
+    """It left a lock taken for which the thread of all nodes then waited: all of them lapsed."""
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1", is_host=False) as handler:
+        for call, every in ((handler.num_nodes_waiting, 1), (handler.next_rendezvous, 3)):
+            handler.next_rendezvous()
+            places = 0
+            for where in torn(call, every=every):
+                places += 1
+                assert is_answered(handler.num_nodes_waiting if every == 1 else handler.next_rendezvous), where
+            assert places > 10
+
+
 async def test_ctrl_c_while_the_nodes_thread_is_busy_leaves_no_join_behind() -> None:
     """The call had not begun there, began once its caller had gone, and put a ghost into the others' round."""
     script = """
@@ -230,7 +249,7 @@ with rdzv.sync.connect(URL + "/job?min_nodes=2&max_nodes=2", is_host=False, node
         except KeyboardInterrupt:
             print("out", flush=True)
     busy.set()
-    holding.result()
+    holding.wait()
     handler.leave()  # which waits until what was abandoned is undone
     print("ghosts", list(handler.status().waiting), handler.node.joining, flush=True)
     print("rank", handler.next_rendezvous().rank, flush=True)

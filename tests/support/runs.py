@@ -241,7 +241,7 @@ class VirtualRun:
 
 async def connected(handler: Handler) -> Link:
     """A handler's node, connected: its link to the store."""
-    return await asyncio.wrap_future(handler.node.loop.start(handler.node.connect()))
+    return await handler.node.loop.start(handler.node.connect())
 
 
 class Heard:

@@ -9,15 +9,14 @@ of them, thousands of times a second. Here whoever cannot be taken in waits in t
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import errno
 import logging
 import os
-import threading
 from typing import TYPE_CHECKING, Protocol
 
 from store.net.sockets import PASSED_ON, prepare
 from store.net.tasks import cancel_and_wait
+from store.net.threads import Flag
 
 if TYPE_CHECKING:
     import socket
@@ -180,7 +179,7 @@ class WayOut:
         self._alone = alone
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
-        self._left = threading.Event()
+        self._left = Flag()
         self.taken: bool = False  # nobody is taken in any more
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -196,15 +195,16 @@ class WayOut:
     def leave_when_alone(self) -> bool:
         """From another thread: take nobody in any more once no client is connected; whether that is so already."""
         assert self._loop is not None, "only what is served can be left"
-        answer: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        begun = Flag()
 
         def begin() -> None:
             self._wanted = True
             self.note()
-            answer.set_result(self.taken)
+            begun.set()
 
         self._loop.call_soon_threadsafe(begin)
-        return answer.result()
+        begun.wait()
+        return self.taken
 
     def wait_until_alone(self, within: float) -> bool:
         """From another thread: the same, and wait for it; False if clients are connected after `within` seconds."""

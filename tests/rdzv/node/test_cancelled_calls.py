@@ -11,6 +11,7 @@ import pytest
 from rdzv.core.state import Closed
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
+from rdzv.node.node import Ticket
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
@@ -58,6 +59,18 @@ SEEN_TO_THEIR_END = {
     "set_closed": "head/closed",
 }
 """Calls whose effect comes though nobody waits for it any more, and the key in which it is seen."""
+
+
+async def test_a_call_whose_answer_nobody_has_heard_is_undone_before_the_next_one_begins() -> None:
+    """The next one sent its record while the one before was being taken back."""
+    async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=1) as run:
+        node, unheard = run.handler("a").node, Ticket()
+        first = await node.next_rendezvous(unheard)
+        undoing = run.start(node.abandon(unheard))
+        await asyncio.sleep(0)
+        second = await node.next_rendezvous(Ticket())
+        assert undoing.done()
+        assert second.round.number == first.round.number + 1
 
 
 def test_every_call_is_here() -> None:

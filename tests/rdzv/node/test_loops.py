@@ -22,11 +22,11 @@ def node_threads() -> list[threading.Thread]:
 
 def test_all_users_share_one_thread_which_ends_with_the_last() -> None:
     one, other = NodeThread(), NodeThread()
-    thread = one.start(where()).result(10)
-    assert other.start(where()).result(10) is thread
+    thread = one.start(where()).wait(10)
+    assert other.start(where()).wait(10) is thread
     assert node_threads() == [thread]
     one.leave()
-    assert other.start(where()).result(10) is thread
+    assert other.start(where()).wait(10) is thread
     other.leave()
     thread.join(10)
     assert not node_threads()
@@ -34,8 +34,8 @@ def test_all_users_share_one_thread_which_ends_with_the_last() -> None:
 
 def test_a_loop_that_was_left_is_not_begun_again_and_leaving_twice_does_nothing() -> None:
     one, other = NodeThread(), NodeThread()
-    thread = other.start(where()).result(10)
-    one.start(where()).result(10)
+    thread = other.start(where()).wait(10)
+    one.start(where()).wait(10)
     one.leave()
     one.leave()
     with pytest.raises(RendezvousStateError, match="the thread in which nodes live has ended: it was left"):
@@ -72,9 +72,9 @@ def test_somebody_elses_code_holds_up_no_node() -> None:
         return await loop.apart(lambda: going_on.wait(10))
 
     slow = loop.start(apart())
-    thread = loop.start(where()).result(10)  # it answers while the other is under way
+    thread = loop.start(where()).wait(10)  # it answers while the other is under way
     going_on.set()
-    assert slow.result(10)
+    assert slow.wait(10)
     loop.leave()
     thread.join(10)
 
@@ -82,10 +82,10 @@ def test_somebody_elses_code_holds_up_no_node() -> None:
 @pytest.mark.parametrize("given", [False, True])
 async def test_a_loop_at_hand_is_the_callers_or_the_one_given(given: bool) -> None:
     loop: NodeLoop = LoopAtHand(asyncio.get_running_loop() if given else None)
-    assert await asyncio.wrap_future(loop.start(where())) is threading.current_thread()
+    assert await loop.start(where()) is threading.current_thread()
     assert await loop.apart(time.monotonic) > 0
     loop.leave()  # it is somebody else's, and goes on
-    assert await asyncio.wrap_future(loop.start(where())) is threading.current_thread()
+    assert await loop.start(where()) is threading.current_thread()
 
 
 @pytest.mark.virtual_time

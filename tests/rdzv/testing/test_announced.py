@@ -101,7 +101,8 @@ def drain_by_another(made: Cluster, name: str) -> None:
     other = made.nodes[-1].handlers[-1].node
     told = other.loop.start(other.drain(name, within=60))
     made.advance(0.5)
-    assert told.done() and told.exception() is None
+    assert told.over.is_set()
+    told.result()
 
 
 def test_a_process_is_not_to_leave_because_an_earlier_one_of_its_name_was() -> None:

@@ -165,7 +165,7 @@ def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(age
 
         def drained(name: str = name, inner: Node = inner) -> bool:
             try:
-                inner.loop.start(inner.drain(name, within=600, reason="maintenance")).result(10)
+                inner.loop.start(inner.drain(name, within=600, reason="maintenance")).wait(10)
             except rdzv.RendezvousStateError:
                 return False  # it has not come yet
             return True

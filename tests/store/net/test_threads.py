@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import threading
 import weakref
-from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 import store
 from store.net import threads
+from tests.support.interrupts import tears, torn
 from tests.support.processes import require, start_python
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 def module_of_loop() -> str:
@@ -36,19 +41,29 @@ def test_asyncio_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_portals_take_the_same_loop(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
+def test_a_server_in_a_thread_does_on_either(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     if fast:
         require("uvloop")
     else:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert threads.backend_options() == {"loop_factory": threads.loop_factory()}
     with store.sync.serve() as server, store.sync.connect(server.url) as client:
         assert client.put("a", b"") == 1
 
 
-def test_a_portal_thread_runs_what_it_is_given_until_it_is_left() -> None:
-    with threads.PortalThread("spare") as portal:
-        assert portal.call(threading.current_thread).name == "spare"
+def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
+    @contextlib.asynccontextmanager
+    async def context() -> AsyncIterator[str]:
+        with anyio.CancelScope():  # it is left in the task in which it was entered
+            yield threading.current_thread().name
+            ended.append(threading.current_thread().name)
+            raise LookupError("nothing is left")
+
+    ended: list[str] = []
+    ours = threads.LoopThread("spare")
+    with pytest.raises(LookupError), threads.Held(ours, context()) as name:
+        assert (name, ended) == ("spare", [])
+    assert ended == ["spare"]
+    ours.stop(within=60)
     assert "spare" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -78,15 +93,15 @@ async def test_a_call_into_another_loop_gives_what_came_of_it_or_is_cancelled_th
             raise
 
     ours = threads.LoopThread("other")
-    name = ours.call(thread_name())
+    name = ours.run(thread_name())
     await name.end()
     assert name.result() == "other"
-    failing = ours.call(fail())
+    failing = ours.run(fail())
     await failing.end()
     with pytest.raises(ValueError, match="as asked"):
         failing.result()
 
-    waiting = ours.call(wait())
+    waiting = ours.run(wait())
     await begun.wait()
     with anyio.move_on_after(0):
         await waiting.end()  # who waits is cancelled, and the work is not
@@ -95,14 +110,14 @@ async def test_a_call_into_another_loop_gives_what_came_of_it_or_is_cancelled_th
     await cancelled.wait()
     waiting.cancel()  # twice does no harm
 
-    unbegun = ours.call(wait())
+    unbegun = ours.run(wait())
     unbegun.cancel()  # before it has come to begin, perhaps
     await unbegun.end()
     with pytest.raises(asyncio.CancelledError):
         unbegun.result()
     ours.stop(within=60)
     with pytest.raises(RuntimeError):
-        ours.call(thread_name())
+        ours.run(thread_name())
 
 
 async def thread_name() -> str:
@@ -133,7 +148,7 @@ def test_what_keeps_the_loop_from_starting_is_raised_to_who_enters(monkeypatch: 
         raise OSError("too many open files")
 
     monkeypatch.setattr(threads, "loop_factory", lambda: no_loop)
-    with pytest.raises(OSError, match="too many open files"), threads.PortalThread("none"):
+    with pytest.raises(RuntimeError, match="too many open files"), store.sync.serve():
         raise AssertionError("nothing was started")
 
 
@@ -178,12 +193,16 @@ def look():
     print("left at the end:", sorted(thread.name for thread in threading.enumerate()), flush=True)
 
 atexit.register(look)  # before ours, so that it runs after it: the last thing before Python finalizes
-from store.net.threads import LoopThread, PortalThread
+import asyncio
+from store.net.threads import LoopThread
+
+async def name():
+    return threading.current_thread().name
 
 loop = LoopThread("a loop")
-portal = PortalThread("a portal").__enter__()
-portal.start_task_soon(__import__("anyio").sleep_forever)
-works_on = threading.Thread(target=lambda: print(portal.call(threading.current_thread).name, flush=True))
+last = LoopThread("the last loop", last=True)
+last.run(asyncio.sleep(3600))
+works_on = threading.Thread(target=lambda: print(last.run(name()).wait(), flush=True))
 if sys.argv[1] == "thread":
     threading.Timer(0.3, lambda: works_on.start()).start()
 elif sys.argv[1] == "raise":
@@ -197,19 +216,79 @@ async def test_no_loop_of_ours_runs_into_finalization(how: str) -> None:
     thread has ended goes on in others, which may still use the loops."""
     async with start_python("-c", ENDING, how) as child:
         if how == "thread":
-            assert await child.line("portal") == "a portal"
+            assert await child.line("last") == "the last loop"
         assert await child.line("left at the end") == "left at the end: ['MainThread']"
         assert await child.wait() == (1 if how == "raise" else 0)
 
 
 def test_a_wait_for_another_thread_gives_its_result_or_its_error_or_says_that_time_is_over() -> None:
-    done, failed, event = Future[int](), Future[int](), threading.Event()
-    done.set_result(7)
-    failed.set_exception(TimeoutError("its own"))
-    assert threads.until_result(done) == 7
-    with pytest.raises(TimeoutError, match="its own"):
-        threads.until_result(failed)
-    assert not threads.until_set(event, 0)
-    event.set()
-    assert threads.until_set(event)
-    assert threads.until_set(event, 0)
+    async def fail() -> None:
+        raise ConnectionError("its own")
+
+    ours, event = threads.LoopThread("other"), threads.Flag()
+    assert ours.run(thread_name()).wait() == "other"
+    with pytest.raises(ConnectionError, match="its own"):
+        ours.run(fail()).wait()
+    endless = ours.run(asyncio.sleep(3600))
+    with pytest.raises(TimeoutError):
+        endless.wait(0.01)
+    assert not event.wait(0)
+    threading.Timer(0.01, event.set).start()
+    assert event.wait()
+    assert event.wait(0)
+    ours.stop(within=60)
+    with pytest.raises(asyncio.CancelledError):
+        endless.wait()
+
+
+def all_end(name: str) -> bool:
+    """Whether all threads of a name end by themselves."""
+    threads_named = [thread for thread in threading.enumerate() if thread.name == name]
+    for thread in threads_named:
+        thread.join(10)
+    return not any(thread.is_alive() for thread in threads_named)
+
+
+def answers(ours: threads.LoopThread) -> bool:
+    """Whether a thread's loop goes on."""
+    try:
+        return ours.run(thread_name()).wait(5) == "other"
+    except TimeoutError:
+        return False
+
+
+@tears
+def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work() -> None:
+    """An exception in the lock of a `concurrent.futures.Future` left it taken, and the loop waited for it for ever."""
+    ours = threads.LoopThread("other")
+    places = []
+    for where in torn(lambda: ours.run(asyncio.sleep(0.001)).wait()):
+        places.append(where)
+        assert answers(ours), where
+    assert len(places) > 10
+    ours.stop(within=60)
+
+
+@tears
+def test_an_interrupt_while_a_thread_starts_is_what_is_raised_and_leaves_no_thread() -> None:
+    """The loop was closed under the thread that ran it, and its complaint was raised instead."""
+    made: list[threads.LoopThread] = []
+    places = list(torn(lambda: made.append(threads.LoopThread("brief"))))
+    assert len(places) > 10
+    for one in made:
+        one.stop()
+    assert all_end("brief")
+
+
+@tears
+def test_an_interrupt_while_a_server_starts_in_a_thread_is_what_is_raised_and_it_serves_nobody() -> None:
+    made: list[store.sync.Serving] = []
+
+    def start() -> None:
+        made.append(store.sync.serve())
+        made[-1].__enter__()
+
+    assert len(list(torn(start))) > 10
+    for one in made[-2:]:  # the one before had perhaps begun to serve, and nobody was told
+        one.__exit__(None, None, None)
+    assert all_end("store")

@@ -127,12 +127,12 @@ def test_the_first_failure_of_a_round_is_told_to_all_others(
         hearing = first.loop.start(hear_of_failure(first, first.membership, screen.failed))
         deaf = second.loop.start(hear_of_failure(second, second.membership, screen.failed))
         for how in ("worker 1 was killed by signal 9", "worker 0 ended with status 1"):
-            second.loop.start(tell_of_failure(second, second.membership, how)).result(WITHIN)
-        hearing.result(WITHIN)
-        deaf.result(WITHIN)  # it hears what it has told itself, and says nothing
+            second.loop.start(tell_of_failure(second, second.membership, how)).wait(WITHIN)
+        hearing.wait(WITHIN)
+        deaf.wait(WITHIN)  # it hears what it has told itself, and says nothing
         waits = first.loop.start(hear_of_failure(second, second.membership, screen.failed))
         b.leave()
-        waits.result(WITHIN)  # its round is over, and so it ends
+        waits.wait(WITHIN)  # its round is over, and so it ends
     assert [record.getMessage() for record in caplog.records if record.name == "rdzv.torch"] == [
         f"run {run_id}: b: worker 1 was killed by signal 9"
     ]
