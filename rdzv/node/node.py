@@ -334,9 +334,7 @@ class Node:
             # It had brought a round, of which nobody has heard. The next call waits for this one's end.
             ticket.task = asyncio.current_task()
             try:
-                await self._leaving.withdraw(self._link)
-                if self._link is not None:
-                    await self._link.step_down()
+                await self._leaving.leave(self._link)
             finally:
                 ticket.task = None
 
@@ -360,9 +358,7 @@ class Node:
         await self._end_join(abandoned_only=True)
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id}; cancel that call instead")
-        await self._leaving.withdraw(self._link)
-        if self._link is not None:
-            await self._link.step_down()
+        await self._leaving.leave(self._link)
 
     # ------------------------------------------------------------------------------------------ what is known
 

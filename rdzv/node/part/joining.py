@@ -107,8 +107,7 @@ class Joining:
             with anyio.CancelScope(shield=True):
                 if refused:
                     await link.step_down()  # who may not take part decides nothing, not even for a moment
-                await self._leaving.withdraw(link)
-                await link.step_down()
+                await self._leaving.leave(link)
             raise
         finally:
             part.reason = NOT_WAITING

@@ -42,6 +42,12 @@ class Leaving:
         self._part = part
         self._withdrawing = asyncio.Lock()
 
+    async def leave(self, link: Link | None) -> None:
+        """Take the record back, and decide nothing for those who stay."""
+        await self.withdraw(link)
+        if link is not None:
+            await link.step_down()
+
     async def withdraw(self, link: Link | None) -> None:
         """Take the record back, saying that it was on our own account; within a short time, or let it lapse."""
         part = self._part
