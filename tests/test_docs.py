@@ -48,7 +48,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def lines_of_shell() -> Iterator[str]:
     """Every command in the documentation, without its comment, and without where its output goes."""
     for page in PAGES:
-        for line in "".join(blocks(page, "")).splitlines():
+        for line in "".join(blocks(page, "")).replace("\\\n", "").splitlines():
             for part in re.split(r"\s+#\s|\s{3,}|\s+\(", line)[0].split("&&"):
                 yield part.partition(" > ")[0].strip().rstrip("&").strip()
 

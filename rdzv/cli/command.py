@@ -44,7 +44,7 @@ DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 ANSWER_WITHIN: Final = 10.0
 """Seconds in which a store must answer somebody who only looks."""
 
-LAST_WORD_WITHIN: Final = 0.2
+LAST_WORD_WITHIN: Final = 1.0
 """Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
 
 
@@ -106,8 +106,8 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
         yield lambda: setattr(limit, "deadline", math.inf)
     if limit.cancelled_caught:
         raise StoreTimeoutError(
-            f"not done within {seconds:g} s (--timeout); the store takes connections, and its answers do not come: "
-            "it is overloaded, or large packets are lost on the way (rdzv doctor looks)"
+            f"not done within {seconds:g} s (--timeout): the store does not answer, or too slowly; it is overloaded, "
+            "or large packets are lost on the way (rdzv doctor looks)"
         )
 
 

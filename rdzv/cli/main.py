@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ from rdzv.errors import (
     RendezvousSettingsError,
     RendezvousTimeoutError,
 )
+from store.connecting import is_etcd
 from store.net.threads import loop_factory
 from store.printable import printable
 
@@ -78,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
     """Run a subcommand, within its `--timeout`; one that goes on for long takes care of that itself."""
+    if command.takes_url and is_etcd(options.url):
+        # Importing gRPC takes longer than a short `--timeout`, and says nothing of the store.
+        importlib.import_module("store.etcd.client")
     if not command.limited or getattr(options, "watch", False):
         return await command.run(options)
     with limited_by_timeout(options.timeout):

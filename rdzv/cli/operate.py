@@ -6,11 +6,12 @@ They need no `min_nodes`, and never host a store.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 from rdzv.backends.builtin import connect
 from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
-from rdzv.cli.runs import open_store
+from rdzv.cli.runs import check_exists, open_store
 from rdzv.cli.top import cost_of
 from rdzv.config.resizing import describe_size
 from rdzv.core.keys import Keys
@@ -21,18 +22,33 @@ from rdzv.node.status import read_nodes
 from store import when
 from store.printable import first_of, in_words, printable
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from rdzv.interface import RendezvousHandler
+
 __all__ = ["COMMANDS"]
 
 VALUES_NAMED_MOST = NODES_NAMED_MOST = 8
 
 
+@contextlib.asynccontextmanager
+async def _connect(options: argparse.Namespace, *, create: bool = False) -> AsyncIterator[RendezvousHandler]:
+    """Connect to a run as somebody who steers it; unless it is to be created, it must be there."""
+    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+        if not create and isinstance(handler, Handler):  # what another backend keeps, we do not know
+            await check_exists(options)
+        yield handler
+
+
 def _add_close_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--reason", default="", help="why; every node is told")
+    parser.add_argument("--create", action="store_true", help="also a run that no node has come to; none will get in")
 
 
 async def _close(options: argparse.Namespace) -> int:
-    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+    async with _connect(options, create=options.create) as handler:
         await handler.set_closed(options.reason)
         shown = (await handler.status()).closed if isinstance(handler, Handler) else options.reason
         before = "" if shown == options.reason else f", and was before: {shown or 'no reason was given'}"
@@ -122,7 +138,7 @@ def _check_who_is_meant(options: argparse.Namespace) -> None:
 async def _ban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
-    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+    async with _connect(options) as handler:
         if options.where is None:
             await handler.ban(options.node, options.reason, now=options.now, lasts=options.lasts)
             print(printable(f"node {options.node} is banned from run {handler.run_id}{span}"))
@@ -145,7 +161,7 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
 
 async def _unban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
-    async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
+    async with _connect(options) as handler:
         if options.where is None:
             await handler.unban(options.node)
             who = f"node {options.node}"

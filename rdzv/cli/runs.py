@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
 
-__all__ = ["COMMANDS", "Usage", "open_store", "usages"]
+__all__ = ["COMMANDS", "Usage", "check_exists", "open_store", "usages"]
 
 ANY_RUN = "any"  # the run_id where a URL names only a store, and none is needed
 NODES_NAMED_MOST = 8
@@ -70,6 +70,21 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Setting
     )
     async with connecting as client:
         yield settings, client
+
+
+async def check_exists(options: argparse.Namespace) -> None:
+    """Raise unless the store holds something of the run that is meant: a name may be mistyped.
+
+    Raises:
+        RendezvousStateError: There is no such run.
+    """
+    async with open_store(options.url, timeout=options.timeout) as (settings, client):
+        if not await client.count(Keys(settings.prefix, settings.run_id).root):
+            raise _no_such_run(settings.run_id)
+
+
+def _no_such_run(run_id: str) -> RendezvousStateError:
+    return RendezvousStateError(f"there is no run {run_id} in this store; rdzv runs URL lists those that there are")
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -159,7 +174,9 @@ async def _forget(options: argparse.Namespace) -> int:
         if nodes:
             await _close(options, client, keys)
         forgotten = await _delete(client, keys)
-        print(f"run {settings.run_id} is forgotten: {forgotten} keys" if forgotten else "there is no such run")
+        if not forgotten:
+            raise _no_such_run(settings.run_id)
+        print(f"run {settings.run_id} is forgotten: {forgotten} keys")
     return DONE
 
 

@@ -476,8 +476,8 @@ class Members:
         """
         maybe = doubt is not None and doubt.any
         reason = told or self._choice.problem
-        problem = f": {reason}" if reason else ""
-        message = f"{what} at {self.name} was not answered in time{problem}"
+        asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
+        message = f"{asked} in time{': ' if reason else ''}{reason}"
         if self.connected and not told:
             return StoreTimeoutError(message, maybe_applied=maybe)
         return ConnectionLost(message, maybe_applied=maybe)

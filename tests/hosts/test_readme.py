@@ -49,7 +49,8 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 def line_of(beginning: str) -> list[str]:
     """The words of the README's line that begins so."""
-    found = re.search(rf"^{re.escape(beginning)}.*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+    found = re.search(rf"^{re.escape(beginning)}.*$", text, re.MULTILINE)
     assert found is not None, f"the README has no line {beginning!r}"
     return shlex.split(found[0])
 

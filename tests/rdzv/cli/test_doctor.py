@@ -8,6 +8,8 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import rdzv
 import store
 from rdzv.cli import doctor
@@ -16,8 +18,6 @@ from tests.support.processes import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -153,3 +153,24 @@ def test_gloo_is_looked_at_where_the_hosts_own_name_stands_for_something_else() 
         assert not bad.good
         assert why in bad.found
         assert "GLOO_SOCKET_IFNAME to the interface of 10.0.0.1" in bad.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [
+        ("3.4.21", False),
+        ("3.4.22", True),
+        ("3.4.44", True),
+        ("3.5.0", False),
+        ("3.5.1", False),
+        ("3.5.5", False),
+        ("3.5.6", True),
+        ("3.6.0", True),
+        ("3.6.0-rc.1", True),
+        ("main", True),
+    ],
+)
+def test_a_release_of_etcd_that_loses_data_is_named(version: str, good: bool) -> None:
+    check = doctor.etcd_check(version)
+    assert check.good is good
+    assert version in check.found

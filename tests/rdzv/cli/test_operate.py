@@ -1,4 +1,4 @@
-"""`rdzv ban --where`: all nodes of a run with an attribute, at once."""
+"""What an operator says to a run: whom it hits, and that a name may be mistyped."""
 
 from __future__ import annotations
 
@@ -44,3 +44,23 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
         finally:
             for handler in (*handlers, late):
                 await handler.aclose()
+
+
+@pytest.mark.parametrize("arguments", [("close",), ("ban", "a"), ("unban", "a"), ("forget",)])
+async def test_a_run_that_never_was_is_named_and_nothing_is_written(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name with a slip in it was closed, and the run that was meant went on."""
+    what, *rest = arguments
+    async with store.serve() as server, store.connect(server.url) as client:
+        assert await said(server, *rest, what=what) == 1
+        assert "there is no run job" in capsys.readouterr().err
+        assert await client.count("") == 0
+
+
+async def test_a_run_may_be_closed_before_anybody_has_come() -> None:
+    async with store.serve() as server:
+        assert await said(server, "--create", what="close") == 0
+        with pytest.raises(rdzv.RendezvousClosedError):
+            async with rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as late:
+                await late.next_rendezvous()

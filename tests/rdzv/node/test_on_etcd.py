@@ -204,7 +204,7 @@ async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:
         assert sorted(line for launcher in launchers for line in launcher.stdout) == ["0 2", "1 2"]
         ping = await stack.enter_async_context(start_python("-m", "rdzv", "ping", url, "--count", "1"))
         status = await stack.enter_async_context(start_python("-m", "rdzv", "status", "--json", url))
-        close = await stack.enter_async_context(start_python("-m", "rdzv", "close", f"{url}-other"))
+        close = await stack.enter_async_context(start_python("-m", "rdzv", "close", "--create", f"{url}-other"))
         assert [await child.wait() for child in (ping, status, close)] == [0, 0, 0]
         assert "answers in" in ping.output[0]
         assert json.loads(status.output[0])["phase"] == "closed"
