@@ -155,11 +155,11 @@ class Waits:
         for change in changes:
             if isinstance(change, Entry) or change.kind == "put":
                 stirred.update(self._at.pop(change.key, {}))
-            under = self._under.get(change.key)
-            if under is not None:
-                parked = self.parked
-                stirred.update((watcher, None) for watcher in under if not parked[watcher].stirred)
-        return stirred
+            stirred.update(self._under.get(change.key, {}))
+        parked = self.parked
+        # Who is to be looked at later anyway is looked at for this change then, after those that came before it: looked
+        # at now, it would be answered though its condition has failed in between.
+        return {watcher: None for watcher in stirred if not parked[watcher].stirred}
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
         """About what it takes to look at these waits: their keys and conditions."""

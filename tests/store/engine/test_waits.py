@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store import when
@@ -105,6 +105,7 @@ class Unhurried(Desk):
         pass
 
 
+@example([Guarded(when=(when.missing("b"),), request=Wait(keys=("a",))), Put("b", b""), Delete("b"), Put("a", b"")])
 @given(st.lists(STEPS, max_size=20))
 def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[Any]) -> None:
     """Whatever is written meanwhile: what has come and gone again has been there."""
