@@ -33,8 +33,11 @@ def _add_backup_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_restore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3")
     parser.add_argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there")
+    parser.add_argument(
+        "--damaged", action="store_true", help="FILE is a damaged store: take what can still be read, and say what not"
+    )
 
 
 async def _check(options: argparse.Namespace) -> int:
@@ -56,7 +59,7 @@ async def _restore(options: argparse.Namespace) -> int:
 
     return await _carry_out(
         "restore",
-        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8)),
+        lambda: copies.restore(options.file, options.directory, new_id=secrets.token_hex(8), damaged=options.damaged),
         f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced",
     )
 
@@ -67,6 +70,8 @@ async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
     except StoreUsageError as error:
         sys.stderr.write(f"rdzv {name}: {error}\n")
         return FAILED
+    for what in report.passed_over:
+        sys.stderr.write(f"rdzv {name}: {what}\n")
     served = f"; process {report.served_by} serves it" if report.served_by else ""
     print(
         f"store {report.store_id} {done}: format {report.format}, revision {report.revision}, {report.keys} keys with "

@@ -8,22 +8,21 @@ otherwise go on as if what was written since the copy were still there, and two 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from store.disk import migrations, rows
-from store.disk.directory import FILE, UNFINISHED, holder, release_lock, sync_directory, take_lock
+from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
 from store.disk.verification import open_to_read, reporting, verify
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from store.engine.changeset import Saved
+    from store.engine.changeset import Facts, Saved
 
-__all__ = ["Report", "back_up", "check", "restore"]
+__all__ = ["Report", "back_up", "check", "found", "restore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,7 @@ class Report:
         changes: How many past changes are kept for watches.
         file_bytes: What its files take on the disk.
         served_by: The process of the server that has it now.
+        passed_over: What of a damaged store could not be read, in words.
     """
 
     store_id: str
@@ -53,6 +53,29 @@ class Report:
     changes: int
     file_bytes: int
     served_by: str | None = None
+    passed_over: tuple[str, ...] = ()
+
+
+def found(path: Path, store_id: str, facts: Facts | None = None) -> None:
+    """Make a store under another name, and let it appear whole; empty, but for these facts."""
+    partial = _unfinished(path)
+    make_file(partial)
+    with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
+        database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it does nothing
+        database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
+        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
+        if facts is not None:
+            rows.write(database, [facts], number=1)
+        database.execute("COMMIT")
+        database.execute("PRAGMA journal_mode=WAL")
+    put_in_place(partial, path)
+
+
+def _unfinished(path: Path) -> Path:
+    """Where a store is made before it appears; what a crash has left there is gone."""
+    for left_over in path.parent.glob(f"{UNFINISHED}*"):
+        left_over.unlink()
+    return path.with_name(UNFINISHED)
 
 
 def check(directory: Path) -> Report:
@@ -94,10 +117,11 @@ def back_up(directory: Path, target: Path) -> Report:
         raise
 
 
-def restore(source: Path, directory: Path, *, new_id: str) -> Report:
+def restore(source: Path, directory: Path, *, new_id: str, damaged: bool = False) -> Report:
     """Make a store of a copy, in a directory without one, and under a new identity.
 
-    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again.
+    Sessions are left behind: their clients knew the store by its old identity. Leases get their full TTL again. Of one
+    that is `damaged`, what can still be read is taken, and the report says what cannot.
 
     Raises:
         StoreUsageError: The copy is damaged, or there is a store in the directory.
@@ -106,17 +130,19 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
         raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
     lock = take_lock(directory)
     try:
-        path, partial = directory / FILE, directory / UNFINISHED
+        path = directory / FILE
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
-        for left_over in directory.glob(f"{UNFINISHED}*"):
-            left_over.unlink()
-        with reporting(source):
-            with contextlib.closing(open_to_read(source)) as database:
-                (version,) = database.execute("PRAGMA user_version").fetchone()
-                migrations.check_format(version, source)
-                if version == rows.FORMAT:
-                    _load(database)  # before anything is made of it
+        with reporting(source), contextlib.closing(open_to_read(source)) as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            migrations.check_format(version, source)
+            if damaged:
+                facts, passed_over = rows.what_is_left(database)
+                found(path, new_id, facts)
+                return replace(_read_copy(path), passed_over=tuple(passed_over))
+            if version == rows.FORMAT:
+                _load(database)  # before anything is made of it
+            partial = _unfinished(path)
             migrations.copy(source, partial)
         with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
@@ -125,8 +151,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
             database.execute("DELETE FROM replies")
             database.execute("COMMIT")
         report = _read_copy(partial)
-        os.replace(partial, path)
-        sync_directory(directory)
+        put_in_place(partial, path)
     finally:
         release_lock(lock)
     return report

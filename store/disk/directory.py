@@ -5,6 +5,7 @@
     durable                  which group of changes was on the disk last; see `Mark`
     reserve                  room kept back for deletes; see `Reserve`
     store.sqlite3.format-1   what a newer release found, until its first clean stop
+    store.sqlite3-wal.left-1 the log of a file that somebody has moved away, when a new one came in its place
 
 What is in a store is its members' own affair, so the directory is made for its owner alone (0700), and so are the files
 (0600). One that exists and is open to others is left as it is, with one line in the log.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import stat
@@ -37,6 +39,7 @@ __all__ = [
     "Reserve",
     "holder",
     "make_file",
+    "put_in_place",
     "release_lock",
     "sync_directory",
     "take_lock",
@@ -135,6 +138,30 @@ def sync_directory(directory: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def put_in_place(partial: Path, path: Path) -> None:
+    """Let a finished file appear under its name, durably, and not with the log of another one.
+
+    Who moves a database away, and leaves SQLite's log of it behind, would have that log laid over the new one. It may
+    hold changes that were acknowledged, so it is kept, under another name.
+    """
+    left = path.with_name(f"{path.name}-wal")
+    if left.exists():
+        number = next(number for number in itertools.count(1) if not _aside(left, number).exists())
+        os.replace(left, _aside(left, number))
+        log.warning(
+            "%s was left behind by a file that was moved away, and holds the last changes of that one: it is %s now; "
+            "with -wal after that file's name, and beside it, it is read again",
+            *(left, _aside(left, number).name),
+        )
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # only an index of that log
+    os.replace(partial, path)
+    sync_directory(path.parent)
+
+
+def _aside(left: Path, number: int) -> Path:
+    return left.with_name(f"{left.name}.left-{number}")
 
 
 def warn_if_open_to_others(directory: Path) -> None:

@@ -18,7 +18,7 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 from store.disk import rows
-from store.disk.directory import FILE, make_file, sync_directory
+from store.disk.directory import FILE, make_file, put_in_place
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def copy(source: Path, target: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
-        os.replace(partial, target)
-        sync_directory(target.parent)
+        put_in_place(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -9,18 +9,19 @@ those of the wire. A test holds a digest of every layout beside the number, so t
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
-from store.messages import Entry, Event, Failed, FailureKind
+from store.messages import CHOSEN_LEASE_LEAST, Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
+__all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "what_is_left", "write"]
 
 FORMAT = 3  # of the tables below, and of what is in their rows; PRAGMA user_version
 
@@ -43,6 +44,8 @@ CREATE TABLE replies (
 # larger. A row's place is the revision, then the part.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
+
+UNKNOWN_TTL = 3600.0  # seconds, of a lease that a damaged store has lost: time to look at its keys
 
 
 def seal(*fields: Any) -> tuple[Any, ...]:
@@ -192,10 +195,7 @@ def load(database: sqlite3.Connection) -> Saved:
             Entry(key=key, value=value, create_revision=created, mod_revision=changed, lease=lease)
             for key, value, created, changed, lease in rows("entries")
         ),
-        leases=tuple(
-            SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=bool(anonymous))
-            for id, ttl, disconnect_ttl, gone_ttl, anonymous in rows("leases")
-        ),
+        leases=tuple(_lease_from(row) for row in rows("leases")),
         sessions=tuple(SavedSession(id=id, number=numbers[id], replies=tuple(kept)) for id, kept in replies.items()),
         history=tuple(_history(rows("history", "ORDER BY place"))),
     )
@@ -208,12 +208,59 @@ def load(database: sqlite3.Connection) -> Saved:
     return saved
 
 
+def what_is_left(database: sqlite3.Connection) -> tuple[Facts, list[str]]:
+    """The keys and leases that can still be read of a damaged store; and in words, what cannot.
+
+    History and sessions are left behind. A key whose lease cannot be read gets one of `UNKNOWN_TTL`, so that it neither
+    goes before it was looked at nor stays for ever.
+    """
+    passed_over: list[str] = []
+    database.text_factory = lambda text: text.decode(errors="replace")  # as it was not written, then
+
+    def rows(table: str) -> Iterator[tuple[Any, ...]]:
+        damaged = 0
+        try:
+            for row in database.execute(f"SELECT * FROM {table}"):  # noqa: S608 - our own names
+                if row == seal(*row[:-1]):
+                    yield row[:-1]
+                else:
+                    damaged += 1
+        except sqlite3.DatabaseError as error:
+            passed_over.append(f"not all of {table!r} can be reached: {error}")
+        if damaged:
+            passed_over.append(f"{damaged} rows of {table!r} are not as they were written")
+
+    leases: dict[int, SavedLease | None] = {row[0]: _lease_from(row) for row in rows("leases")}
+    entries = [
+        Event(kind="put", revision=changed, key=key, value=value, create_revision=created, lease=lease)
+        for key, value, created, changed, lease in rows("entries")
+    ]
+    lost = {event.lease for event in entries if event.lease is not None} - leases.keys()
+    if lost:
+        keys = sum(event.lease in lost for event in entries)
+        passed_over.append(f"{len(lost)} leases are lost: their {keys} keys go in {UNKNOWN_TTL:g} s, if not renewed")
+    leases.update((id, SavedLease(id=id, ttl=UNKNOWN_TTL)) for id in lost)
+    entries.sort(key=lambda event: event.revision)
+    facts = Facts(
+        revisions=[tuple(events) for _, events in groupby(entries, key=lambda event: event.revision)],
+        compacted=max((event.revision for event in entries), default=0),
+        leases=leases,
+        last_lease=max((id for id in leases if id < CHOSEN_LEASE_LEAST), default=0),
+    )
+    return facts, passed_over
+
+
 def _whole(table: str, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """The rows of a table without their checksums, as far as these are right."""
     for row in rows:
         if row != seal(*row[:-1]):
             raise ValueError(f"a row of {table!r} is not as it was written")
         yield row[:-1]
+
+
+def _lease_from(row: tuple[Any, ...]) -> SavedLease:
+    id, ttl, disconnect_ttl, gone_ttl, anonymous = row
+    return SavedLease(id=id, ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl, anonymous=bool(anonymous))
 
 
 def _history(rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[Event, ...]]:

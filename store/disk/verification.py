@@ -32,7 +32,8 @@ def reporting(path: Path) -> Iterator[None]:
     except Exception as error:
         raise StoreUsageError(
             f"{path} is damaged or cannot be used ({error}); nothing in it was changed: restore it from a backup, or "
-            f"move it away to begin with an empty store"
+            f"restore what can still be read of it (rdzv restore --damaged {path} NEWDIR), or move it away, with what "
+            f"lies beside it, to begin with an empty store"
         ) from error
 
 

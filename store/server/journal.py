@@ -42,14 +42,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.disk import migrations, rows
+from store.disk.copies import found
 from store.disk.directory import (
     FILE,
-    UNFINISHED,
     Mark,
     Reserve,
-    make_file,
     release_lock,
-    sync_directory,
     take_lock,
     warn_if_open_to_others,
 )
@@ -124,33 +122,17 @@ class Journal:
         try:
             with reporting(self._path):
                 if not self._path.exists():
-                    self._create(new_id)
+                    found(self._path, new_id)
                 warn_if_open_to_others(self._directory)
-                found = verify(self._directory)
-                migrations.check_format(found, self._path)
-                if found != rows.FORMAT:
-                    migrations.carry_over(self._directory, found)
+                version = verify(self._directory)
+                if version != rows.FORMAT:
+                    migrations.carry_over(self._directory, version)
         except BaseException:
             self._lock_file.close()
             raise
         self._reserve.take()
 
     # ------------------------------------------------------------------------------------------ opening
-
-    def _create(self, new_id: str) -> None:
-        """Make an empty store under another name, and let it appear whole."""
-        partial = self._directory / UNFINISHED
-        for left_over in self._directory.glob(f"{UNFINISHED}*"):
-            left_over.unlink()
-        make_file(partial)
-        with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-            database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # before the first table, or it does nothing
-            database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
-            database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
-            database.execute("COMMIT")
-            database.execute("PRAGMA journal_mode=WAL")
-        os.replace(partial, self._path)
-        sync_directory(self._directory)
 
     def _open_to_read(self) -> sqlite3.Connection:
         return open_to_read(self._path)

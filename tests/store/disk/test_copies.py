@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sqlite3
 import stat
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,10 @@ import pytest
 
 import store
 from rdzv.cli.main import main
-from store.disk import copies
+from store.disk import copies, rows
 from store.disk.directory import FILE
 from store.errors import StoreReplaced, StoreUsageError
+from store.server.journal import Journal
 from tests.store.server.test_journal_refusals import leave_behind
 from tests.support.facts import saved_in
 
@@ -81,7 +83,6 @@ def test_a_copy_put_into_the_place_of_its_store_by_hand_is_refused(tmp_path: Pat
 
 
 def leave_more_behind(directory: Path) -> None:
-    from store.server.journal import Journal
     from tests.support.facts import change, put
 
     journal = Journal(directory, new_id="id")
@@ -104,6 +105,57 @@ def test_damage_is_reported_by_check_and_backup_and_nothing_is_left_of_the_copy(
         copies.back_up(data, copy)
     assert not copy.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_what_is_left_of_a_damaged_store_can_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key whose value is damaged is missing; one whose lease is lost, as a group commit once lost it, is not."""
+    data, other = tmp_path / "data", tmp_path / "other"
+    leave_behind(data)
+    with contextlib.closing(sqlite3.connect(data / FILE, isolation_level=None)) as database:
+        database.execute("DELETE FROM leases WHERE id = 9")
+        database.execute("UPDATE entries SET value = x'00' WHERE key = 'key7'")
+        database.execute("UPDATE entries SET value = CAST(x'ff' AS TEXT) WHERE key = 'key8'")
+    with pytest.raises(StoreUsageError):
+        copies.restore(data / FILE, other, new_id="new")
+    before = (data / FILE).read_bytes()
+    assert main(["restore", "--damaged", str(data / FILE), str(other)]) == 0
+    assert (data / FILE).read_bytes() == before
+    assert "2 rows of 'entries' are not as they were written" in capsys.readouterr().err
+    saved = saved_in(other)
+    assert {entry.key for entry in saved.entries} == {f"key{number}" for number in range(1, 51)} - {"key7", "key8"}
+    assert {lease.id: lease.ttl for lease in saved.leases} == {**dict.fromkeys(range(1, 51), 10.0), 9: rows.UNKNOWN_TTL}
+    assert (saved.revision, saved.compacted, saved.last_lease, saved.sessions) == (50, 50, 50, ())
+
+
+def test_what_sqlite_cannot_reach_of_a_damaged_store_is_passed_over(tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    leave_behind(data, count=2000)
+    saved_in(data)
+    with (data / FILE).open("r+b") as file:  # of all its pages, those in the middle
+        file.seek(file.seek(0, os.SEEK_END) // 8192 * 4096)
+        file.write(os.urandom(20 * 4096))
+    report = copies.restore(data / FILE, other, new_id="new", damaged=True)
+    assert report.passed_over
+    assert copies.check(other).keys == report.keys
+
+
+@pytest.mark.parametrize("coming", ["founded", "restored"])
+def test_the_log_of_a_store_that_was_moved_away_is_not_laid_over_the_next_one(tmp_path: Path, coming: str) -> None:
+    """The new store had the old one's identity, and its keys."""
+    data, copy, elsewhere = tmp_path / "data", tmp_path / "copy", tmp_path / "elsewhere"
+    leave_behind(tmp_path / "third", count=10)
+    copies.back_up(tmp_path / "third", copy)
+    leave_behind(data)
+    (data / FILE).rename(elsewhere)
+    if coming == "restored":
+        copies.restore(copy, data, new_id="new")
+    journal = Journal(data, new_id="new")
+    saved = journal.load()
+    journal.close()
+    assert (saved.store_id, saved.revision) == ("new", 10 if coming == "restored" else 0)
+    (data / f"{FILE}-wal.left-1").rename(tmp_path / "elsewhere-wal")
+    back = tmp_path / "back"
+    assert copies.restore(elsewhere, back, new_id="old").keys == 50, "and nothing of the old one is lost"
 
 
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
