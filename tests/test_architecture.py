@@ -32,6 +32,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.limits",
     "store.messages",
     "store.printable",
+    "store.records",
     "store.recipes.steps",
     "store.watch_cursor",
     "store.server.log_lines",
@@ -74,6 +75,7 @@ NOUNS = frozenset(
         "store.limits",
         "store.messages",
         "store.printable",
+        "store.records",
         "store.watch_cursor",
         "store.when",
     }
@@ -96,6 +98,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "store.fast_init": set(),
     "store.lazy_names": set(),
     "store.printable": set(),
+    "store.records": set(),
     "store.limits": NOUNS,
     "store.messages": NOUNS,
     "store.when": NOUNS,

@@ -1,0 +1,365 @@
+"""Pure: a noun says its fields and their types once, and thereby how it is made, compared, packed, checked and read.
+
+    class Put(Record, code=1):
+        key: str
+        value: bytes
+        ttl: float | None = None
+
+A record is a tuple of its fields, in their order: it is made and compared in C, and msgpack packs it as it stands.
+Nobody sees that it is one: its fields have names, and type checkers take it for a frozen dataclass. A `code` stands
+first in the tuple, and tells records of several kinds apart, when they are read and when they are compared. Records
+without a code are equal if their fields are, so those must not meet others of another kind in `==`, sets or keys.
+
+`Put.read` makes a record of a tuple that was received, and `Put.check` looks at one that is to be sent. Both go by the
+same rule, so that what cannot be read back is never sent:
+
+- A type stands for itself, and for its subclasses, which become it; but for `bool`, which is no `int` here.
+- `float` also takes an `int`, `bytes` what has a buffer, and `tuple[X, ...]` a list.
+- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
+- Of a union of records with codes, the code says which it is.
+- What is missing at the end has its default; what follows the last field is of a later release, and is left out.
+
+Fields are therefore only ever added at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections import namedtuple
+from collections.abc import Callable, Generator
+from enum import IntEnum
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+__all__ = ["CHECKED_AT_ONCE", "Record", "Steps", "Unfit", "UnknownWord", "shown"]
+
+CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
+
+T = TypeVar("T")
+R = TypeVar("R", bound="Record")
+Steps = Generator[None, None, T]  # what is done in several steps, so that others can be served in between
+
+_new: Any = tuple.__new__
+
+
+class Unfit(ValueError):
+    """A value is none of what its field takes; the message names the field."""
+
+
+class UnknownWord(Unfit):
+    """It is a number of an operation, or of a kind of condition, that only later releases know."""
+
+
+class _NotOf(Exception):
+    """A value is not of this type; it becomes `Unfit` where the name of the field is known."""
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: they end up in logs, and it may be megabytes long, or deep."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+@dataclass_transform(frozen_default=True)
+class RecordType(type):
+    """Makes a tuple with named fields of what a class says."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
+    ) -> RecordType:
+        """Make the class. `kw_only=True` is for type checkers alone."""
+        made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
+        fields = tuple(made.__annotations__)
+        made.fields, made.code = fields, code
+        type.__setattr__(made, "__match_args__", fields)
+        made.defaults = {each: body[each] for each in fields if each in body}
+        row: Any = namedtuple("row", fields if code is None else ("code", *fields))  # type: ignore[misc]  # for its accessors, which are written in C
+        for each in fields:
+            setattr(made, each, getattr(row, each))
+        taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
+        values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
+        # As `namedtuple` does it: names of our own sources, and a function that is as quick as one written by hand.
+        made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
+        return cast("RecordType", made)
+
+
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = tuple
+
+
+class Record(_Base, metaclass=RecordType):
+    """Base of nouns that are said as above.
+
+    Attributes:
+        fields: The names of the fields, in their order.
+        defaults: What the last of them have if they are not given.
+        code: What tells this kind of record from others, if anything does.
+    """
+
+    if TYPE_CHECKING:
+        fields: ClassVar[tuple[str, ...]]
+        defaults: ClassVar[dict[str, Any]]
+        code: ClassVar[int | None]
+
+    @classmethod
+    def read(cls: type[R], values: object) -> R:
+        """Make a record of what was received: a tuple, the first of which is the code, if there is one.
+
+        Raises:
+            Unfit: It is none; the message says why.
+        """
+        return cast("R", _shape_of(cls).read(values))
+
+    @classmethod
+    def read_in_steps(cls: type[R], values: object) -> Steps[R]:
+        """Do what `read` does, and pause after each thousand elements of an array."""
+        return cast("Steps[R]", _shape_of(cls).read_in_steps(values))
+
+    def check(self: R) -> R:
+        """Return this record as it is sent, which is itself unless a value is of a subclass of what it should be.
+
+        Raises:
+            Unfit: A field has a value that could not be read back.
+        """
+        return cast("R", _shape_of(type(self)).read(self))
+
+    def unfit(self) -> str | None:
+        """Say what is wrong with the fields together, for a noun that overrides this."""
+        return None
+
+    def replace(self: R, **changes: object) -> R:
+        """Return a record like this one, with other values in some fields."""
+        made: R = type(self)(**{name: getattr(self, name) for name in self.fields} | changes)
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What it is made of anew: copied, or in another process."""
+        return tuple(getattr(self, name) for name in self.fields)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.fields)})"
+
+
+# ---------------------------------------------------------------------------------------------- what a type takes
+
+
+class _Kind:
+    """What a field of one type takes.
+
+    Args:
+        check: Returns a value as it is to be; `_NotOf` if it is nothing of the kind.
+        plain: Types of which every value is taken as it is.
+        in_steps: `check`, for what may be too long for one step.
+    """
+
+    __slots__ = ("check", "in_steps", "plain")
+
+    def __init__(
+        self,
+        check: Callable[[Any], Any],
+        plain: tuple[type, ...] = (),
+        in_steps: Callable[[Any], Steps[Any]] | None = None,
+    ) -> None:
+        self.check = check
+        self.plain = plain
+        self.in_steps = in_steps
+
+
+_ARRAYS: Any = (tuple, list)
+_ALSO: dict[type, tuple[type, ...]] = {float: (float, int), bytes: (bytes, bytearray, memoryview), bool: ()}
+
+
+def _kind_of(type_: Any) -> _Kind:
+    origin, arguments = get_origin(type_), get_args(type_)
+    if origin in (Union, types.UnionType):
+        return _either(arguments)
+    if origin is tuple:
+        assert arguments[1:] == (...,), f"{type_} does not say one type of all its elements"
+        return _many(_kind_of(arguments[0]))
+    if origin is dict:
+        return _mapping(*map(_kind_of, arguments))
+    if origin is Literal:
+        return _exactly(type(arguments[0]))
+    if _is_record(type_):
+        return _either((type_,))
+    if type_ is Any:
+        return _Kind(lambda value: value)
+    return _member(type_) if issubclass(type_, IntEnum) else _exactly(type_)
+
+
+def _is_record(type_: Any) -> bool:
+    return isinstance(get_origin(type_) or type_, RecordType)
+
+
+def _exactly(type_: type) -> _Kind:
+    also = _ALSO.get(type_, (type_,))
+
+    def check(value: Any) -> Any:
+        if type(value) is type_:
+            return value
+        if type(value) is bool or not isinstance(value, also):
+            raise _NotOf
+        return type_(value)
+
+    return _Kind(check, (type_,))
+
+
+def _member(type_: type[IntEnum]) -> _Kind:
+    members = {member.value: member for member in type_}
+    other = type_.__members__.get("OTHER")  # what stands for all those that only later releases know
+
+    def check(value: Any) -> Any:
+        if type(value) is bool or not isinstance(value, int):
+            raise _NotOf
+        member = members.get(value, other)
+        if member is None:
+            raise UnknownWord(f"{type_.__name__.lower()} {int(value)}")
+        return member
+
+    return _Kind(check, (type_,))
+
+
+def _many(kind: _Kind) -> _Kind:
+    check_one, plain = kind.check, frozenset(kind.plain)
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) not in _ARRAYS:
+            raise _NotOf
+        if plain and plain.issuperset(map(type, value)):
+            return tuple(value)
+        return tuple([check_one(one) for one in value])
+
+    def in_steps(value: Any) -> Steps[tuple[Any, ...]]:
+        if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
+            return check(value)
+        checked: list[Any] = []
+        for start in range(0, len(value), CHECKED_AT_ONCE):
+            checked += map(check_one, value[start : start + CHECKED_AT_ONCE])
+            yield
+        return tuple(checked)
+
+    return _Kind(check, (), in_steps)
+
+
+def _mapping(name: _Kind, what: _Kind) -> _Kind:
+    def check(value: Any) -> dict[Any, Any]:
+        if type(value) is not dict:
+            raise _NotOf
+        return {name.check(each): what.check(held) for each, held in value.items()}
+
+    return _Kind(check)
+
+
+def _either(of: tuple[Any, ...]) -> _Kind:
+    """A union, also of one: of any other types, and of either one record without a code or of several with codes."""
+    by_code = {record.code: record for record in (get_origin(each) or each for each in of if _is_record(each))}
+    only = by_code.get(None)
+    others = [_kind_of(each) for each in of if not _is_record(each)]
+    plain = tuple(itertools.chain.from_iterable(kind.plain for kind in others))
+    at_once = frozenset(plain)
+
+    def shape_of(value: Any) -> _Shape:
+        if only is not None:
+            return _shape_of(only)
+        code = value[0] if value else None
+        if type(code) is not int:
+            raise _NotOf
+        if code not in by_code:
+            raise UnknownWord(f"operation {code}")
+        return _shape_of(by_code[code])
+
+    def check(value: Any) -> Any:
+        if type(value) in at_once:
+            return value
+        if by_code and isinstance(value, _ARRAYS):
+            return shape_of(value).read(value)
+        for kind in others:
+            try:
+                return kind.check(value)
+            except _NotOf:
+                continue
+        raise _NotOf
+
+    def in_steps(value: Any) -> Steps[Any]:
+        if not isinstance(value, _ARRAYS):
+            return check(value)
+        return (yield from shape_of(value).read_in_steps(value))
+
+    return _Kind(check, plain, in_steps if by_code else None)
+
+
+class _Shape:
+    """What a kind of record takes, made of what its class says when it is first needed."""
+
+    def __init__(self, record: type[Record]) -> None:
+        types_ = get_type_hints(record)
+        self._record = record
+        self._names = record.fields if record.code is None else ("code", *record.fields)
+        kinds = [_kind_of(types_.get(name, int)) for name in self._names]
+        self._fields = [(name, kind.check, kind.in_steps) for name, kind in zip(self._names, kinds, strict=True)]
+        # To compare the types of all fields at once is what the hot path can afford.
+        self._plain = frozenset(itertools.product(*(kind.plain for kind in kinds)))
+        self._unfit = None if record.unfit is Record.unfit else record.unfit
+
+    def read(self, values: Any) -> Any:
+        """Make a record of an array, or look at one that there is."""
+        if not isinstance(values, _ARRAYS):
+            raise Unfit(f"{shown(values)} stands where {self._record.__name__} belongs")
+        if tuple(map(type, values)) in self._plain:
+            return self._whole(values if type(values) is self._record else _new(self._record, values))
+        checked = []
+        for (name, check, _), value in zip(self._fields, values, strict=False):
+            try:
+                checked.append(check(value))
+            except _NotOf:
+                raise self._cannot_have(name, value) from None
+        return self._whole(self._filled(checked))
+
+    def read_in_steps(self, values: Any) -> Steps[Any]:
+        """Do what `read` does, and pause in between."""
+        checked = []
+        for (name, check, in_steps), value in zip(self._fields, values, strict=False):
+            try:
+                checked.append(check(value) if in_steps is None else (yield from in_steps(value)))
+            except _NotOf:
+                raise self._cannot_have(name, value) from None
+        return self._whole(self._filled(checked))
+
+    def _filled(self, values: list[Any]) -> Any:
+        """The record of these values, and of the defaults of those that are not given."""
+        if len(values) < len(self._names):
+            missing = self._names[len(values) :]
+            if any(name not in self._record.defaults for name in missing):
+                raise Unfit(f"{self._record.__name__} has {len(self._names)} fields, not {len(values)}")
+            values += [self._record.defaults[name] for name in missing]
+        return _new(self._record, values)
+
+    def _whole(self, made: Any) -> Any:
+        if self._unfit is not None and (why := self._unfit(made)) is not None:
+            raise Unfit(f"{self._record.__name__} {why}")
+        return made
+
+    def _cannot_have(self, name: str, value: Any) -> Unfit:
+        given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
+        return Unfit(f"{self._record.__name__} cannot have {name}={given}")
+
+
+_shape_of = functools.cache(_Shape)
