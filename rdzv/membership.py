@@ -1,4 +1,4 @@
-"""What a member is given of a round, and whether it still is a member.
+"""What a member is given of a round, whether it still is a member, and what it must be told.
 
 A `RendezvousInfo` is handed to the user and outlives its round. The `Membership` behind it says why the round is over
 for this node, once it is, to whoever asks and to whoever wanted to be told.
@@ -11,16 +11,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from rdzv.core.stopping import StepGate
+from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
+from rdzv.core.stopping import Resized, StepGate
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from rdzv.core.round import Participant, Round
     from rdzv.core.stuck.beats import Beats
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 
-__all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo"]
+__all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo", "changes_since", "too_large"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +160,56 @@ class Membership:
         with contextlib.suppress(IndexError):
             while True:
                 self.on_over.popleft()(reason)
+
+
+def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return where those of these nodes were that are known to be missing, and why they are."""
+    missing = [one for one in progress.absent.missing if one.node_id in node_ids]
+    addresses = {one.node_id: one.address for one in missing if one.address}
+    return addresses, {one.node_id: one.why for one in missing if one.why}
+
+
+def too_large(round: Round, resized: Resized | None) -> bool:
+    """Return whether a round has more members than the run may have since, and its members should meet again."""
+    return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
+
+
+def changes_since(
+    seen: Sequence[Change],
+    head: Head,
+    *,
+    round: Round | None,
+    dropped: str | None,
+    node_id: str = "",
+    now: float = 0.0,
+) -> list[Change]:
+    """Return what a member must be told that it has not been told yet.
+
+    Args:
+        seen: The last change of each kind that it was told of this round.
+        head: What is known.
+        round: The round this node is in; None if in none.
+        dropped: Why it is not in it any more, if so.
+        node_id: Who it is. Its own loss is no news of another's: it is about to learn that it was dropped.
+        now: Seconds on this node's clock.
+    """
+    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
+    all_of_it: list[Change] = [] if head.closed is None else [head.closed]
+    progress = head.progress
+    if round is not None and progress is not None and progress.round == round.number:
+        if progress.lost and node_id not in progress.lost_ids:
+            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, *_what_is_known(progress, progress.lost_ids)))
+        if progress.departed:
+            ids = progress.departed_ids
+            all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
+        if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
+            all_of_it.append(NodesWaiting(progress.waiting))
+        # Only of members: who waits, or was in an earlier round, may be drained, too, and nobody need regroup for it.
+        if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
+            soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
+            all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
+    if round is not None and head.resized is not None and head.resized.revision > round.revision:
+        all_of_it.append(head.resized)
+    if dropped is not None:
+        all_of_it.append(Dropped(dropped))
+    return [change for change in all_of_it if change not in seen]

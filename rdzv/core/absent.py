@@ -107,6 +107,11 @@ class Absent:
             said_at=of(float, later[1]) if len(later) > 1 else 0.0,
         )
 
+    def and_lost(self, node_id: str, *, address: str, why: str) -> Absent:
+        """Return it with one more, which is lost as of now."""
+        one = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
+        return replace(self, missing=(*self.missing[: NAMED_MOST - 1], one), count=self.count + 1)
+
     def without_durations(self) -> Absent:
         """Return the same but for what changes by itself."""
         missing = tuple(replace(one, ago=None) for one in self.missing)

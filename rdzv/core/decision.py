@@ -26,14 +26,8 @@ from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.ranks import domains_of, in_units
 from rdzv.core.state import (
     NAMED_MOST,
-    Change,
     Closed,
-    Draining,
-    Dropped,
     Head,
-    NodesLeft,
-    NodesLost,
-    NodesWaiting,
     Phase,
     Progress,
 )
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     from rdzv.core.ranks import RankOrder
     from rdzv.core.round import Round
     from rdzv.core.state import NodeRecord
-    from rdzv.core.stopping import Resized
     from rdzv.core.stuck.failing import FailureRule
     from rdzv.core.view import View
 
@@ -61,13 +54,11 @@ __all__ = [
     "RoundToCheck",
     "Rules",
     "Wait",
-    "changes_since",
     "decide",
     "explain",
     "follow",
     "hindered",
     "report_due",
-    "too_large",
 ]
 
 
@@ -552,49 +543,3 @@ class JoinClock:
     def deadline(self, now: float) -> float | None:
         """Return when it will be over; None while it stands still."""
         return None if self._since is None else now + self.left(now)
-
-
-def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return where those of these nodes were that are known to be missing, and why they are."""
-    missing = [one for one in progress.absent.missing if one.node_id in node_ids]
-    addresses = {one.node_id: one.address for one in missing if one.address}
-    return addresses, {one.node_id: one.why for one in missing if one.why}
-
-
-def too_large(round: Round, resized: Resized | None) -> bool:
-    """Return whether a round has more members than the run may have since, and its members should meet again."""
-    return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
-
-
-def changes_since(
-    seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, now: float = 0.0
-) -> list[Change]:
-    """Return what a member must be told that it has not been told yet.
-
-    Args:
-        seen: The last change of each kind that it was told of this round.
-        head: What is known.
-        round: The round this node is in; None if in none.
-        dropped: Why it is not in it any more, if so.
-        now: Seconds on this node's clock.
-    """
-    # The closing first: who hears that somebody has left should know already that there is nothing to meet again for.
-    all_of_it: list[Change] = [] if head.closed is None else [head.closed]
-    progress = head.progress
-    if round is not None and progress is not None and progress.round == round.number:
-        if progress.lost:
-            all_of_it.append(NodesLost(progress.lost, progress.lost_ids, *_what_is_known(progress, progress.lost_ids)))
-        if progress.departed:
-            ids = progress.departed_ids
-            all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
-        if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
-            all_of_it.append(NodesWaiting(progress.waiting))
-        # Only of members: who waits, or was in an earlier round, may be drained, too, and nobody need regroup for it.
-        if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
-            soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
-            all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
-    if round is not None and head.resized is not None and head.resized.revision > round.revision:
-        all_of_it.append(head.resized)
-    if dropped is not None:
-        all_of_it.append(Dropped(dropped))
-    return [change for change in all_of_it if change not in seen]

@@ -6,12 +6,12 @@ be read is `RendezvousStateError`: the store holds something that is not ours.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rdzv.core.absent import Absent
+from rdzv.core.absent import NAMED_OF_MANY, Absent
 from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, row_of, unpack
 from rdzv.core.stopping import Resized
 from store.fast_init import constructor
@@ -377,6 +377,17 @@ class Progress:
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.COMPLETE, round=number, needed=self.needed, capacity=self.capacity, live=size)
+
+    def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
+        """The same once a live member is taken out of the round; it is named, so that it hears of it itself."""
+        return replace(
+            self,
+            live=self.live - 1,
+            lost=self.lost + 1,
+            lost_ids=(*self.lost_ids[: NAMED_MOST - 1], node_id),
+            why_lost=(*self.why_lost, (node_id, why))[-NAMED_OF_MANY:],
+            absent=self.absent.and_lost(node_id, address=address, why=why),
+        )
 
     def pack(self) -> bytes:
         """Pack it into bytes, by position: every node is sent this, so it is kept short."""

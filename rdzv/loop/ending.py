@@ -13,8 +13,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.absent import named
-from rdzv.core.decision import changes_since
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost
+from rdzv.membership import changes_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,8 @@ class EndWatcher:
         membership, gate = self._membership, self._membership.gate
         if membership.over is not None:
             return Ending(kind=EndKind.DROPPED, reason=membership.over)
-        for change in changes_since([], self._node.head, round=membership.round, dropped=None):
+        head, me = self._node.head, self._node.node_id
+        for change in changes_since([], head, round=membership.round, dropped=None, node_id=me):
             match change:
                 case NodesLost(node_ids=ids) as lost:
                     return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)

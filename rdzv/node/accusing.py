@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -18,7 +18,7 @@ from store.messages import TimeToLive
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from rdzv.core.keys import Keys
     from rdzv.core.view import View
@@ -71,7 +71,7 @@ class AccusationWatch:
         store: The client.
         keys: The run's keys.
         view: Who is a live member, and the accusations.
-        expel: Takes a live member out of the round, and says why.
+        expel: Has a member taken out of the round whose lease stands, and says why.
         gone_ttl: How long a member's lease outlives its process, as far as the store sees that this has ended.
     """
 
@@ -81,7 +81,7 @@ class AccusationWatch:
         keys: Keys,
         view: View,
         *,
-        expel: Callable[..., Coroutine[Any, Any, None]],
+        expel: Callable[[str, str], None],
         gone_ttl: float,
     ) -> None:
         self._store = store
@@ -92,14 +92,14 @@ class AccusationWatch:
         self._asked: set[tuple[int, str, str]] = set()  # the accusations of one, after which the store was asked
         self._news = asyncio.Event()
 
-    async def heed(self) -> None:
-        """Take out of the round whom enough others accuse; have the store asked about whom only one does."""
+    def heed(self) -> None:
+        """Have taken out of the round whom enough others accuse, and the store asked about whom only one does."""
         view = self._view
         if view.round is None:
             return
         believed = view.accusations.believed(round=view.round.number, live=view.live)
         if believed is not None:
-            await self._expel(*believed)
+            self._expel(*believed)
         elif self._new():
             self._news.set()
 
@@ -126,7 +126,7 @@ class AccusationWatch:
                 for _, accused, by in new:
                     with contextlib.suppress(StoreError):  # then two accusers, or the end of the lease, will do
                         for node_id in await self._doubted(accused, by):
-                            await self._expel(node_id, self._why(accused, by), seems_alive=accused != SOMEBODY)
+                            self._expel(node_id, self._why(accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self._view.accusations.said(self._keys.accusation(accused, by))

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from rdzv.node.admission import Agreed
     from rdzv.node.part.role import TakenRole
     from rdzv.node.store_session import Link
-    from store import Condition, Event
+    from store import Condition, Event, Store
 
 __all__ = ["Term"]
 
@@ -149,9 +149,10 @@ class Term:
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
         self._chronicle = Chronicle()
         run = self._store, self._keys, self._view
-        self._stall_watch = StallWatch(*run, stall_rules, in_office=self._in_office, wakeup=self._wakeup)
+        self._expelled: dict[str, str] = {}  # who is to be taken out of the round, and why
+        self._stall_watch = StallWatch(*run, stall_rules, expel=self._have_expelled, wakeup=self._wakeup)
         self._loss_count = LossCount(*run, in_office=self._in_office)
-        self._accusations = AccusationWatch(*run, expel=self._stall_watch.expel, gone_ttl=gone_ttl)
+        self._accusations = AccusationWatch(*run, expel=self._have_expelled, gone_ttl=gone_ttl)
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup
         )
@@ -172,7 +173,9 @@ class Term:
             "look for who is stuck": self._stall_watch.run(),
             "look into accusations": self._accusations.run(),
             "watch the nodes": self._watch_nodes(),
-            "clear away what is left": self._clear_away(round),
+            "clear away what is left": _clear_away(
+                self._store, self._keys, round, term=self._term, in_office=self._in_office
+            ),
             "keep what is shared": self._shared.keep(round),
         }
         tasks = [asyncio.create_task(work, name=f"{what} in run {self._keys.run_id}") for what, work in beside.items()]
@@ -226,9 +229,11 @@ class Term:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
-            await self._accusations.heed()
-            await self._take_in_until(0)
+            self._accusations.heed()
             decision = await self._decide()
+            if self._expelled:
+                await self._expel(decision.progress)
+                continue
             self._chronicle.observe(decision.progress, now=self._store.time())
             match decision:
                 case Wait(until=until, error=error):
@@ -246,6 +251,32 @@ class Term:
                 case Complete():
                     await self._count_losses()  # who is banned thereby is not in the round: its record goes
                     await self._commit_if_there_is_room(decision)
+
+    def _have_expelled(self, node_id: str, why: str) -> None:
+        """Have a member taken out of the round whose lease stands. This task's turn comes before the next decision."""
+        self._expelled[node_id] = why
+        self._wakeup.changed()
+
+    async def _expel(self, progress: Progress) -> None:
+        """Take a member out of the round, and say so and why in the same transaction.
+
+        So it is told itself as well, whatever becomes of this coordinator. Here, where reports are written, too: none
+        of an earlier picture comes after.
+        """
+        node_id, why = self._expelled.popitem()
+        if node_id not in self._view.live:
+            return  # it has gone by itself
+        record, now = self._view.record(node_id), self._store.time()
+        progress = progress.once_expelled(node_id, address=record.address, why=why)
+        result = await self._store.transact(
+            when=(*self._in_office, when.mod_revision(self._keys.node(node_id)) == record.arrival),
+            then=(Delete(self._keys.node(node_id)), self._put(self._keys.progress, _said(progress, at=time.time()))),
+        )
+        if result.succeeded:
+            log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
+            self._view.why_lost[node_id] = why
+            self._reported, self._reported_at = progress, now
+            await self._take_in_until(result.revision)
 
     async def _count_losses(self) -> None:
         await self._loss_count.attend(self._rules.ban_after, self._follower.head.bans)
@@ -449,7 +480,7 @@ class Term:
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
-            await self._forget(last.number, last.term)
+            await _forget(self._store, self._keys, last.number, last.term, in_office=self._in_office)
 
     async def _catch_up(self) -> None:
         """Know everything that had happened to the nodes when this was called."""
@@ -457,31 +488,35 @@ class Term:
         written = await self._store.put(self._keys.marker, marker.pack(), lease=self._lease, when=self._in_office)
         await self._take_in_until(written)
 
-    async def _clear_away(self, round: Round | None) -> None:
-        """Delete what older rounds, and coordinators that died before their commit, have left behind.
 
-        What users write is not looked at: it may be very much. It goes with the ranks of the round that it was of.
-        """
-        attempts: dict[tuple[int, int], None] = {}
-        try:
-            for entry in await self._store.list(self._keys.rounds, keys_only=True):
-                number, _, rest = entry.key.removeprefix(self._keys.rounds).partition("/")
-                term, slash, _ = rest.partition("/")
-                if slash and number.isdecimal() and term.isdecimal():  # else it is no key of ours
-                    attempts[int(number), int(term)] = None
-            for number_of, term_of in attempts:
-                # This node's own attempts come and go while this is under way.
-                if term_of != self._term and (round is None or (number_of, term_of) != (round.number, round.term)):
-                    await self._forget(number_of, term_of)
-        except ConditionFailed:
-            pass  # another one is in office, and does this
-        except StoreError as error:
-            log.warning("run %s: what is left of older rounds is still there: %s", self._keys.run_id, error)
+async def _clear_away(
+    store: Store, keys: Keys, round: Round | None, *, term: int, in_office: tuple[Condition, ...]
+) -> None:
+    """Delete what older rounds, and coordinators that died before their commit, have left behind.
 
-    async def _forget(self, number: int, term: int) -> None:
-        """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
-        await self._store.delete_prefix(self._keys.shared(number, term), when=self._in_office)
-        await self._store.delete_prefix(self._keys.attempt(number, term), when=self._in_office)
+    What users write is not looked at: it may be very much. It goes with the ranks of the round that it was of.
+    """
+    attempts: dict[tuple[int, int], None] = {}
+    try:
+        for entry in await store.list(keys.rounds, keys_only=True):
+            number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
+            term_of, slash, _ = rest.partition("/")
+            if slash and number.isdecimal() and term_of.isdecimal():  # else it is no key of ours
+                attempts[int(number), int(term_of)] = None
+        for attempt in attempts:
+            # This node's own attempts come and go while this is under way.
+            if attempt[1] != term and (round is None or attempt != (round.number, round.term)):
+                await _forget(store, keys, *attempt, in_office=in_office)
+    except ConditionFailed:
+        pass  # another one is in office, and does this
+    except StoreError as error:
+        log.warning("run %s: what is left of older rounds is still there: %s", keys.run_id, error)
+
+
+async def _forget(store: Store, keys: Keys, number: int, term: int, *, in_office: tuple[Condition, ...]) -> None:
+    """Delete all of one round, or of an attempt at one; the ranks last, since by them the rest is found."""
+    await store.delete_prefix(keys.shared(number, term), when=in_office)
+    await store.delete_prefix(keys.attempt(number, term), when=in_office)
 
 
 def _buckets(

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from rdzv.core.decision import changes_since
 from rdzv.core.state import Change, Closed
+from rdzv.membership import changes_since
 from rdzv.node.wakeup import Wakeup
 from store.net.threads import Flag
 
@@ -67,7 +67,8 @@ class _News:
         round = of.round if of is not None and of.over is None else None
         dropped = of.over if of is not None and of.dropped else None
         head, now = self._node.head, self._node.time()
-        untold = changes_since(list(self._seen.values()), head, round=round, dropped=dropped, now=now)
+        seen, me = list(self._seen.values()), self._node.node_id
+        untold = changes_since(seen, head, round=round, dropped=dropped, node_id=me, now=now)
         if not untold:
             return None
         change = untold[0]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from rdzv.core.decision import too_large
 from rdzv.core.state import Closed
+from rdzv.membership import too_large
 from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when

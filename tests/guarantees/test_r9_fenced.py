@@ -201,3 +201,38 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
         observer = run.handler("observer", min_nodes=None, max_nodes=None)
         await connected(observer)
         await run.clients["observer"].call(sent[0])
+
+
+@pytest.mark.parametrize("moment", ["the record goes", "a moment later"])
+async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_dies_just_then(moment: str) -> None:
+    """It learned that only from a later report. Without one it was told of its own loss by name, as of another's, never
+    that it was dropped, and could be the next to coordinate."""
+    async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1, ttl=60) as run:
+        handlers = {name: run.handler(name) for name in "abcd"}
+        infos = {info.node_id: info for info in await run.meet(*handlers.values())}
+        coordinator = (await handlers["a"].status()).coordinator
+        assert coordinator is not None
+        accused, *others = [name for name in handlers if name != coordinator]
+        heard = {name: await listen(run, handlers[name]) for name in (accused, *others)}
+        dead = asyncio.Event()
+
+        async def die(request: object, when: str) -> None:
+            if when == "after" and f"/nodes/{accused}" in repr(request) and "Delete" in repr(request):
+                await asyncio.sleep(0 if moment == "the record goes" else 0.03)
+                dead.set()
+                await asyncio.sleep(3600)
+
+        run.clients[coordinator].hook = die
+        for name in others:
+            await handlers[name].accuse(infos[accused].rank, "connection refused")
+        await dead.wait()
+        run.crash(coordinator)
+        await heard[accused].until(Dropped, within=5)
+        assert not any(isinstance(change, NodesLost) for change in heard[accused].changes), "it is no other's loss"
+        for name in others:
+            await heard[name].until(NodesLost(2, (accused, coordinator)), within=5)
+            (first, *_) = [change for change in heard[name].changes if isinstance(change, NodesLost)]
+            assert "connection refused" in first.reasons[accused]
+        assert (await handlers[others[0]].status()).coordinator in others
+        with pytest.raises(RoundSupersededError):
+            await infos[accused].store.set("key", "value")

@@ -91,10 +91,10 @@ class Noticing(Reaction):
                 await self._see_whether_it_stands(link)
                 self._resets = missed
             if part.membership is not None and part.membership.over is None:
+                await self._notice_own_loss(link, part.membership)
                 self._notice_as_member(link, part.membership)
                 again = await self._steps.heed(link, part.membership, lease=part.arrival.lease)
                 again = earlier(again, part.own_beats.attend(link, part.membership))
-                await self._notice_expulsion(link, part.membership)
                 await self._notice_end_of_drain(link, part.membership)
         except StoreError as error:
             log.debug("what befalls node %s is not known: %s", part.node_id, error)
@@ -109,20 +109,25 @@ class Noticing(Reaction):
             part.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
         elif round is not None and round.revision > membership.round.revision:
             part.end_membership(f"round {round.number} was completed without this node", dropped=True)
-        elif progress is not None and progress.round == membership.round.number:
+        elif membership.over is None and progress is not None and progress.round == membership.round.number:
             membership.lose(progress.lost_ids)
 
-    async def _notice_expulsion(self, link: Link, membership: Membership) -> None:
-        """The coordinator has taken this node out of the round though it is alive: it says why."""
+    async def _notice_own_loss(self, link: Link, membership: Membership) -> None:
+        """The others are told that this node is lost, alive as it is: the coordinator has taken it out, and says why.
+
+        Or its lease was over, and it is told before it knows that by its own clock.
+        """
         part, progress = self._part, link.follower.head.progress
-        if membership.over is not None or progress is None or progress.round != membership.round.number:
+        if progress is None or progress.round != membership.round.number:
             return
         why = dict(progress.why_lost).get(part.node_id)
+        if why is None and part.node_id not in progress.lost_ids:
+            return
+        part.arrival.gone()
+        part.end_membership(why or "the others have lost it: its record is gone", dropped=True)
         if why is not None:
-            part.arrival.gone()
-            part.end_membership(why, dropped=True)
             part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
-            await link.step_down()
+        await link.step_down()
 
     async def _notice_end_of_drain(self, link: Link, membership: Membership) -> None:
         """This node was to leave by now, and is still a member: it is lost to the others, who may wait for it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,20 +9,17 @@ import anyio
 from rdzv.core.stuck.beats import BeatNote
 from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict
 from rdzv.errors import RendezvousStateError
-from store import Delete, StoreError, when
-from store.printable import escaping
+from store import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rdzv.core.keys import Keys
     from rdzv.core.view import View
     from rdzv.node.wakeup import Wakeup
-    from store import Condition, Store
+    from store import Store
 
 __all__ = ["StallWatch", "read_beats"]
-
-log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... and with many nodes so many for each: an answer has some 60 bytes of each
@@ -38,7 +33,7 @@ class StallWatch:
         keys: The run's keys.
         view: Who is a live member.
         rules: When a member is stuck.
-        in_office: What holds for as long as this node coordinates.
+        expel: Has a member taken out of the round whose lease stands, and says why.
         wakeup: Wakes the coordinator when there is something to report.
     """
 
@@ -49,7 +44,7 @@ class StallWatch:
         view: View,
         rules: StallRules,
         *,
-        in_office: tuple[Condition, ...],
+        expel: Callable[[str, str], None],
         wakeup: Wakeup,
     ) -> None:
         self._store = store
@@ -57,7 +52,7 @@ class StallWatch:
         self._view = view
         self._stalls = Stalls(rules)
         self._on = rules.on
-        self._in_office = in_office
+        self._expel = expel
         self._wakeup = wakeup
 
     async def run(self) -> None:
@@ -75,31 +70,15 @@ class StallWatch:
             heard = {node_id: one for node_id, one in beats.items() if node_id in self._view.live}
             verdict = self._stalls.look(heard, round=round.number, now=self._store.time(), every=every)
             if self._view.round is round:  # it was read of this one
-                await self._heed(verdict)
+                self._heed(verdict)
 
-    async def _heed(self, verdict: Verdict) -> None:
+    def _heed(self, verdict: Verdict) -> None:
         """Take members out of the round that are stuck; say it if nobody gets on."""
         if verdict.standstill != self._view.standstill:
             self._view.standstill = verdict.standstill
             self._wakeup.changed()
         for node_id, why in verdict.stuck.items():
-            await self.expel(node_id, why)
-
-    async def expel(self, node_id: str, why: str, *, seems_alive: bool = True) -> None:
-        """Take a member out of the round though its lease stands; all are told why, and the node itself, too."""
-        view = self._view
-        if node_id not in view.live or node_id in view.why_lost:
-            return  # it has gone, or is about to: of that we shall hear
-        view.why_lost[node_id] = why
-        arrival = when.mod_revision(self._keys.node(node_id)) == view.record(node_id).arrival
-        deletion = (Delete(self._keys.node(node_id)),)
-        with contextlib.suppress(StoreError):  # else it is tried at the next look
-            result = await self._store.transact(when=(*self._in_office, arrival), then=deletion)
-            if result.succeeded:
-                level = logging.WARNING if seems_alive else logging.INFO
-                log.log(level, "run %s: node %s is taken out of the round: %s", self._keys.run_id, node_id, why)
-                return
-        view.why_lost.pop(node_id, None)
+            self._expel(node_id, why)
 
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:

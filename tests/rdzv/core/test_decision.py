@@ -19,7 +19,6 @@ from rdzv.core.decision import (
     RoundToCheck,
     Rules,
     Wait,
-    changes_since,
     explain,
     follow,
     report_due,
@@ -40,6 +39,7 @@ from rdzv.core.state import (
     Progress,
 )
 from rdzv.errors import RendezvousSettingsError
+from rdzv.membership import changes_since
 from store.messages import Event
 from tests.support.hand_fed import HandFed
 
