@@ -41,6 +41,7 @@ from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
     from types import TracebackType
+    from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
     from rdzv.config.settings import Settings
@@ -394,7 +395,7 @@ def rounds(
     url: str,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
     **overrides: Unpack[Overrides],
 ) -> Iterator[Round]:

@@ -24,15 +24,22 @@ to them that is a loss. Its record says which of both it is (`StepGate.has_stopp
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.plain_data import maybe, of, pack, unpack
+from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from typing import SupportsIndex
 
-__all__ = ["Drain", "Resized", "StepGate", "Stop", "pack_begun", "stop_of", "unanswered", "unpack_begun"]
+__all__ = ["Drain", "Resized", "StepGate", "Stop", "pack_begun", "step_of", "stop_of", "unanswered", "unpack_begun"]
+
+
+STEP_MOST = 2**63  # what a message can carry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +172,19 @@ def stop_of(answers: Mapping[str, int | None]) -> int | None:
     """The step before which all leave; None if nobody has begun any, and all may leave at once."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
+
+
+def step_of(step: SupportsIndex) -> int:
+    """Return a step as a plain number, which every member can read.
+
+    Raises:
+        RendezvousSettingsError: It is no whole number, or one of more than 64 bits.
+    """
+    with contextlib.suppress(TypeError):
+        number = operator.index(step)
+        if -STEP_MOST <= number < STEP_MOST:
+            return number
+    raise RendezvousSettingsError(f"step={step!r:.80} must be a whole number of at most 64 bits")
 
 
 class StepGate:

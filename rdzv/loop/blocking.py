@@ -48,6 +48,7 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
+    from typing import SupportsIndex
 
     from rdzv.config.settings import Settings
     from rdzv.core.round import Participant
@@ -87,7 +88,7 @@ def rounds_of(
     handler: BlockingHandler,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
 ) -> Iterator[Round]:
     """The rounds of a run over a handler that is connected; see `rdzv.sync.rounds`."""
@@ -99,7 +100,7 @@ def rounds_made_by(
     handler: BlockingHandler,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
 ) -> Iterator[SomeRound]:
     """The same, of a class that offers more; `make` takes what `Round` takes."""
@@ -204,17 +205,17 @@ class Round(MemberOfRound):
 
     # ------------------------------------------------------------------------------------------ for the body
 
-    def check(self, step: int) -> None:
+    def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
 
         Args:
-            step: The one that is about to begin; each time a larger one.
+            step: The one that is about to begin; each time a larger one, any kind of whole number.
 
         Raises:
             RoundChanged: The round has ended, or ends here; leaving the block swallows it.
         """
         self._check_not_over()
-        self._membership.beats.beat(step)
+        step = self._membership.beats.beat(step)
         if self.gate.passes(step):
             return
         if not self.gate.decided:

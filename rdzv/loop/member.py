@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from rdzv.config.config_errors import shown
+from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import (
     GiveUp,
@@ -28,6 +29,7 @@ from rdzv.membership import Membership, Previous
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import SupportsIndex
 
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
@@ -97,7 +99,9 @@ class SoFar:
         no_progress: After how many rounds in which no step was finished the run is given up; 0: never.
     """
 
-    def __init__(self, node: Node, *, was_open: bool, progress: Callable[[], int] | None, no_progress: int = 0) -> None:
+    def __init__(
+        self, node: Node, *, was_open: bool, progress: Callable[[], SupportsIndex] | None, no_progress: int = 0
+    ) -> None:
         self._node = node
         self._was_open = was_open
         self._progress = progress
@@ -144,7 +148,7 @@ class SoFar:
         self._last = round
         before, self._finished = self._finished, finished_of(round.gate, self._finished)
         if self._progress is not None:
-            self._finished = self._progress()
+            self._finished = step_of(self._progress())
         self._has_got_on = round.has_got_on or (self._progress is not None and self._finished != before)
 
     # ------------------------------------------------------------------------------------------ rounds without a step
@@ -262,7 +266,7 @@ class MemberOfRound:
         """Whether this member has finished a step in it, as far as `check` and `beat` say, or come to its end."""
         return self._membership.beats.got_on
 
-    def beat(self, step: int) -> None:
+    def beat(self, step: SupportsIndex) -> None:
         """Say that this member begins a step, where there is nothing to agree upon; `check` says it, too.
 
         It costs no message: it goes with the node's next keep-alive. With `stall_timeout`, a member that begins no step

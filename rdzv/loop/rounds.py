@@ -61,6 +61,7 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
+    from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
     from rdzv.core.round import Participant
@@ -78,7 +79,7 @@ def rounds(
     url: str,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
     **overrides: Unpack[Overrides],
 ) -> AsyncGenerator[Round, None]:
@@ -119,7 +120,7 @@ def rounds_of(
     handler: Handler,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
 ) -> AsyncGenerator[Round, None]:
     """The same over a handler, which this enters, and leaves for good."""
@@ -131,7 +132,7 @@ async def rounds_made_by(
     handler: Handler,
     *,
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
 ) -> AsyncGenerator[SomeRound, None]:
     """The same, of a class that offers more; `make` takes what `Round` takes."""
@@ -241,15 +242,15 @@ class Round(MemberOfRound):
 
     # ------------------------------------------------------------------------------------------ for the body
 
-    async def check(self, step: int) -> None:
+    async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
 
         With nothing pending it costs no message. Leaving means that the body is cancelled here.
 
         Args:
-            step: The one that is about to begin; each time a larger one.
+            step: The one that is about to begin; each time a larger one, any kind of whole number.
         """
-        self._membership.beats.beat(step)
+        step = self._membership.beats.beat(step)
         if self.gate.passes(step):
             return
         if not self.gate.decided:

@@ -53,6 +53,7 @@ from rdzv.torch.store import TorchStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from typing import SupportsIndex
 
     from rdzv.loop.ending import Ending
     from rdzv.loop.member import OnWaiting
@@ -77,7 +78,7 @@ def rounds(
     timeout: timedelta = DEFAULT_TIMEOUT,
     on_change: OnChange = "rebuild",
     on_waiting: OnWaiting = "now",
-    progress: Callable[[], int] | None = None,
+    progress: Callable[[], SupportsIndex] | None = None,
     no_progress: int = 0,
     **overrides: Any,
 ) -> TorchRounds:

@@ -80,6 +80,16 @@ def begin(run: VirtualRun, name: str, *, on_waiting: str = "now", **more: object
     return trainer
 
 
+class Whole:
+    """A whole number of some other kind: numpy's, or a tensor of one element."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number
+
+
 async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
     with anyio.fail_after(within):
         while not condition():  # noqa: ASYNC110  on virtual time, where that costs nothing
@@ -88,6 +98,44 @@ async def until(condition: Callable[[], bool], within: float = 60.0) -> None:
 
 def a_run(**parameters: object) -> VirtualRun:
     return VirtualRun(min_nodes=1, max_nodes=8, last_call_timeout=1, **parameters)  # type: ignore[arg-type]
+
+
+async def test_r21_a_step_is_a_whole_number_of_any_kind_and_all_else_is_refused_where_it_is_said() -> None:
+    """One of numpy's ended the keep-alives without a word, and a float left all members waiting in `check`."""
+    async with a_run(ttl=3) as run:
+        begun: dict[str, list[tuple[int, int]]] = {"a": [], "b": [], "c": []}
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(run.handler(name), progress=lambda: Whole(7)):
+                async with round:
+                    for step in range(1000):
+                        for wrong in (0.5, "7", None, 2**70):
+                            with pytest.raises(ValueError):
+                                await round.check(wrong)  # type: ignore[arg-type]
+                            with pytest.raises(ValueError):
+                                round.beat(wrong)  # type: ignore[arg-type]
+                        await round.check(Whole(step))
+                        begun[name].append((round.number, step))
+                        await asyncio.sleep(1)
+
+        run.start(train("a")), run.start(train("b"))
+        await until(lambda: begun["a"][-1:] == begun["b"][-1:] == [(0, 9)])
+        run.start(train("c"))
+        await until(lambda: all(steps[-1:] == [(1, 9)] for steps in begun.values()))
+
+
+@pytest.mark.parametrize("wrong", [0.5, "7", None, 2**70])
+async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_it(wrong: object) -> None:
+    """The node's record could not be read: it was never admitted, and waited for ever."""
+    async with a_run() as run:
+        rounds = rounds_of(run.handler("a"), progress=lambda: wrong)  # type: ignore[arg-type, return-value]
+        async with await anext(rounds) as round:
+            run.start(run.handler("b").next_rendezvous())
+            await round.check(0)
+            await asyncio.sleep(5)
+            await round.check(1)
+        with pytest.raises(ValueError):
+            await anext(rounds)
 
 
 async def test_r21_a_loss_ends_the_body_at_once_and_the_next_round_names_who_has_gone() -> None:

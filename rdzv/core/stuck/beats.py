@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.plain_data import maybe, of, pack, unpack
+from rdzv.core.stopping import step_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import SupportsIndex
 
 __all__ = ["BeatNote", "Beats"]
 
@@ -110,16 +112,21 @@ class Beats:
         """The last step that was begun."""
         return self._last[0]
 
-    def beat(self, step: int) -> None:
-        """The member begins this step."""
-        before = self._last
+    def beat(self, step: SupportsIndex) -> int:
+        """The member begins this step; which is returned as a plain number.
+
+        Raises:
+            RendezvousSettingsError: It is none.
+        """
+        before, step = self._last, step_of(step)
         if step != before[0]:
             self._last = (step, self._clock(), before[2] + 1)
             self.counts = True
+        return step
 
     def be_busy(self, seconds: float, what: str) -> None:
         """The member is busy for at most so long."""
-        self._busy = (self._clock() + seconds, what[:WHAT_MOST])
+        self._busy = (self._clock() + float(seconds), what[:WHAT_MOST])
         self.counts = True
 
     def be_free(self) -> None:

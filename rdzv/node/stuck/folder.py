@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from rdzv.core.stopping import step_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -62,5 +64,5 @@ def _last_of(folder: Path) -> int | None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with contextlib.suppress(OSError, ValueError):  # it is being written
-                steps.append(int(path.read_bytes()[:DIGITS_MOST]))
+                steps.append(step_of(int(path.read_bytes()[:DIGITS_MOST])))
     return min(steps, default=None)
