@@ -18,7 +18,7 @@ ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=Tr
 
 def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_the_agreed_step() -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
-    node = SimpleNamespace(head=Head(round=ROUND), listeners=Listeners())
+    node = SimpleNamespace(node_id="a", head=Head(round=ROUND), listeners=Listeners())
     ended: list[Ending] = []
     watcher = EndWatcher(cast("Any", node), membership, ended.append, lets_newcomers_wait=False)
     watcher.start()
