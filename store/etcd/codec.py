@@ -268,6 +268,8 @@ class NoSpace(LimitExceeded):
 _TELLING: Final[tuple[tuple[str, FailureKind], ...]] = (
     ("invalid auth token", FailureKind.TOKEN),
     ("revision of auth store is old", FailureKind.TOKEN),
+    ("revision in header is old", FailureKind.TOKEN),  # the same of a JWT, since users or roles have changed
+    ("user name is empty", FailureKind.TOKEN),  # nobody was asked before
     ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
     ("lease already exists", FailureKind.LEASE_EXISTS),
     ("has been compacted", FailureKind.COMPACTED),
@@ -313,8 +315,6 @@ def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
             f"the request is larger than {name} takes, 1.5 MiB unless --max-request-bytes says otherwise ({message}): "
             f"store less at once, or a reference to it"
         )
-    if "user name is empty" in words:
-        return AuthenticationError(f"{name} wants a user, and none was given: pass user= and password=")
     if "invalid user id or password" in words:
         return AuthenticationError(f"{name} refused the user or the password")
     if code == DENIED or "permission denied" in words:

@@ -68,15 +68,12 @@ class Login:
     def _read_password(self) -> str | None:
         return self._password() if callable(self._password) else self._password
 
-    def forget(self) -> None:
-        """Have the next request log in again."""
-        self._token = None
-
-    def refused(self, failure: Failure, tokens: int) -> None:
-        """Forget a token that a request was refused for.
+    def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
+        """Forget a token that a request was refused for: the next request logs in again.
 
         Args:
             failure: Why the request failed; nothing is forgotten if that was something else.
+            token: Which was shown. Many requests may be refused for one token, and another be fetched meanwhile.
             tokens: How many tokens it was refused for.
 
         Raises:
@@ -84,6 +81,9 @@ class Login:
         """
         if failure.trouble is not FailureKind.TOKEN:
             return
-        if self._user is None or tokens > TOKENS_MOST:
+        if self._user is None:
+            raise AuthenticationError(f"{self._name} wants a user ({failure}): pass user= and password=")
+        if token == (self._token or None):
+            self._token = None
+        if tokens > TOKENS_MOST:
             raise AuthenticationError(f"{self._name} does not let user {self._user!r} do that: {failure}")
-        self._token = None

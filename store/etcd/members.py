@@ -116,6 +116,7 @@ class Members:
         self._choice = Choice(len(cluster.hosts), rng or random.Random())
         self._current: Connection | None = None
         self._left: set[Connection] = set()  # closed, perhaps with requests still under way
+        self._probes_refused = 0  # for their tokens, one after the other
         self._never_met: dict[int, StoreError | None] = {}  # members that failed before any answered, and why for good
         self._connecting = asyncio.Lock()  # one attempt at a time, for all who wait
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -178,7 +179,7 @@ class Members:
             StoreTimeoutError: The answer did not come in time.
             StoreError: The request was refused.
         """
-        failures = tokens = 0
+        failures, tokens, token = 0, 0, None
         told = ""  # the last reason that was given; it says more than a silence
         # A lease that one attempt in vain has used up is lost: two at least must fit into what is left.
         share = 0.5 if method == "Lease/LeaseKeepAlive" else 1.0
@@ -190,13 +191,15 @@ class Members:
             limit = min(self.attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
             floor, asked_at = self.identity.revision, self._time()
             try:
-                reply = await self._attempt(connection, method, fields, limit)
+                token = await self.login.token(connection, limit)
+                asked = fields if isinstance(fields, dict) else fields()
+                reply = await self._ask(connection, method, asked, token, limit)
             except Failure as failure:
                 if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
                     self._answered(connection)
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
-                self.login.refused(failure, tokens)
+                self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
                 # One that answers others is busy, and not gone: it is left only if it lets us wait again.
@@ -216,11 +219,7 @@ class Members:
                 self.identity.met(reply.header, floor=floor if method.startswith("KV/") else 0)
                 return reply
 
-    async def _attempt(
-        self, connection: Connection, method: str, fields: Fields | Callable[[], Fields], limit: float
-    ) -> Any:
-        token = await self.login.token(connection, limit)
-        asked = fields if isinstance(fields, dict) else fields()
+    async def _ask(self, connection: Connection, method: str, asked: Fields, token: str | None, limit: float) -> Any:
         # What must be renewed in time does not stand in line.
         async with contextlib.nullcontext() if method.startswith("Lease/") else self._room:
             return await self._send(connection, method, asked, token, limit)
@@ -249,7 +248,13 @@ class Members:
         """
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
-        reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
+        try:
+            reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
+        except Failure as failure:
+            self._probes_refused += failure.trouble is FailureKind.TOKEN
+            self.login.refused(failure, token, self._probes_refused)
+            raise
+        self._probes_refused = 0
         self.identity.met(reply.header, floor=floor)
 
     # ------------------------------------------------------------------------------------------ streams
@@ -261,17 +266,18 @@ class Members:
             Failure: With `COMPACTED`: what one of them asks for is no longer kept.
             StoreError: As `ask`.
         """
-        failures = tokens = 0
+        failures, tokens, token = 0, 0, None
         while True:
             connection = await self._connection(deadline, 1.0, what, None)
             limit = min(self.attempt_limit(failures), deadline - self._time())
             try:
-                subscription = await self._subscribe(connection, requests, limit)
+                token = await self.login.token(connection, limit)
+                subscription = await self._subscribe(connection, requests, token, limit)
             except Failure as failure:
                 if failure.trouble is FailureKind.COMPACTED:
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
-                self.login.refused(failure, tokens)
+                self.login.refused(failure, token, tokens)
                 failures += 1
                 await self.moved_on(connection, failure)
                 await self.pause(failures - 1, deadline)
@@ -279,11 +285,12 @@ class Members:
                 self._answered(connection)
                 return Stream(self, connection, subscription)
 
-    async def _subscribe(self, connection: Connection, requests: Sequence[Fields], limit: float) -> Subscription:
+    async def _subscribe(
+        self, connection: Connection, requests: Sequence[Fields], token: str | None, limit: float
+    ) -> Subscription:
         subscription: Subscription | None = None
         try:
             with anyio.fail_after(limit):
-                token = await self.login.token(connection, limit)
                 subscription = connection.watches(token).subscribe(requests)
                 await subscription.opened()
         except BaseException as error:
@@ -327,8 +334,6 @@ class Members:
             async with _turn():
                 connection = await self._connected_to(place, limit)
         except Failure as failure:
-            if failure.trouble is FailureKind.TOKEN:
-                self.login.refused(failure, self._choice.misses)
             self._missed(place, failure)
             if self.identity.cluster_id is None:
                 await self._find_out(place, failure)
@@ -389,10 +394,7 @@ class Members:
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
         """A connection has failed; the next request makes another one, unless somebody has moved on already."""
-        if failure.trouble is FailureKind.REOPEN:
-            return
-        if failure.trouble is FailureKind.TOKEN:
-            connection.forget_watches()
+        if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again with a new token
             return
         if self._current is connection:
             self._current = None
@@ -437,8 +439,6 @@ class Members:
             elif connection.watching and self._time() >= connection.heard_at + IDLE:
                 await self._probe(connection, self.attempt_limit(0))
         except Failure as failure:
-            if failure.trouble is FailureKind.TOKEN:
-                self.login.forget()
             await self.moved_on(connection, failure)
         except StoreError as error:  # `StoreReplaced` has been told; the rest is told to the next who asks
             log.debug("etcd at %s: %s", self.name, error)
@@ -500,7 +500,7 @@ class Stream:
 
     async def failed(self, failure: Failure) -> None:
         """It has ended; the next one is opened elsewhere, after a moment, lest one that always ends keeps us busy."""
-        self._members.login.refused(failure, 1)
+        self._members.login.refused(failure, self._subscription.token, 1)
         await self._members.moved_on(self._connection, failure)
         if failure.trouble is not FailureKind.REOPEN:
             await self._members.pause(1, math.inf)

@@ -195,22 +195,21 @@ class Connection:
     # ------------------------------------------------------------------------------------------ streams
 
     def watches(self, token: str | None) -> WatchStream:
-        """Return the stream that all watches share; it is opened with the first watch."""
-        if self._watches is None:
-            watches = WatchStream(name=self._name, logged_in=token is not None)
-            self._watches = watches
+        """Return the stream that all watches share; it is opened with the first watch, and again with a new token."""
+        watches = self._watches
+        if watches is None or watches.over or watches.token != token:
+            if watches is not None:
+                watches.end(Failure("it is opened again with a new token", FailureKind.REOPEN))
+            watches = self._watches = WatchStream(name=self._name, token=token)
             self._open("Watch/Watch", watches.requests(), watches.told, watches.end, pb.WatchResponse, token)
-        return self._watches
-
-    def forget_watches(self) -> None:
-        """Have the next watch open a stream of its own, with a new token; who uses the old one opens anew as well."""
-        watches, self._watches = self._watches, None
-        if watches is not None:
-            watches.end(Failure("it is opened again with a new token", FailureKind.REOPEN))
+        return watches
 
     async def _renew(self, lease: int, token: str | None, limit: float) -> pb.LeaseKeepAliveResponse:
-        if self._renewals is None:
-            renewals = self._renewals = _Renewals()
+        renewals = self._renewals
+        if renewals is None or renewals.over or renewals.token != token:
+            if renewals is not None:
+                renewals.requests().close()  # the member answers what was asked before, and ends it
+            renewals = self._renewals = _Renewals(token)
             self._open(
                 "Lease/LeaseKeepAlive",
                 renewals.requests(),
@@ -221,7 +220,7 @@ class Connection:
             )
         try:
             with anyio.fail_after(limit):
-                return await self._renewals.ask(lease)
+                return await renewals.ask(lease)
         except TimeoutError:
             raise Failure(f"it has not answered within {limit:.1f} s", FailureKind.DOUBT, silent=True) from None
 
@@ -301,10 +300,15 @@ async def _answer(call: Any) -> Any:
 class _Renewals:
     """The renewals of leases, over one stream: etcd answers each in its turn, naming the lease."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str | None) -> None:
+        self.token: str | None = token
         self._asked: asyncio.Queue[pb.LeaseKeepAliveRequest] = asyncio.Queue()  # one for each that waits
         self._waiting: dict[int, deque[asyncio.Future[pb.LeaseKeepAliveResponse]]] = {}
         self._ended: Exception | None = None
+
+    @property
+    def over(self) -> bool:
+        return self._ended is not None
 
     def requests(self) -> Outgoing:
         return Outgoing(self._asked)

@@ -57,12 +57,13 @@ class WatchStream:
 
     Args:
         name: The cluster's.
-        logged_in: Whether a token was shown when the stream was opened.
+        token: Which was shown when the stream was opened, if any.
     """
 
-    def __init__(self, *, name: str, logged_in: bool) -> None:
-        self._name, self._logged_in = name, logged_in
-        self._asked: asyncio.Queue[pb.WatchRequest] = asyncio.Queue()  # two for each watch, at most
+    def __init__(self, *, name: str, token: str | None) -> None:
+        self._name = name
+        self.token: str | None = token
+        self._asked: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
         self._last_id = 0
         self._opening: deque[int] = deque()  # asked for and not answered yet, in order
         self._subscriptions: dict[int, Subscription] = {}
@@ -72,6 +73,11 @@ class WatchStream:
     def busy(self) -> bool:
         """Whether anybody watches."""
         return bool(self._subscriptions)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended is not None
 
     def requests(self) -> Outgoing:
         """Return what is to be sent."""
@@ -118,7 +124,7 @@ class WatchStream:
             return Failure("what the watch asked for is no longer kept", FailureKind.COMPACTED)
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
-        if isinstance(verdict, AuthenticationError) and self._logged_in:
+        if isinstance(verdict, AuthenticationError) and self.token is not None:
             return Failure(reason, FailureKind.TOKEN)  # etcd says the same of a token that is too old
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
@@ -129,6 +135,7 @@ class WatchStream:
         if self._ended is not None:
             return
         self._ended = problem
+        self.requests().close()  # at the member, too, with all its watches
         subscriptions = set(self._subscriptions.values())
         self._subscriptions.clear()
         for subscription in subscriptions:
@@ -140,10 +147,12 @@ class Subscription:
 
     Attributes:
         ids: The watches' numbers.
+        token: Which their stream was opened with, if any.
     """
 
     def __init__(self, stream: WatchStream, ids: range) -> None:
         self.ids = ids
+        self.token: str | None = stream.token
         self._stream = stream
         self._opened = 0
         self._messages: list[pb.WatchResponse] = []

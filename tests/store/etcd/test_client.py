@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import random
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -602,6 +603,39 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
             with pytest.raises(AuthenticationError):
                 async with client.watch("/elsewhere", snapshot=False):
                     pass
+
+
+@pytest.mark.parametrize("tokens", ["simple", "jwt"])
+async def test_s8_who_runs_logs_in_again_when_users_change_and_authentication_goes_and_comes(
+    tokens: str, tmp_path: Path
+) -> None:
+    """What ran hung until its token was too old, and failed for good then; or was told that it had no user."""
+    issued = trustme.CA().issue_cert("localhost")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    how = f",pub-key={tmp_path}/cert,priv-key={tmp_path}/key,sign-method=ES256,ttl=2s" if tokens == "jwt" else ""
+    with serve_etcd(options=["--auth-token", tokens + how]) as served:
+        ask = served.members[0].ask
+        ask("auth/user/add", name="root", password="root")
+        ask("auth/role/add", name="root")
+        ask("auth/user/grant", user="root", role="root")
+        ask("auth/enable")
+        async with store.connect(served.url, user="root", password="root", timeout=20) as client:
+            lease = await client.grant(60)
+            async with client.watch("a") as watch:
+                told = aiter(watch)
+                for change in (
+                    lambda: ask("auth/user/add", as_user="root", name="another", password="secret"),
+                    lambda: ask("auth/role/add", as_user="root", name="another"),
+                    lambda: ask("auth/disable", as_user="root"),
+                    lambda: ask("auth/enable"),
+                    lambda: ask("auth/user/delete", as_user="root", name="another"),
+                    lambda: time.sleep(3),  # the token is too old by then
+                ):
+                    await asyncio.to_thread(change)
+                    assert await client.put("a", b"1") == (await anext(told)).revision
+                    await lease.keep_alive()
+                    assert len(await client.wait(["a"])) == 1
 
 
 async def test_a_full_cluster_says_so_in_one_sentence_and_still_reads_and_deletes_and_a_wiped_one_is_another() -> None:

@@ -50,22 +50,31 @@ async def test_who_is_nobody_logs_in_nowhere() -> None:
 async def test_one_login_serves_all_who_wait_until_its_token_is_refused() -> None:
     login, member = Login("etcd", "me", "secret"), Member("first", "second")
     assert await asyncio.gather(*(token(login, member) for _ in range(5))) == ["first"] * 5
-    login.refused(Failure("no leader", FailureKind.UNDONE), 1)
+    login.refused(Failure("no leader", FailureKind.UNDONE), "first", 1)
     assert await token(login, member) == "first"
-    login.refused(OLD, 1)
-    assert await token(login, member) == "second"
-    login.forget()
-    assert await token(login, member) == "second"
-    assert member.asked == [("me", "secret")] * 3
+    for _ in range(5):
+        login.refused(OLD, "first", 1)
+        assert await token(login, member) == "second", "it is not fetched again for each of those who showed the first"
+    assert member.asked == [("me", "secret")] * 2
 
 
 async def test_a_token_that_is_always_refused_is_no_matter_of_tokens() -> None:
+    login, member = Login("etcd", "me", "secret"), Member("first", "second")
+    assert await token(login, member) == "first"
+    login.refused(OLD, "another", TOKENS_MOST)
+    with pytest.raises(AuthenticationError):
+        login.refused(OLD, "first", TOKENS_MOST + 1)
+    assert await token(login, member) == "second", "who asks again begins anew"
+    with pytest.raises(AuthenticationError, match="user="):
+        Login("etcd", None, None).refused(OLD, None, 1)
+
+
+async def test_who_was_not_asked_logs_in_once_authentication_is_switched_on() -> None:
     login = Login("etcd", "me", "secret")
-    login.refused(OLD, TOKENS_MOST)
-    with pytest.raises(AuthenticationError, match="does not let user 'me' do that"):
-        login.refused(OLD, TOKENS_MOST + 1)
-    with pytest.raises(AuthenticationError, match="does not let user None"):
-        Login("etcd", None, None).refused(OLD, 1)
+    member = Member(Failure("authentication is not enabled", FailureKind.NO_AUTHENTICATION), "t")
+    assert await token(login, member) is None
+    login.refused(Failure("user name is empty", FailureKind.TOKEN), None, 1)
+    assert await token(login, member) == "t"
 
 
 async def test_a_password_that_was_changed_where_it_is_kept_is_read_again_once_it_is_refused() -> None:

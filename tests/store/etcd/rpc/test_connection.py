@@ -190,16 +190,17 @@ async def test_a_stream_of_another_cluster_ends_for_that_reason() -> None:
             await subscription.opened()
 
 
-async def test_a_stream_that_is_forgotten_is_opened_anew_with_another_token() -> None:
+async def test_the_watches_are_opened_anew_with_another_token() -> None:
     async with connected(Member(says())) as connection:
-        connection.forget_watches()
         first = connection.watches("old")
         subscription = first.subscribe([range_of("a")])
-        connection.forget_watches()
+        assert connection.watches("old") is first
+        second = connection.watches("new")
         with pytest.raises(Failure, match="new token") as caught:
             await subscription.read()
         assert caught.value.trouble is FailureKind.REOPEN
-        assert connection.watches("new") is not first
+        second.end(Failure("etcdserver: invalid auth token", FailureKind.TOKEN))
+        assert connection.watches("new") is not second, "a login within the same second brings the same token"
 
 
 async def test_a_child_of_a_process_that_has_used_grpc_is_told_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from store.etcd.rpc import watch_stream
 from store.etcd.rpc.watch_stream import Outgoing, WatchStream
 
 
-def stream(*, logged_in: bool = False) -> WatchStream:
-    return WatchStream(name="the cluster", logged_in=logged_in)
+def stream(*, token: str | None = None) -> WatchStream:
+    return WatchStream(name="the cluster", token=token)
 
 
 def created(id: int) -> pb.WatchResponse:
@@ -40,6 +40,8 @@ def sent(watches: WatchStream) -> list[tuple[str, int]]:
     asked = []
     while not watches._asked.empty():
         request = watches._asked.get_nowait()
+        if request is None:
+            break  # it has ended
         kind = request.WhichOneof("request_union")
         asked.append((kind.removesuffix("_request"), getattr(request, kind).watch_id))
     return asked
@@ -93,7 +95,7 @@ async def test_a_watch_that_is_refused_at_once_bears_no_number_and_is_the_first_
 async def test_what_the_member_says_of_a_watch_that_it_ends_tells_what_to_do(
     reason: str, logged_in: bool, kind: FailureKind
 ) -> None:
-    watches = stream(logged_in=logged_in)
+    watches = stream(token="t" if logged_in else None)
     reader = watches.subscribe([range_of("a"), range_of("b")])
     sent(watches)
     watches.told(canceled(1, reason))
