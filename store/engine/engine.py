@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from store.engine.admission import Admission
 from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
@@ -45,7 +46,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Mapping
 
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
+NOBODY: Final = MappingProxyType[int, float]({})
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisecond later
 WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milliseconds ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
@@ -308,14 +310,15 @@ class Engine:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
-    def tick(self, *, now: float, unheard: Container[int] = ()) -> tuple[Delivery | Answer | Overtaken, ...]:
+    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Let leases lapse whose time is over, each at a revision of its own, and sessions that were abandoned.
 
         What is due goes in several ticks if it is much, so that others are served in between: it is due again at once.
 
         Args:
             now: Seconds on the server's monotonic clock.
-            unheard: Peers that may have sent keep-alives which were not carried out yet: what they keep stays for now.
+            unheard: Peers that may have sent keep-alives which were not carried out yet, and for how many seconds at
+                most those may have waited: what came due since then stays for now.
         """
         self._leases.advance(now)
         room = self.limits.writes_max
@@ -323,7 +326,7 @@ class Engine:
             if room <= 0:
                 self._leases.due_again(lease)
                 continue
-            if lease.keeper is not None and lease.keeper in unheard:
+            if lease.keeper is not None and self._leases.was_due_for(lease) < unheard.get(lease.keeper, 0.0):
                 self._leases.look_again(lease)
                 continue
             self._lapsed += not lease.ending

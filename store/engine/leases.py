@@ -231,6 +231,10 @@ class Leases:
                 over[id] = lease
         return sorted(over.values(), key=lambda lease: (lease.ends_at, lease.id))
 
+    def was_due_for(self, lease: LeaseRecord) -> float:
+        """How many seconds ago a lease's time was over."""
+        return self._served - lease.ends_at
+
     def due_again(self, lease: LeaseRecord) -> None:
         """A lease of those that were due has not come to its end yet."""
         heapq.heappush(self._due, (lease.ends_at, lease.id))

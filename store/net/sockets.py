@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import resource
 import socket
@@ -38,6 +39,7 @@ __all__ = [
     "raise_file_limit",
     "raised_file_limit",
     "send_at_once",
+    "unread_bytes",
 ]
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
@@ -139,11 +141,19 @@ def holds_unreadable(sock: Any) -> bool:
     if not SYSTEM_TELLS:
         return False
     try:
-        (readable,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
         held: bytes = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
     except (OSError, ValueError):  # it is closed
         return False
-    return not readable and any(held)
+    return not unread_bytes(sock) and any(held)
+
+
+def unread_bytes(sock: Any) -> float:
+    """How much has come that was not read yet; infinity where the system does not tell."""
+    try:
+        (readable,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
+    except (AttributeError, OSError, ValueError):  # it is no socket of the system's, or it is closed
+        return math.inf
+    return float(readable)
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:

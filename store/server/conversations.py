@@ -206,6 +206,7 @@ class Conversations:
             peer.unread = peer.connection.receive(bytes(data))
         else:
             peer.unread = peer.connection.receive(data)
+        peer.reads(size)
         before = peer.connection.held_bytes
         peer.count_inbox(before + size, progress=False)
         self.go_on(peer)
@@ -316,7 +317,7 @@ class Conversations:
         """Everything that has come from this peer is done, but for a frame that has not come whole."""
         assert peer.connection is not None, "only peers that were taken in are read"
         held = peer.connection.held_bytes
-        peer.unread = None
+        peer.has_read()
         peer.count_inbox(held, progress=held < peer.inbox_bytes)
 
     # ------------------------------------------------------------------------------------------ one request
@@ -371,13 +372,14 @@ class Conversations:
         while self._turns.waits(came):
             await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns, while anybody waits for one
 
-    def unheard(self) -> set[int]:
+    def unheard(self, now: float) -> dict[int, float]:
         """Peers that may have sent what is not carried out yet, or not even read, for reasons that are not theirs.
 
-        They wait for a turn or for the disk. Who does not read what it is told is not among them.
+        They wait for a turn or for the disk, each for so many seconds at most. Who does not read what it is told is not
+        among them.
         """
         waiting = chain(self._turns, self._slowed, self.telling.holding())
-        return {peer.id for peer in waiting if peer.reading_paused}
+        return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
     # ------------------------------------------------------------------------------------------ what waits for the disk
 

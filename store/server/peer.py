@@ -7,12 +7,13 @@ the peer's requests are not read. They are not read, either, while what was read
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import Closing
 from store.net.address import host_and_port
-from store.net.sockets import forget, let_go_in_children
+from store.net.sockets import forget, let_go_in_children, unread_bytes
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, Budget, Outbox
 
@@ -27,6 +28,7 @@ __all__ = ["LEAVE_WITHIN", "Host", "Peer"]
 # What the end of a connection is reported as if the other side has closed it. With TLS, the end of the stream without
 # an alert is an error; asyncio passes over it, and reports none. (Not a timeout: there, the network has gone.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
+TLS_HOLDS = 512 * 1024  # bytes; asyncio reads so many ahead of what it decrypts, twice its high-water mark
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 
 
@@ -83,6 +85,9 @@ class Peer(asyncio.BufferedProtocol):
         self.work: Any = None  # of the engine's, for the last of them, if that takes more than one turn
         self.inbox_bytes: int = 0  # of a frame that is not whole yet, or of requests that wait
         self._inbox_since = 0.0  # on the server's clock
+        self._batch = 0  # bytes that are being carried out
+        self._to_hear = 0.0  # bytes that had come by `_marked_at`, and are not carried out yet
+        self._marked_at = self._heard_at = -math.inf  # on the server's clock; before `_heard_at` nothing is left
         self.gone: bool = False
         self.lags: bool = False
         self.closing: Closing = Closing.CUT  # how it ends, unless its client closes it
@@ -230,6 +235,28 @@ class Peer(asyncio.BufferedProtocol):
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
+
+    def reads(self, size: int) -> None:
+        """So many bytes are carried out before any more are read."""
+        self._batch = size
+
+    def has_read(self) -> None:
+        """They have been carried out."""
+        self._to_hear -= self._batch
+        self._batch = 0
+        self.unread = None
+
+    def waiting_for(self, now: float) -> float:
+        """For how many seconds at most something that it has sent may have waited by now, unread or not carried out.
+
+        Who never stops sending is never heard out; but what had come at one moment is carried out some time.
+        """
+        if self._to_hear <= 0:
+            assert self._transport is not None, "it has connected"
+            self._heard_at, self._marked_at = self._marked_at, now
+            ahead = 0 if self._transport.get_extra_info("sslcontext") is None else TLS_HOLDS
+            self._to_hear = self._batch + ahead + unread_bytes(self._transport.get_extra_info("socket"))
+        return now - self._heard_at
 
     def inbox_cost(self, now: float) -> float:
         """What its unfinished requests cost: bytes, and for how long. Who sends slowly on purpose is found by it."""

@@ -344,7 +344,8 @@ class Server:
 
     async def _let_lapse(self) -> None:
         """Let leases lapse that are due, but for those that may have been renewed by what was not carried out yet."""
-        unheard = self.conversations.unheard()  # they are not read now; who is among them only later will have been
+        # They are not read now; who is among them only later will have been.
+        unheard = self.conversations.unheard(self._clock())
         # Two turns of the loop, the second of which comes after every other socket has been read once more.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
@@ -353,7 +354,8 @@ class Server:
         await self.conversations.hear_newcomers()
         if not self._may_lapse():
             return
-        deliveries = self._engine.tick(now=self._clock(), unheard=unheard | self.conversations.unheard())
+        now = self._clock()
+        deliveries = self._engine.tick(now=now, unheard=unheard | self.conversations.unheard(now))
         self.durability.record()
         self.conversations.telling.deliver(deliveries)
         self.conversations.telling.flush()

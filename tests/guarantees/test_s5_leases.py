@@ -106,11 +106,11 @@ def test_s5_a_lease_whose_keeper_was_not_heard_out_is_looked_at_again() -> None:
     revoked = leased(desk, 0.2, peer=1)
     desk.now += 0.25
     desk.ask(Revoke(lease=revoked), peer=1)
-    desk.take(desk.engine.tick(now=desk.now, unheard={1}))
+    desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
     assert desk.keys() == [f"on {lease}"]
     assert desk.engine.next_tick_in() == pytest.approx(LOOK_AGAIN_AFTER), "and not at once, over and over"
     desk.now += LOOK_AGAIN_AFTER
-    desk.take(desk.engine.tick(now=desk.now, unheard={1}))
+    desk.take(desk.engine.tick(now=desk.now, unheard={1: 1.0}))
     assert desk.keys() == [f"on {lease}"], "for as long as it waits"
     desk.pass_time(LOOK_AGAIN_AFTER)
     assert desk.keys() == []

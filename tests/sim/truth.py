@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from store.client import watch as watch_room
@@ -55,7 +56,7 @@ from store.messages import (
 from tests.sim.checker import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from rdzv.testing.timeline import Timeline
     from store.engine.changeset import Facts
@@ -544,7 +545,7 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     changes = engine._changes
     tick, end_lease, close = engine.tick, changes.end_lease, changes.close
 
-    def observed_tick(*, now: float, unheard: Container[int] = ()) -> Any:
+    def observed_tick(*, now: float, unheard: Mapping[int, float] = MappingProxyType({})) -> Any:
         nonlocal ticking
         ticking = True
         try:

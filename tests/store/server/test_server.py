@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,8 @@ from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
 from store.errors import LimitExceeded, ProtocolError
 from store.limits import Limits
-from store.messages import Found, Get, Put, Watch, Written
+from store.messages import Count, Found, Get, Grant, Granted, Put, Watch, Written
+from store.protocol.connection import InFlight
 from store.protocol.wire import Bye, encode_bye
 from store.server.server import LEAVE_WITHIN, Server
 from tests.support.stores import Peer, connect_in_memory, introduce, serve_in_memory
@@ -93,6 +95,51 @@ async def test_more_sessions_than_allowed_are_refused() -> None:
         assert "sessions_max" in str(second.problem)
         await passes(5.0)
         await introduce(network)
+
+
+# ------------------------------------------------------------------------------------------------ leases
+
+
+class Deaf(Peer):
+    """Hears no more once it is told not to, so that it has the more time to speak."""
+
+    deaf = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self.deaf:
+            super().data_received(data)
+
+    def flood(self, *, first: int) -> int:
+        """Ask many times more, by ids from `first` on; gives the id after the last."""
+        (frame,) = [self.connection.encode(InFlight(1_000_000, Count(prefix="k"), None, False))]
+        before, after = frame.split(id_bytes := struct.pack(">BI", 0xCE, 1_000_000))
+        assert len(id_bytes) == 5
+        ids = range(first, first + 10_000)
+        self.transport.write(b"".join([before + struct.pack(">BI", 0xCE, id) + after for id in ids]))
+        return ids.stop
+
+
+async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_so() -> None:
+    """It kept one of a second for as long as it went on: something that it had sent was always unread (S5)."""
+    async with store.serve() as server, store.connect(server.url) as client:
+        peer = (await asyncio.get_running_loop().create_connection(Deaf, "127.0.0.1", server.port))[1]
+        await peer.until(lambda: peer.connection.welcomed)
+        granted = await peer.answer(*peer.ask(Grant(ttl=0.2)))
+        assert isinstance(granted, Granted)
+        await peer.answer(*peer.ask(Put("kept", b"", lease=granted.lease)))
+        peer.deaf = True
+        next_id = 1_000_000
+        async with asyncio.timeout(60.0), client.watch("kept", snapshot=True) as watch:
+            flooded = 0
+            async for event in watch:
+                if event.kind == "delete":
+                    break
+                while flooded < 100 and await client.count("kept"):
+                    flooded += 1
+                    if peer.transport.get_write_buffer_size() < MIB:
+                        next_id = peer.flood(first=next_id)
+            assert flooded < 100, "it went while there was always more to carry out"
+        peer.transport.abort()
 
 
 # ------------------------------------------------------------------------------------------------ hanging up
