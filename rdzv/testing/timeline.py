@@ -178,6 +178,11 @@ class _Task(asyncio.Task[Any]):
         self._log_destroy_pending = False  # asyncio's own switch
 
 
+def _task(host: Host, work: Coroutine[Any, Any, Any], **options: Any) -> _Task:
+    """Make a task as hosts do by themselves."""
+    return _Task(work, loop=host, **options)
+
+
 @contextlib.contextmanager
 def _nothing_running() -> Iterator[None]:
     """Let hosts run inside a loop that is running already, that of the test: it stands still meanwhile."""
@@ -211,7 +216,10 @@ class Host(asyncio.AbstractEventLoop):
         self._grave: list[tuple[float, int, _TimedCall]] | None = None  # its timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
-        self._tasks: weakref.WeakSet[_Task] = weakref.WeakSet()  # asyncio's own set is of the tasks of all processes
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # asyncio's own: the tasks of all processes
+        self._task_factory: Any = None
+        self._exception_handler: Any = None
+        self._debug = False
         self.paused: bool = False
         self.dead: bool = False
 
@@ -253,7 +261,8 @@ class Host(asyncio.AbstractEventLoop):
         for step in range(BURIAL_STEPS_MAX):
             tasks = self._unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
-                task.say_nothing_when_destroyed()
+                if isinstance(task, _Task):
+                    task.say_nothing_when_destroyed()
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
@@ -265,7 +274,7 @@ class Host(asyncio.AbstractEventLoop):
                 return
         raise AssertionError(f"{self.name} cannot be buried: {self._unfinished()}")
 
-    def _unfinished(self) -> list[_Task]:
+    def _unfinished(self) -> list[asyncio.Task[Any]]:
         return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
@@ -356,17 +365,41 @@ class Host(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """A task of this loop's."""
-        task = _Task(coro, loop=self, **options)
+        make: Any = self._task_factory or _task
+        task: asyncio.Task[Any] = make(self, coro, **options)
         self._tasks.add(task)
         return task
+
+    def get_task_factory(self) -> Any:
+        """What makes its tasks; None: the usual ones."""
+        return self._task_factory
+
+    def set_task_factory(self, factory: Any) -> None:
+        """Have its tasks made by something else: `asyncio.eager_task_factory`, say."""
+        self._task_factory = factory
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what a thread would do, a moment later."""
         await anyio.sleep(0.0005)
         return work()
 
+    def get_exception_handler(self) -> Any:
+        """What hears of exceptions that nobody has caught; None: the simulation ends with them."""
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """Have something else hear of exceptions that nobody has caught."""
+        self._exception_handler = handler
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Whatever nobody has caught ends the simulation: it is a defect, of the code or of the test."""
+        """Tell whoever wishes to hear of exceptions that nobody has caught."""
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+        else:
+            self.default_exception_handler(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """End the simulation: what nobody has caught is a defect, of the code or of the test."""
         if not self.dead and self._timeline.problem is None:
             error = context.get("exception")
             said = f"{self.name}: {context.get('message')}"
@@ -383,8 +416,12 @@ class Host(asyncio.AbstractEventLoop):
         )
 
     def get_debug(self) -> bool:
-        """Never."""
-        return False
+        """Whether asyncio is to look more closely."""
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        """Have asyncio look more closely."""
+        self._debug = enabled
 
     def is_running(self) -> bool:
         """Until it dies."""
@@ -396,3 +433,27 @@ class Host(asyncio.AbstractEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Called by asyncio; a cancelled timer is passed over when its time comes."""
+
+
+def _refuse(what: str) -> Callable[..., NoReturn]:
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            f"virtual time has no {what}: they would come at a random moment. In a body of rdzv.testing.cluster, leave "
+            f"them out; test code that needs them with rdzv.testing.processes"
+        )
+
+    return refused
+
+
+for _what, _names in {
+    "signals": "add_signal_handler remove_signal_handler",
+    "processes": "subprocess_exec subprocess_shell connect_read_pipe connect_write_pipe",
+    "threads": "set_default_executor",
+    "sockets": (
+        "create_connection create_server create_datagram_endpoint create_unix_connection create_unix_server start_tls "
+        "connect_accepted_socket getaddrinfo getnameinfo add_reader add_writer sock_accept sock_connect sock_recv "
+        "sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendfile sock_sendto sendfile"
+    ),
+}.items():
+    for _name in _names.split():
+        setattr(Host, _name, _refuse(_what))

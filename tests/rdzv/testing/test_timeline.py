@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 async def note_each_second(noted: list[float], clock: Timeline) -> None:
@@ -200,4 +204,49 @@ def test_a_process_that_dies_takes_its_own_tasks_with_it_and_no_others() -> None
     one.die()
     timeline.run(1006.0)
     assert ended == ["a is cancelled", "b has slept"]
+    timeline.end()
+
+
+def test_a_body_may_use_task_groups_and_factories_exception_handlers_and_debugging() -> None:
+    """From anyio 4.9 on a task group asks its loop for the task factory, and had NotImplementedError for an answer."""
+    timeline = Timeline()
+    done: list[object] = []
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        loop.set_exception_handler(lambda _, context: done.append(context["message"]))
+        loop.call_exception_handler({"message": "heard"})
+        loop.set_task_factory(lambda loop, work, **options: asyncio.Task(work, loop=loop, **options))
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 1)
+        done.append((loop.get_debug(), loop.get_task_factory() is not None))
+
+    timeline.host("a").start(body())
+    timeline.run(1002.0)
+    assert done == ["heard", (True, True)]
+    timeline.end()
+
+
+@pytest.mark.parametrize(
+    "forbidden",
+    [
+        lambda: asyncio.open_connection("127.0.0.1", 1),
+        lambda: asyncio.create_subprocess_exec("true"),
+    ],
+)
+def test_what_virtual_time_has_not_got_is_refused_in_words(forbidden: Callable[[], Awaitable[object]]) -> None:
+    timeline = Timeline()
+    refused: list[str] = []
+
+    async def body() -> None:
+        try:
+            await forbidden()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    timeline.host("a").start(body())
+    timeline.run(1002.0)
+    assert len(refused) == 1
+    assert "rdzv.testing.processes" in refused[0]
     timeline.end()
