@@ -132,8 +132,9 @@ class Limits:
     )
     handshakes_max: int = _limit(
         1_024,
-        "Connections that have not finished TLS, said hello and proven the token yet; at most half of the connections.",
-        past="newcomers wait to be accepted; those who have been silent for a second make way",
+        "Connections that are still at TLS, the hello or the proof of the token; at most half of the connections.",
+        past="further newcomers wait to be accepted; connections that have been silent for a second are closed to "
+        "make room",
     )
     address_connections_max: int = _limit(
         8_192,

@@ -214,7 +214,7 @@ BASIC = ("get", "set", "add", "compare_set")
 
 PROMISES = (
     Limit(
-        sentence="`c10d` and `etcd-v2` take at least 20 times as long from the last arrival to everyone done",
+        sentence="From the last arrival until everyone is done, `c10d` and `etcd-v2` take at least 20 times as long",
         measured=lambda results: _least_known(_slower(kind, "parked")(results) for kind in ("c10d", "etcd-v2")),
         least=20,
         in_readme=True,
@@ -225,19 +225,20 @@ PROMISES = (
         least=3,
     ),
     Limit(
-        sentence="at 256 nodes `c10d` moves at least 100 times the bytes",
+        sentence="At 256 nodes, `c10d` moves at least 100 times the bytes",
         measured=_more_bytes("c10d", 256),
         least=100,
         in_readme=True,
     ),
     Limit(
-        sentence="with all nodes calling at once, bytes per node are at most 1.5 times those at 64 nodes, up to 10,000",
+        sentence="When all nodes call at once, each moves at most 1.5 times the bytes that it moves with 64 nodes, "
+        "up to 10,000 nodes",
         measured=_bytes_against_64,
         most=1.5,
         in_readme=True,
     ),
     Limit(
-        sentence="`c10d` takes at least 50 times as long to remove a dead member as our survivors take to be told",
+        sentence="`c10d` takes at least 50 times as long to remove a dead member as our survivors take to hear of it",
         measured=_sooner_heard("c10d"),
         least=50,
         in_readme=True,

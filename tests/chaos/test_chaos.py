@@ -18,7 +18,7 @@ from tests.chaos.runner import chaos
 from tests.support.etcd import serve_etcd
 from tests.support.seeds import FRESH
 
-SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "6"))
+SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "4"))
 SEED = int(os.environ.get("RDZV_CHAOS_SEED", FRESH))
 
 

@@ -44,9 +44,9 @@ LATER_FORMAT = {
     "store/disk/rows.py": [
         (f"FORMAT = {NOW} ", f"FORMAT = {NOW + 1} "),
         ("anonymous INTEGER, seal INTEGER", "anonymous INTEGER, mood TEXT, seal INTEGER"),
-        ("*sooner, int(lease.anonymous)))", '*sooner, int(lease.anonymous), "new"))'),
+        ("*sooner, int(lease.anonymous))", '*sooner, int(lease.anonymous), "new")'),
         ("INTO leases VALUES (?, ?, ?, ?, ?, ?)", "INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)"),
-        ('anonymous in rows("leases")', 'anonymous, _ in rows("leases")'),
+        ("gone_ttl, anonymous = row", "gone_ttl, anonymous, _ = row"),
     ],
     "store/disk/migrations.py": [("MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}\n", CARRY_OVER)],
 }
@@ -60,7 +60,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.asynccontextmanager
 async def serving(tree: Path, data_dir: Path, port: int) -> AsyncIterator[Child]:
-    environment = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": str(tree)}
     words = ("-m", "rdzv", "serve", "--port", str(port), "--data-dir", str(data_dir))
     async with start_python(*words, env=environment, cwd=tree) as server:
         yield server

@@ -113,9 +113,7 @@ class Fleet:
         self.seen: list[Child] = []
 
     async def start(self, tree: Path, *arguments: str) -> Child:
-        child = await self._stack.enter_async_context(
-            start_python(*arguments, env={"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}, cwd=tree)
-        )
+        child = await self._stack.enter_async_context(start_python(*arguments, env={"PYTHONPATH": str(tree)}, cwd=tree))
         self.seen.append(child)
         return child
 

@@ -132,7 +132,7 @@ CLIENT = (
 
 
 def environment(tree: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": str(tree)}
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from store import Client, Event
     from store.engine.changeset import Facts
 
-KILLS = int(os.environ.get("RDZV_KILLS", "10"))
+KILLS = int(os.environ.get("RDZV_KILLS", "5"))
 SEED = int(os.environ.get("RDZV_SEED", "7"))
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 WRITERS = 4  # clients, each of which has a caller of every sort below

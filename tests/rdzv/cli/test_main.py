@@ -180,17 +180,19 @@ async def test_output_that_nobody_reads_to_its_end_is_no_error() -> None:
         ("serve", "--cert", "/no/such/file"),
     ],
 )
-async def test_wrong_usage_is_2_and_one_line(arguments: tuple[str, ...]) -> None:
-    status, line = await fails(*arguments)
-    assert status == 2, line
+def test_wrong_usage_is_2_and_one_line(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"rdzv {arguments[0]}: ")
     assert "=secret" not in line
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("-v",), ("serve", "--port", "70000"), ("serve", "--port", "x")])
-async def test_what_argparse_refuses_is_2_and_one_line_as_well(arguments: tuple[str, ...]) -> None:
-    status, line = await fails(*arguments)
-    assert status == 2
+def test_what_argparse_refuses_is_2_and_one_line_as_well(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     prog = f"rdzv {arguments[0]}" if len(arguments) > 1 else "rdzv"
     assert line.startswith(f"{prog}: ")
     assert line.endswith(f"; see {prog} --help")
