@@ -5,6 +5,10 @@ lets all of them reach the store and none reach rank 0, and then the job hangs. 
 was promised, each other member connects and says which rank it is, and rank 0 answers all once all have come. Whoever
 does not hear that within a few seconds gives the round up.
 
+What follows is rank 0's to say (`judge`), in a key that all read. Who has not come while most have is left out of the
+next round, and the others go on: one node behind a firewall ends nobody's job. Where few have come, it is rank 0 that
+is not reached, and another node takes its turn.
+
 Nothing that comes is believed beyond "somebody who knows of this round has come"; a line too long, or wrong, is nobody.
 """
 
@@ -14,19 +18,21 @@ import asyncio
 import contextlib
 import socket
 import struct
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from rdzv.core.plain_data import of, pack, unpack
 from store.net.dialing import describe
 from store.net.sockets import bound_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from rdzv.core.round import Round
 
-__all__ = ["all_reach", "check_the_way", "reach"]
+__all__ = ["WITHIN", "Verdict", "all_reach", "check_the_way", "judge", "reach"]
 
 WITHIN = 5.0  # seconds for all to come
 UNREACHED_NAMED = 3  # members that have not come to rank 0: one sentence names these
@@ -38,24 +44,79 @@ ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
 
 
-async def check_the_way(round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]) -> str:
-    """Whether all reach rank 0 of this round: in words what is wrong, or nothing; `names_of` tells who has a rank."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What becomes of a round that not all members could begin, as its rank 0 says.
+
+    Attributes:
+        why: Who has not come to rank 0, and where that is, in words.
+        left_out: The ranks that the next round is to do without; none if it is rank 0 that is not reached.
+    """
+
+    why: str
+    left_out: tuple[int, ...] = ()
+
+    def pack(self) -> bytes:
+        """Pack it into bytes."""
+        return pack({"why": self.why, "left_out": self.left_out})
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Verdict:
+        """Unpack what the key holds."""
+
+        def build(plain: Mapping[str, Any]) -> Verdict:
+            return cls(why=of(str, plain["why"]), left_out=tuple(of(int, rank) for rank in plain["left_out"]))
+
+        return unpack("what became of a round", value, build)
+
+
+def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
+    """Say, as rank 0, what becomes of a round in which these ranks have not come.
+
+    Args:
+        why: In words.
+        missing: The ranks that have not come; none if nobody could listen for them.
+        size: How many members the round has.
+        needed: How many a round must have.
+        again: This node was such a rank 0 before, and so was every other one that may be.
+    """
+    here = size - len(missing)
+    # Of two nodes nobody knows which one is to blame: the other one is rank 0 once, before it is left out.
+    most = here > len(missing) or (here == len(missing) and (size > 2 or again))
+    if missing and here >= needed and most:
+        return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))
+    return Verdict(why=why)
+
+
+async def check_the_way(
+    round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
+) -> tuple[str, list[int]]:
+    """Whether all reach rank 0 of this round.
+
+    Args:
+        round: The round.
+        rank: This member's.
+        names_of: Tells who has a rank.
+
+    Returns:
+        In words what is wrong, or nothing; and, to rank 0, the ranks that have not come.
+    """
     at = f"{round.host}:{round.port}"
     if rank:
         problem = await reach(round, rank)
-        return problem and f"rank 0 at {at}: {problem}"
+        return problem and f"rank 0 at {at}: {problem}", []
     try:
-        missing = list(await all_reach(round))
+        missing = await all_reach(round)
     except OSError as error:
-        return f"nobody can listen at {at}: {error.strerror or error}"
+        return f"nobody can listen at {at}: {error.strerror or error}", []
     if not missing:
-        return ""
+        return "", []
     more = f" and {len(missing) - UNREACHED_NAMED} more" if len(missing) > UNREACHED_NAMED else ""
     who = " and ".join(await names_of(missing[:UNREACHED_NAMED]))
-    return f"{who}{more} did not come to {at} within {WITHIN:g} s"
+    return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 
-async def all_reach(round: Round) -> Iterable[int]:
+async def all_reach(round: Round) -> list[int]:
     """As rank 0: wait for the others at the port that was promised; the ranks that have not come.
 
     Raises:

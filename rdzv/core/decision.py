@@ -202,17 +202,18 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _spares_are(view, rules, spares)
+    left_out = len(view.left_out)
     return Progress(
         phase=phase,
         round=view.number,
-        joined=joined,
+        joined=joined + left_out,
         needed=rules.needed,
         capacity=rules.capacity,
         live=live,
         waiting=max(room - live, 0) if live else 0,
-        spares=spares,
+        spares=spares + left_out,
         spares_after=spares_after,
-        spare_ids=spare_ids,
+        spare_ids=(*view.left_out, *spare_ids)[:NAMED_MOST],
         last_call_left=None if closed else left,
         lost=view.lost_count,
         lost_ids=tuple(view.lost),
@@ -230,7 +231,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 def _given_up(view: View) -> str:
     """Return which round those who wait have given up, and why: as its rank 0 says, who knows who has not come."""
-    told = [view.waiting[node_id] for node_id in view.gave_up if node_id in view.waiting]
+    told = [view.record(node_id) for node_id in view.gave_up]
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
@@ -296,9 +297,11 @@ def _complete(view: View, rules: Rules, progress: Progress) -> Complete:
         chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # A node that some members could not reach as rank 0 does not become rank 0 again while another node can.
-    reached = next((record for record in ordered if not record.unreached), None)
-    if reached is not None and ordered[0].unreached:
+    # A node that some members could not reach as rank 0 does not become rank 0 again while another node can. If none
+    # can, the turn is that of the one who was rank 0 longest ago: each became it in place of the one before.
+    oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
+    reached = next((record for record in ordered if not record.unreached), oldest)
+    if reached is not ordered[0] and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))
     ordered = tuple(rules.placed(ordered))  # the ranks of a unit are adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
@@ -371,7 +374,7 @@ def explain(progress: Progress | None, *, elapsed: float = 0.0) -> str:
         case Phase.COMPLETE:
             coming = progress.joined - progress.spares
             if not coming:
-                spares = f", and {_spares(progress.spares)}" if progress.spares else ""
+                spares = f", and {_spares(progress.spares)}{given_up}" if progress.spares else ""
                 standstill = progress.standstill and f"; {progress.standstill}"
                 return f"round {progress.round} stands with {_nodes(progress.live)}{spares}{missing}{standstill}"
             staying = progress.absent.describe_staying()
@@ -403,6 +406,7 @@ class Me:
         node_id: What it is called.
         known_round: The last round it knew when it arrived; -1 for none.
         was_member: Whether it was a member of that.
+        left_out: Why it is, if it was left out by those whom it could not reach as others did.
         passed_over: The revision of the last round that turned out not to hold it.
     """
 
@@ -410,6 +414,7 @@ class Me:
     node_id: str = ""
     known_round: int = -1
     was_member: bool = False
+    left_out: str = ""
     passed_over: int = 0
 
 
@@ -459,7 +464,8 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | RoundToCheck | Refused
     elapsed = now - head.progress_at
     if spare:
         assert progress is not None
-        return Parked(reason=_explain_spare(progress), suspended=True)
+        why = me.left_out if me.node_id in progress.spare_ids else ""
+        return Parked(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
     reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"

@@ -25,6 +25,7 @@ What the nodes of a run share, under `<prefix>/<run_id>/`:
     failed/<id>/<n>                 that a node has failed in a round
     rounds/<n>/<term>/ranks/<i>     who has which rank, spread over buckets by the node's id
     rounds/<n>/<term>/roster/<i>    addresses and payloads, in order of rank
+    rounds/<n>/<term>/reached       what became of it, if not all of its members reached its rank 0
     store/<n>/<term>/               what the members of the round share (on the round's lease)
     tally                           what the nodes count together (on the round's lease)
     kept/<name>                     what members keep from round to round
@@ -222,6 +223,10 @@ class Keys:
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:
         """Return one bucket of the roster, or the prefix of all."""
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
+
+    def reached(self, number: int, term: int) -> str:
+        """Return what a round's rank 0 says, if not all members have reached it."""
+        return f"{self.attempt(number, term)}reached"
 
     def shared(self, number: int, term: int) -> str:
         """Return the prefix of what a round's members share."""

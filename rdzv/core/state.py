@@ -86,6 +86,7 @@ class NodeRecord:
         lapsed_in: The round that it was dropped from, and comes back from; -1 for none.
         checks: It checks that rank 0 is reached before it takes a round.
         unreached: It was rank 0 of a round that was given up, since not all reached it.
+        cut_off: Where it did not reach rank 0, while others did, who go on without it.
         gave_up: Which round it gave up before this arrival, and why, in words; empty if it gave up none.
         left: It has left on its own account, and its record is about to go.
         stopped: It has left before the step at which all members had agreed to stop.
@@ -112,6 +113,7 @@ class NodeRecord:
     lapsed_in: int = -1
     checks: bool = False
     unreached: bool = False
+    cut_off: tuple[str, ...] = ()
     gave_up: str = ""
     left: bool = False
     stopped: bool = False
@@ -140,6 +142,8 @@ class NodeRecord:
             plain["checks"] = True
         if self.unreached:
             plain["unreached"] = True
+        if self.cut_off:
+            plain["cut_off"] = self.cut_off
         if self.gave_up:
             plain["gave_up"] = self.gave_up
         if self.left:
@@ -178,6 +182,7 @@ class NodeRecord:
                 lapsed_in=of(int, plain.get("lapsed_in", -1)),
                 checks=of(bool, plain.get("checks", False)),
                 unreached=of(bool, plain.get("unreached", False)),
+                cut_off=names_of(plain.get("cut_off", [])),
                 gave_up=of(str, plain.get("gave_up", "")),
                 left=of(bool, plain.get("left", False)),
                 stopped=of(bool, plain.get("stopped", False)),

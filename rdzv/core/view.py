@@ -6,7 +6,7 @@ arrivals cost ten thousand small steps. A node's record is all there is to it:
     record                                   the node is
     ------------------------------------     ------------------------------------------------------
     written by the arrival in the round      a live member of the last round
-    written by another arrival               waiting for the next round
+    written by another arrival               waiting for the next round, or left out of it if it did not reach rank 0
     written with `left`                      gone, on its own account (a coordinator's marker looks like this, too)
     deleted, before saying so                gone, and lost if it was a live member
 
@@ -72,6 +72,8 @@ class View:
         self.members: dict[str, Member] = {}  # of the last round, whether still in it or not
         self.live: set[str] = set()  # those who are
         self.waiting: dict[str, NodeRecord] = {}  # by order of arrival
+        self.left_out: dict[str, NodeRecord] = {}  # those who wait, and did not reach the last round's rank 0
+        self._cut_off: dict[str, None] = {}  # those who wait, and have said that they did not reach some rank 0
         self.gave_up: dict[str, None] = {}  # those that wait, and have said which round they have given up
         self.lost: list[str] = []
         self.lost_count: int = 0
@@ -154,7 +156,7 @@ class View:
             self._records.clear()  # what of it is not in the snapshot that follows has gone meanwhile
             self.live.clear()
             self.waiting.clear()
-            self.gave_up.clear()
+            self._forget_what_they_said()
             return
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
@@ -212,9 +214,9 @@ class View:
         self.left_early = False
         self._inherited = None
         self.enough_since = None
-        waiting, self.waiting = self.waiting, {}
-        self.gave_up.clear()
-        for record in waiting.values():
+        waiting, self.waiting = self._everyone_waiting(), {}
+        self._forget_what_they_said()
+        for record in waiting:
             self._place(record)
         self._count(now)
 
@@ -282,9 +284,7 @@ class View:
             self._gone(record.node_id, left=True)
             return
         self.arrived_at = self._now
-        self.live.discard(record.node_id)
-        self.waiting.pop(record.node_id, None)
-        self.gave_up.pop(record.node_id, None)
+        self._take_out(record.node_id)
         self._place(record)
 
     def _place(self, record: NodeRecord) -> None:
@@ -297,13 +297,38 @@ class View:
             self.waiting[record.node_id] = record
             if record.gave_up:
                 self.gave_up[record.node_id] = None
+            if record.cut_off:
+                self._cut_off[record.node_id] = None
+
+    def _take_out(self, node_id: str) -> None:
+        self.live.discard(node_id)
+        for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
+            place.pop(node_id, None)
+
+    def _forget_what_they_said(self) -> None:
+        self.left_out.clear()
+        self.gave_up.clear()
+        self._cut_off.clear()
+
+    def _everyone_waiting(self) -> list[NodeRecord]:
+        return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
+
+    def _leave_out(self) -> None:
+        """Leave out who did not reach the last round's rank 0 as others did, unless the others are too few."""
+        host = self.round.host if self.round is not None else ""
+        cut_off = {node_id for node_id in self._cut_off if host in self._records[node_id].cut_off}
+        others = len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live)
+        if others < self._needed:
+            cut_off = set()
+        if cut_off != self.left_out.keys():
+            everyone = self._everyone_waiting()
+            self.waiting = {one.node_id: one for one in everyone if one.node_id not in cut_off}
+            self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
     def _gone(self, node_id: str, *, left: bool = False) -> None:
         """A node has gone. A member that had come again for the next round is missed like any other."""
         record = self._records.pop(node_id, None)
-        self.waiting.pop(node_id, None)
-        self.gave_up.pop(node_id, None)
-        self.live.discard(node_id)
+        self._take_out(node_id)
         if record is not None or node_id in self.members:
             self._miss(node_id, left=left, at=self._now, address=record.address if record is not None else "")
 
@@ -336,6 +361,8 @@ class View:
         return 0 < len(self.waiting) < self._needed and not self.live
 
     def _count(self, now: float) -> None:
+        if self._cut_off or self.left_out:
+            self._leave_out()
         self.absences.count_waiting(short=self._too_few_wait, now=now)
         if len(self.waiting) < self._needed:
             self.enough_since = None

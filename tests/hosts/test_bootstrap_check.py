@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.hosts.lab import Lab, require_hosts
 from tests.hosts.runs import members, serving, url_of
 
@@ -22,3 +24,27 @@ async def test_a_round_whose_rank_0_is_not_reached_is_given_up_and_another_node_
                 await everyone[0].child.says(f"{third.name} ({third.address}), rank 2, did not come")
                 await everyone[2].child.says(f"(rank 2): rank 0 at {first.address}:29500: ")
                 await everyone[1].child.says("it was reached, and has not seen all the others come")
+
+
+async def test_one_newcomer_that_does_not_reach_rank_0_ends_nobodys_job() -> None:
+    """Round after round was given up with it, until all four had ended."""
+    async with Lab(5, style="cloud") as lab:
+        head, first, second, third, newcomer = lab.hosts
+        url = url_of(head.address, "min_nodes=2&max_nodes=4&last_call_timeout=3&bootstrap_check=1&join_timeout=15")
+        async with serving(head), members(url, first, second, third) as three:
+            before = [await member.round() for member in three]
+            assert [line["size"] for line in before] == [3, 3, 3]
+            rank_0 = next(host for host, line in zip((first, second, third), before, strict=True) if not line["rank"])
+            for host in (first, second, third):
+                await lab.cut_between(host, newcomer)
+            async with members(url, newcomer) as (fourth,):
+                after = [await member.round(timeout=30) for member in three]
+                assert [line["size"] for line in after] == [3, 3, 3]
+                assert {line["number"] for line in after} == {2}, "one round was given up, with all four"
+                left_out = f"{newcomer.name} ({newcomer.address}), rank 3, did not come to {rank_0.address}:"
+                for member in (*three, fourth):
+                    await member.child.says(left_out)
+                # It waits for as long as they are at work, and they are not interrupted any more.
+                await asyncio.sleep(16)
+                assert fourth.said == []
+                assert [len(member.events("round")) for member in three] == [2, 2, 2]

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import check_the_way
+from rdzv.bootstrap_check import Verdict, check_the_way, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.round import unpack_roster
-from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
+from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.admission import report_health
 from rdzv.node.candidacy import Candidacy
 from rdzv.node.part.record import Recording
@@ -31,7 +31,7 @@ from rdzv.node.part.state import NOT_WAITING
 from rdzv.node.status import find_member
 from rdzv.node.store_session import is_away
 from rdzv.node.wakeup import Wakeup
-from store import StoreError, StoreReplaced
+from store import Put, StoreError, StoreReplaced, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -52,6 +52,8 @@ __all__ = ["Joining"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read who has a rank; else the ranks are named
+HEARD_WITHIN = 4.0  # seconds to hear from rank 0 what became of a round: it listens for some, and then says so
+CUT_OFF_MOST = 8  # addresses of rank 0s that a node remembers not to have reached
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
 
@@ -90,15 +92,25 @@ class Joining:
             await self._check_health(link, clock, examine)
             while True:
                 membership = await self._join_as(link, clock, me)
-                problem = await self._why_not_reached(link, membership)
-                if not problem:
-                    part.unreached, part.given_up = False, ""
+                verdict = await self._why_not_reached(link, membership)
+                if verdict is None:
+                    part.unreached, part.cut_off, part.given_up = False, (), ""
                     return membership
-                part.unreached = membership.rank == 0
-                part.given_up = f"round {membership.round.number} was given up: {problem}"
+                is_left_out = membership.rank in verdict.left_out
+                part.unreached = membership.rank == 0 and not verdict.left_out
+                if is_left_out:
+                    part.cut_off = (*part.cut_off, membership.round.host)[-CUT_OFF_MOST:]
+                part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
                 clock.set(suspended=False, now=anyio.current_time())
-                me = Me(arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=True)
+                left_out = part.given_up if is_left_out else ""
+                me = Me(
+                    arrival=0,
+                    node_id=part.node_id,
+                    known_round=part.known_round,
+                    was_member=not is_left_out,
+                    left_out=left_out,
+                )
         except BaseException as error:
             refused = isinstance(error, RendezvousSettingsError | RendezvousRefusedError)
             if isinstance(error, StoreReplaced):
@@ -227,17 +239,16 @@ class Joining:
             member = await find_member(link.store, part.keys, round, node_id=part.node_id, arrival=me.arrival)
         return None if member is None else member.rank
 
-    async def _why_not_reached(self, link: Link, membership: Membership) -> str:
-        """Why this round is to be given up, if its members check whether all of them reach rank 0, and not all do."""
+    async def _why_not_reached(self, link: Link, membership: Membership) -> Verdict | None:
+        """What becomes of this round if its members check whether all of them reach rank 0, and not all do."""
         part = self._part
-        round, rank = membership.round, membership.rank
+        round = membership.round
         if not round.checked:
-            return ""
+            return None
         part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
         part.port.release()
-        names = partial(_names_of, link, part.keys, round)
         checking = asyncio.create_task(
-            check_the_way(round, rank, names), name=f"check the way to rank 0 of {part.keys.run_id}"
+            self._check_the_way(link, membership), name=f"check the way to rank 0 of {part.keys.run_id}"
         )
         wakeup = Wakeup()
         checking.add_done_callback(lambda _: wakeup.changed())
@@ -245,12 +256,34 @@ class Joining:
             with part.listeners.listening(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
-                        return ""  # its caller is told that, as of any round
+                        return None  # its caller is told that, as of any round
                     await wakeup.sleep_until(None)
-            problem = checking.result()
+            return checking.result()
         finally:
             await cancel_and_wait(checking)
-        return problem and f"node {part.node_id} (rank {rank}): {problem}"
+
+    async def _check_the_way(self, link: Link, membership: Membership) -> Verdict | None:
+        """Check, and if not all have come say as rank 0 what becomes of the round, or else hear of that from it."""
+        part, round, rank = self._part, membership.round, membership.rank
+        problem, missing = await check_the_way(round, rank, partial(_names_of, link, part.keys, round))
+        if not problem:
+            return None
+        problem = f"node {part.node_id} (rank {rank}): {problem}"
+        key = part.keys.reached(round.number, round.term)
+        verdict = Verdict(why=problem)
+        # Without an answer one does without: then another node is rank 0 of the next round.
+        with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
+            if rank == 0:
+                needed = part.agreed.rules.needed
+                said = judge(problem, missing, size=round.size, needed=needed, again=part.unreached)
+                lease = await link.run_lease()
+                unchanged = when.mod_revision(part.keys.round) == round.revision
+                result = await link.store.transact(when=(unchanged,), then=(Put(key, said.pack(), lease=lease.id),))
+                return said if result.succeeded else verdict
+            log.warning("run %s: %s", part.keys.run_id, problem)
+            (entry,) = await link.store.wait([key])
+            verdict = Verdict.unpack(entry.value)
+        return verdict
 
 
 async def _names_of(link: Link, keys: Keys, round: Round, ranks: Collection[int]) -> list[str]:

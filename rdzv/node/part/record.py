@@ -289,6 +289,7 @@ class Recording:
             progress=part.progress,
             checks=bool(settings.bootstrap_check),
             unreached=part.unreached,
+            cut_off=part.cut_off,
             gave_up=part.given_up[:GIVEN_UP_MOST],
         )
 

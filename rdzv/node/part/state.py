@@ -69,6 +69,7 @@ class Part:
         neighbours: How many nodes live in this process.
         lapsed_in: The round that this node was dropped from; -1 for none.
         unreached: It was rank 0 of the last round, which was given up since not all members reached it.
+        cut_off: Where it did not reach rank 0, while others did, since the last round that held.
         given_up: Which round was given up, and why, in words; empty if none was since the last that held.
         refusal: What the run holds against this node since it has arrived.
         progress: What its next arrival says of the steps it has finished; see `NodeRecord`.
@@ -96,6 +97,7 @@ class Part:
         self.membership: Membership | None = None
         self.known_round: int = -1
         self.unreached: bool = False
+        self.cut_off: tuple[str, ...] = ()
         self.given_up: str = ""
         self.leaves_because: str = ""
         self.lapses: int = 0

@@ -1,0 +1,84 @@
+"""Who did not reach rank 0 as others did is left out: the rounds of the others, and what they say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rdzv.core.decision import Parked, explain
+from tests.support.hand_fed import HandFed
+
+WHY = "round 0 was given up: node a (rank 0): d (10.0.0.4), rank 3, did not come to a:1; the others go on"
+
+
+def given_up(**rules: Any) -> HandFed:
+    """A round of a, b, c and d was given up, as d did not reach a; all of them are back."""
+    run = HandFed(**{"needed": 2, "capacity": 4, **rules})
+    run.arrive("a", "b", "c", "d")
+    assert run.commit() == ["a", "b", "c", "d"]
+    run.arrive("a", "b", "c", gave_up=WHY)
+    assert run.completes() is None, "d is still in it, and may come to say that it was the others who failed"
+    run.arrive("d", gave_up=WHY, cut_off=("a",))
+    return run
+
+
+def test_the_others_go_on_without_it_at_once_and_it_waits_as_a_spare_that_is_named() -> None:
+    run = given_up()
+    assert run.commit() == ["a", "b", "c"]
+    assert (run.progress.spares, run.progress.spare_ids, run.progress.waiting) == (1, ("d",), 0)
+    assert explain(run.progress) == f"round 1 stands with 3 nodes, and 1 spare; {WHY}"
+    parked = run.follow("d", node_id="d", left_out=WHY, passed_over=run.revision)
+    assert parked == Parked(reason=f"a spare: {WHY}", suspended=True)
+
+
+def test_it_is_told_by_a_successor_of_the_coordinator_as_well() -> None:
+    run = given_up()
+    assert run.commit() == ["a", "b", "c"]
+    said = run.progress
+    run.succeed(said)
+    assert run.progress.spare_ids == ("d",)
+    assert run.progress.waiting == 0
+
+
+def test_where_the_others_are_too_few_without_it_it_is_tried_again() -> None:
+    run = given_up(needed=4)
+    assert run.commit() == ["a", "b", "c", "d"]
+    run = given_up()
+    assert run.commit() == ["a", "b", "c"]
+    run.die("b", "c")
+    run.arrive("a")
+    assert run.progress.joined == 2
+    run.now += run.rules.last_call
+    assert run.completes() == ["a", "d"]
+    run.arrive("e")
+    assert run.progress.spare_ids == ("d",), "there is another one again"
+    run.now += run.rules.last_call
+    assert run.completes() == ["a", "e"]
+
+
+def test_when_rank_0_is_elsewhere_it_may_come_in() -> None:
+    run = given_up()
+    assert run.commit() == ["a", "b", "c"]
+    run.die("a")
+    run.arrive("b", "c")
+    assert run.commit() == ["b", "c"]
+    assert run.progress.waiting == 1
+    run.arrive("d", gave_up=WHY, cut_off=("a", "b"))
+    assert run.progress.waiting == 0, "it has tried that one, too"
+
+
+def test_one_that_leaves_or_dies_is_no_spare_any_more() -> None:
+    run = given_up()
+    run.die("d")
+    assert run.commit() == ["a", "b", "c"]
+    assert (run.progress.spares, run.progress.joined) == (0, 0)
+
+
+def test_if_nobody_is_reached_as_rank_0_the_turn_goes_round() -> None:
+    run = HandFed(needed=2, capacity=2)
+    run.arrive("a", "b")
+    assert run.commit() == ["a", "b"]
+    run.arrive("a", gave_up=WHY, unreached=True)
+    run.arrive("b", gave_up=WHY)
+    assert run.commit() == ["b", "a"]
+    run.arrive("a", "b", gave_up=WHY, unreached=True)
+    assert run.commit() == ["a", "b"], "which was in the run before, so that it goes on alone if one is enough"
