@@ -101,7 +101,7 @@ class Limits:
     )
     outboxes_bytes_max: int = _limit(
         1024 * MIB,
-        "What waits for all slow readers together.",
+        "What waits for all slow readers together; and what is kept of earlier revisions for unread listings.",
         past="the connection with most waiting is closed; its client reconnects and resumes",
         used="outbox_bytes",
     )

@@ -39,6 +39,7 @@ GAUGES = {
     "parked_bytes": "Bytes of requests that wait.",
     "sessions": "Sessions of clients, also of those that are away.",
     "replies_bytes": "Bytes of replies that are kept until they are acknowledged.",
+    "unread_bytes": "Bytes of earlier revisions that are kept for listings which were not read to their end.",
     "memory_bytes": "Bytes that all of this takes, as memory_bytes_max counts them.",
     "connections": "Connections that are open.",
     "outbox_bytes": "Bytes that wait to be sent.",

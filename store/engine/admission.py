@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.engine.leases import LeaseRecord, Leases
     from store.engine.sessions import Session, Sessions
+    from store.engine.snapshots import Snapshots
     from store.engine.waits import Waits
     from store.engine.watches import History, Watches
     from store.limits import Limits
@@ -61,6 +62,7 @@ class Admission:
         waits: Waits,
         sessions: Sessions,
         history: History,
+        snapshots: Snapshots,
     ) -> None:
         self._limits = limits
         self._keys = keys
@@ -69,14 +71,15 @@ class Admission:
         self._waits = waits
         self._sessions = sessions
         self._history = history
+        self._snapshots = snapshots
         self.held_elsewhere: Callable[[], int] = int  # nothing, until a server tells
 
     @property
     def memory_bytes(self) -> int:
         """What the store takes, without what its server holds for its connections and its disk."""
-        return (
-            self._keys.bytes + self._history.bytes + self._watches.bytes + self._waits.bytes + self._sessions.held_bytes
-        )
+        parked = self._watches.bytes + self._waits.bytes
+        kept = self._history.bytes + self._sessions.held_bytes + self._snapshots.held_bytes
+        return self._keys.bytes + parked + kept
 
     def check_memory(self, more: int) -> None:
         """Refuse what would take more memory than all of it together may."""

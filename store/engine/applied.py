@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from store.engine.scans import Picked, Scan
+    from store.engine.snapshots import Snapshot
     from store.engine.watches import Watcher
     from store.messages import Event, Response
 
@@ -44,14 +44,14 @@ class Work:
 
     Attributes:
         watcher: Whose request it is, and its id.
-        scan: What is being read; None if that is over, or was not asked for.
+        snapshot: What is being read; None if that is over, or was not asked for.
         keys_only: Whether values are left out.
         prefix: What is watched; None if nothing is.
         next_revision: From which revision on a watch must still be told what has happened.
     """
 
     watcher: Watcher
-    scan: Scan | Picked | None
+    snapshot: Snapshot | None
     keys_only: bool = False
     prefix: str | None = None
     next_revision: int = 0

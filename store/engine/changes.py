@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.engine.keyspace import Change, Keyspace
     from store.engine.leases import LeaseRecord, Leases
-    from store.engine.scans import Picked, Scan
+    from store.engine.snapshots import Snapshots
     from store.engine.waits import Stirred
     from store.messages import Cause
 
@@ -35,15 +35,16 @@ class Changes:
     Attributes:
         facts: What a journal must be told; None if nobody keeps it.
         made: What has changed since the last revision, in order.
-        scans: Those that are told what a key held before it is changed, and waits that are looked at later.
+        stirred: Waits that are looked at later: they are told what a key held before it is changed.
     """
 
-    def __init__(self, keys: Keyspace, leases: Leases, *, facts: Facts | None) -> None:
+    def __init__(self, keys: Keyspace, leases: Leases, snapshots: Snapshots, *, facts: Facts | None) -> None:
         self._keys = keys
+        self._snapshots = snapshots
         self._leases = leases
         self.facts = facts
         self.made: list[Change] = []
-        self.scans: dict[Scan | Picked | Stirred, None] = {}
+        self.stirred: list[Stirred] = []
 
     @property
     def revision(self) -> int:
@@ -100,9 +101,8 @@ class Changes:
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self._keys.revision + 1
         before = self._keys.get(key)
-        if self.scans:
-            for scan in self.scans:
-                scan.note(key, before)
+        if self._snapshots or self.stirred:
+            self._changing(key, before)
         if before is None:
             created = revision
         else:
@@ -120,15 +120,23 @@ class Changes:
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
         """Delete a key, if it is there; `cause` is how its lease ended, if that is why."""
-        for scan in self.scans:
-            scan.note(key, self._keys.get(key))
-        entry = self._keys.pop(key)
+        entry = self._keys.get(key)
         if entry is None:
             return False
+        if self._snapshots or self.stirred:
+            self._changing(key, entry)
+        self._keys.pop(key)
         if entry.lease is not None:
             self._detach(key, entry.lease)
         self.made.append(Event(kind="delete", revision=self._keys.revision + 1, key=key, cause=cause))
         return True
+
+    def _changing(self, key: str, before: Entry | None) -> None:
+        """Keep what a key holds for those who are to find it as it was."""
+        if self._snapshots:
+            self._snapshots.changing(key, before)
+        for stirred in self.stirred:
+            stirred.note(key, before)
 
     def _detach(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.with_keys(lease_id)

@@ -31,6 +31,7 @@ from store.engine.leases import Leases
 from store.engine.processes import Closing
 from store.engine.requests import Requests
 from store.engine.sessions import Forgotten, Session, Sessions, reply_cost
+from store.engine.snapshots import Snapshots
 from store.engine.waits import Stirred, Waits
 from store.engine.watches import History, Watches
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
@@ -99,7 +100,8 @@ class Engine:
         self._replies = self._sessions.tally
         self._session_of: dict[int, Session] = {}
         self._waits = Waits()
-        self._changes = Changes(self._keys, self._leases, facts=Facts() if durable else None)
+        self._snapshots = Snapshots(self._keys)
+        self._changes = Changes(self._keys, self._leases, self._snapshots, facts=Facts() if durable else None)
         self._admission = Admission(
             self.limits,
             keys=self._keys,
@@ -108,6 +110,7 @@ class Engine:
             waits=self._waits,
             sessions=self._sessions,
             history=self._history,
+            snapshots=self._snapshots,
         )
         self._asked = Requests(
             self.limits,
@@ -116,11 +119,12 @@ class Engine:
             watches=self._watches,
             waits=self._waits,
             history=self._history,
+            snapshots=self._snapshots,
             changes=self._changes,
             admission=self._admission,
             figures=self.figures,
         )
-        self.stirred: list[Stirred] = []
+        self.stirred: list[Stirred] = self._changes.stirred
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._now = -math.inf  # the reading of the clock at the last request
@@ -136,6 +140,16 @@ class Engine:
     def memory_bytes(self) -> int:
         """What the store takes in memory, without what its server holds for its connections and its disk."""
         return self._admission.memory_bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is kept of earlier revisions for those who read it in parts."""
+        return self._snapshots.held_bytes
+
+    @property
+    def slowest_reader(self) -> int | None:
+        """The peer for which most of that is kept, if anything is."""
+        return self._snapshots.oldest_reader
 
     def count_elsewhere(self, held: Callable[[], int]) -> None:
         """The server tells by `held` what it holds for its connections and its disk: that is part of the total."""
@@ -200,8 +214,8 @@ class Engine:
         self._leases.peer_closed(peer, how)
         self._watches.peer_closed(peer)
         work = self._works.pop(peer, None)
-        if work is not None and work.scan is not None:
-            del self._changes.scans[work.scan]
+        if work is not None and work.snapshot is not None:
+            self._snapshots.end(work.snapshot)
         self._waits.peer_closed(peer)
         session = self._session_of.pop(peer, None)
         if session is not None:
@@ -381,6 +395,7 @@ class Engine:
             "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
             "replies_bytes": self._sessions.held_bytes,
+            "unread_bytes": self.unread_bytes,
             "memory_bytes": self.memory_bytes,
             "requests": self._requests,
         }
@@ -411,7 +426,6 @@ class Engine:
                 self._waits[watcher].stirred = True
             stirred = Stirred(watchers, self._keys.entries, self.revision)
             self.stirred.append(stirred)
-            self._changes.scans[stirred] = None
         else:
             self._asked.look_at_waits(watchers)
 
@@ -421,7 +435,6 @@ class Engine:
         self._asked.look_at_stirred(stirred)
         if stirred.over:
             self.stirred.pop()
-            del self._changes.scans[stirred]
         return self._take_deliveries()
 
 

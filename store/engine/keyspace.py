@@ -18,7 +18,7 @@ from store.fast_init import constructor
 from store.messages import Entry, Event, key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from store.limits import Limits
 
@@ -26,6 +26,7 @@ __all__ = [
     "ENTRY_OVERHEAD",
     "NEARLY",
     "Change",
+    "Chunk",
     "Group",
     "Groups",
     "GrownValue",
@@ -247,13 +248,29 @@ class Keyspace:
         return entry
 
 
+class Chunk(list[str]):
+    """A short sorted list of keys.
+
+    Attributes:
+        born: The revision from which on it is as it is; snapshots of that revision and of later ones may share it.
+        entries: What its keys held when it was changed for the first time after that; None if it never was.
+    """
+
+    __slots__ = ("born", "entries")
+
+    def __init__(self, keys: Iterable[str] = (), *, born: int = 0) -> None:
+        super().__init__(keys)
+        self.born: int = born
+        self.entries: list[Entry | None] | None = None
+
+
 class SortedKeys:
-    """A sorted set of strings with prefix iteration."""
+    """A sorted set of strings in which a prefix is one stretch."""
 
     __slots__ = ("_chunks", "_firsts", "_length")
 
     def __init__(self) -> None:
-        self._chunks: list[list[str]] = []
+        self._chunks: list[Chunk] = []
         self._firsts: list[str] = []  # the first key of each chunk
         self._length = 0
 
@@ -264,7 +281,7 @@ class SortedKeys:
         """Add a key that is not there yet."""
         self._length += 1
         if not self._chunks:
-            self._chunks.append([key])
+            self._chunks.append(Chunk([key]))
             self._firsts.append(key)
             return
         at = self._chunk_of(key)
@@ -272,7 +289,7 @@ class SortedKeys:
         insort(chunk, key)
         self._firsts[at] = chunk[0]
         if len(chunk) > CHUNK_MAX:
-            half = chunk[CHUNK_MAX // 2 :]
+            half = Chunk(chunk[CHUNK_MAX // 2 :], born=chunk.born)
             del chunk[CHUNK_MAX // 2 :]
             self._chunks.insert(at + 1, half)
             self._firsts.insert(at + 1, half[0])
@@ -289,19 +306,6 @@ class SortedKeys:
             self._firsts[at] = chunk[0]
         else:
             del self._chunks[at], self._firsts[at]
-
-    def with_prefix(self, prefix: str) -> Iterator[str]:
-        """The keys that start with `prefix`, in order. The index must not change meanwhile."""
-        if not self._chunks:
-            return
-        at = self._chunk_of(prefix)
-        place = bisect_left(self._chunks[at], prefix)
-        for chunk in self._chunks[at:]:
-            for key in chunk[place:] if place else chunk:
-                if not key.startswith(prefix):
-                    return
-                yield key
-            place = 0
 
     def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
         """The first keys, at `most` so many, that start with `prefix` and come after `after`, in order."""
@@ -323,9 +327,16 @@ class SortedKeys:
         return found
 
     def count(self, prefix: str) -> int:
-        """How many keys start with `prefix`: the sizes of the chunks between, not a look at each key."""
+        """How many keys start with `prefix`."""
+        return self.under(prefix)[2] if prefix else self._length
+
+    def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
+        """The chunks with the keys that start with `prefix`, the place of the first of these, and how many there are.
+
+        The sizes of the chunks between tell, not a look at each key.
+        """
         if not prefix or not self._chunks:
-            return self._length
+            return self._chunks.copy(), 0, self._length
         size = len(prefix)
 
         def start(key: str) -> str:
@@ -333,9 +344,21 @@ class SortedKeys:
 
         first = self._chunk_of(prefix)
         last = max(bisect_right(self._firsts, prefix, key=start) - 1, first)
-        before = bisect_left(self._chunks[first], prefix)
+        place = bisect_left(self._chunks[first], prefix)
         upto = bisect_right(self._chunks[last], prefix, key=start)
-        return sum(map(len, self._chunks[first:last])) + upto - before
+        chunks = self._chunks[first : last + 1]
+        return chunks, place, sum(map(len, chunks[:-1])) + upto - place
+
+    def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
+        """Have a copy in the place of the chunk that holds `key`, or would, if snapshots up to a revision may share it.
+
+        What was there before, for the snapshots; None if it was not shared.
+        """
+        at = self._chunk_of(key)
+        if not self._chunks or (shared := self._chunks[at]).born > shared_until:
+            return None
+        self._chunks[at] = Chunk(shared, born=revision)
+        return shared
 
     def _chunk_of(self, key: str) -> int:
         """Which chunk holds `key`, or would."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
-from store.engine.scans import PART_BYTES, STEP_KEYS, Picked, Scan
+from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot, Snapshots
 from store.engine.waits import Parked, Stirred, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
@@ -115,6 +115,7 @@ class Requests:
         watches: Watches,
         waits: Waits,
         history: History,
+        snapshots: Snapshots,
         changes: Changes,
         admission: Admission,
         figures: Callable[[], dict[str, Any]],
@@ -125,6 +126,7 @@ class Requests:
         self._watches = watches
         self._waits = waits
         self._history = history
+        self._snapshots = snapshots
         self._changes = changes
         self._admission = admission
         self._figures = figures
@@ -172,7 +174,8 @@ class Requests:
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
-        return self._list_part(Work(watcher=self._asker, scan=Picked(listing.entries, listing.revision)))
+        snapshot = Snapshot.of(self._keys, request.keys, list(listing.entries))
+        return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:  # else there is nothing to add up
@@ -180,29 +183,28 @@ class Requests:
         return _make_listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
-        scan = Scan(self._keys, request.prefix)
-        return self._list_part(Work(watcher=self._asker, scan=scan, keys_only=request.keys_only))
+        snapshot = Snapshot.under(self._keys, request.prefix)
+        return self._list_part(Work(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
     def _list_part(self, work: Work) -> Listing | ListingPart:
-        scan = work.scan
-        assert scan is not None, "what is listed is read"
-        entries = scan.part()
+        snapshot = work.snapshot
+        assert snapshot is not None, "what is listed is read"
+        entries = snapshot.part()
         if work.keys_only:
             entries = [
                 each and _make_entry(each.key, b"", each.create_revision, each.mod_revision, each.lease)
                 for each in entries
             ]
-        if self._scans_on(work):
+        if self._reads_on(work, snapshot):
             return ListingPart(entries=tuple(entries))
-        return _make_listing(tuple(entries), scan.revision)
+        return _make_listing(tuple(entries), snapshot.revision)
 
-    def _scans_on(self, work: Work) -> bool:
-        """Whether a scan has not come to its end; then it is told of changes from now on, and goes on later."""
-        assert work.scan is not None
-        if work.scan.done:
-            self._changes.scans.pop(work.scan, None)
+    def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
+        """Whether a snapshot was not read to its end; then what is left of it is kept, and read later."""
+        if snapshot.done:
+            self._snapshots.end(snapshot)
             return False
-        self._changes.scans[work.scan] = None
+        self._snapshots.begin(snapshot, reader=work.watcher[0])
         self.work = work
         return True
 
@@ -384,7 +386,7 @@ class Requests:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._admission.check_size(request.prefix, "prefix")
         self._admission.check_open(self._peer, watch_bytes(request.prefix))
-        scan = Scan(self._keys, request.prefix) if request.snapshot else None
+        snapshot = Snapshot.under(self._keys, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return Failed(
                 kind=FailureKind.COMPACTED,
@@ -392,22 +394,22 @@ class Requests:
                 f"at {self._history.compacted + 1}, since history_bytes_max is "
                 f"{self._limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
-        self._open_watch(Work(watcher=self._asker, scan=scan, prefix=request.prefix, next_revision=start))
+        self._open_watch(Work(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
         return Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
         """Tell a watch what is there, or what has happened since; once it knows all, it is told of every change."""
         watcher = (work.watcher,)
         assert work.prefix is not None
-        if work.scan is not None:
-            assert isinstance(work.scan, Scan), "what is watched is a prefix"
-            events = list(map(put_event, work.scan.part()))
-            if self._scans_on(work):
+        snapshot = work.snapshot
+        if snapshot is not None:
+            events = [put_event(entry) for entry in snapshot.part() if entry is not None]
+            if self._reads_on(work, snapshot):
                 self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
                 return
-            events.append(Event(kind="synced", revision=work.scan.revision))
+            events.append(Event(kind="synced", revision=snapshot.revision))
             self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
-            work.scan = None
+            work.snapshot = None
         past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
         if past is None:
             self.deliveries.append(Overtaken(watcher=work.watcher, revision=work.next_revision - 1))

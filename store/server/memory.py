@@ -1,9 +1,10 @@
 """Shell: what all connections of a server hold together, and who pays when it is too much (promise S6).
 
 A peer that reads too slowly fills only its own outbox. Past `outboxes_bytes_max`, which is for all of them together,
-who has most waiting is hung up on; its client comes back and resumes. A frame that has come in part takes memory, too,
-for as long as its sender likes: past `inboxes_bytes_max`, whoever has taken up most of it for longest is hung up on.
-Past `memory_bytes_max`, which is for the store as well, both are.
+who has most waiting is hung up on; its client comes back and resumes. So is, at the same limit, who has left a long
+listing unread for longest, for what is kept of earlier revisions. A frame that has come in part takes memory, too, for
+as long as its sender likes: past `inboxes_bytes_max`, whoever has taken up most of it for longest is hung up on. Past
+`memory_bytes_max`, which is for the store as well, all of them are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from store.server.outbox import Budget
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from store.engine.engine import Engine
     from store.limits import Limits
     from store.server.peer import Peer
 
@@ -29,8 +31,8 @@ class Host(Protocol):
     """What it needs of its server."""
 
     @property
-    def stored_bytes(self) -> int:
-        """What the store takes, without what is held for connections and for the disk."""
+    def engine(self) -> Engine:
+        """The store, which tells what it takes."""
         ...
 
     @property
@@ -98,6 +100,20 @@ class Memory:
                 )
             slowest.abort()
 
+    def make_room_in_listings(self) -> None:
+        """Let who has left its listing unread for longest pay for what is kept of earlier revisions.
+
+        It is looked at ten times a second: what is kept grows with others' writes, and not with what is told.
+        """
+        unread, reader = self._host.engine.unread_bytes, self._host.engine.slowest_reader
+        peer = None if reader is None else self._peers.get(reader)
+        if peer is None or peer.gone:
+            return
+        if unread > self._limits.outboxes_bytes_max or (unread > self.outboxes_free and self._all_is_too_much):
+            if self._host.turned_away():
+                log.warning("%s is hung up on: %d bytes are kept for unread listings; its is oldest", peer.name, unread)
+            peer.abort()
+
     def make_room_in_inboxes(self, now: float) -> None:
         """What has come of unfinished requests takes too much: let who has held most of it for longest begin anew."""
         while self.inboxes_hold_too_much:
@@ -118,7 +134,11 @@ class Memory:
         """
         if budget.bytes <= kept_back:
             return budget.bytes > most
-        return budget.bytes > most or self._host.stored_bytes + self.held_bytes > self._limits.memory_bytes_max
+        return budget.bytes > most or self._all_is_too_much
+
+    @property
+    def _all_is_too_much(self) -> bool:
+        return self._host.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
 
     def _bound(self, *, outboxes: bool) -> str:
         """Which limit is passed, in words."""

@@ -136,7 +136,7 @@ class Server:
         self.store_id: str = engine.store_id
 
     @property
-    def _engine(self) -> Engine:
+    def engine(self) -> Engine:
         """The store; another one, once it has been read from its disk again."""
         return self.conversations.engine
 
@@ -201,7 +201,7 @@ class Server:
     def figures(self) -> dict[str, Any]:
         """The counters that `stats()` shows."""
         return {
-            **self._engine.figures(),
+            **self.engine.figures(),
             **dataclasses.asdict(self._limits),
             "connections_max": self._connections_max,
             "uptime": self._clock() - self._began,
@@ -212,17 +212,12 @@ class Server:
             "outbox_bytes": self._memory.outboxes.bytes,
             "inbox_bytes": self._memory.inboxes.bytes,
             "journal_bytes": self.unwritten_bytes,
-            "memory_bytes": self.stored_bytes + self._memory.held_bytes,
+            "memory_bytes": self.engine.memory_bytes + self._memory.held_bytes,
             "commits": self.durability.commits,
             "commit_seconds": self.durability.commit_seconds,
         }
 
     # ------------------------------------------------------------------------------------------ called by its parts
-
-    @property
-    def stored_bytes(self) -> int:
-        """What the store takes, without what is held for connections and for the disk."""
-        return self._engine.memory_bytes
 
     @property
     def unwritten_bytes(self) -> int:
@@ -281,11 +276,11 @@ class Server:
         self.strangers.went(peer)
         self.strangers.disconnected(peer.address)
         self._bytes_out += peer.bytes_out
-        session = self._engine.session_of(peer.id)
+        session = self.engine.session_of(peer.id)
         if self._session_log is not None and session is not None and not self._leaving:
-            kept, now = self._engine.kept_by(peer.id), self._clock()
+            kept, now = self.engine.kept_by(peer.id), self._clock()
             _log_line(self._session_log.closed(session, peer.name, peer.closing, kept, now=now))
-        self._engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
+        self.engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
         self.durability.record()
         if not self._peers:
             self._nobody_left.set()
@@ -296,7 +291,7 @@ class Server:
 
     def take_in(self, peer: Peer, hello: Hello, now: float) -> None:
         """A peer has said hello, and proven what is wanted."""
-        opened = self._engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
+        opened = self.engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
         self.durability.record()
         if opened is None:
             self.hang_up(
@@ -317,7 +312,7 @@ class Server:
         assert peer.connection is not None
         self.conversations.telling.say(
             peer,
-            peer.connection.welcome(session=session, address=peer.address, revision=self._engine.revision),
+            peer.connection.welcome(session=session, address=peer.address, revision=self.engine.revision),
         )
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
@@ -337,9 +332,10 @@ class Server:
     async def keep_time(self) -> None:
         """Let leases lapse when they are due, for as long as the server runs."""
         while True:
-            due_in = self._engine.next_tick_in() if self._may_lapse() else None
+            due_in = self.engine.next_tick_in() if self._may_lapse() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
-            if self._engine.look(now=self._clock()):
+            self._memory.make_room_in_listings()
+            if self.engine.look(now=self._clock()):
                 await self._let_lapse()
 
     async def _let_lapse(self) -> None:
@@ -355,7 +351,7 @@ class Server:
         if not self._may_lapse():
             return
         now = self._clock()
-        deliveries = self._engine.tick(now=now, unheard=unheard | self.conversations.unheard(now))
+        deliveries = self.engine.tick(now=now, unheard=unheard | self.conversations.unheard(now))
         self.durability.record()
         self.conversations.telling.deliver(deliveries)
         self.conversations.telling.flush()
@@ -372,10 +368,10 @@ class Server:
         """Log which sessions do not renew their leases, for as long as the server runs, if anybody reads that."""
         while self._session_log is not None:
             await anyio.sleep(SILENCE_EVERY)
-            now, silent = self._clock(), self._engine.silent_leases(SILENT_AFTER)
+            now, silent = self._clock(), self.engine.silent_leases(SILENT_AFTER)
             self._session_log.heard({lease.id for _, lease, _ in silent})
             for peer_id, lease, remaining in silent:
-                peer, session = self._peers.get(peer_id), self._engine.session_of(peer_id)
+                peer, session = self._peers.get(peer_id), self.engine.session_of(peer_id)
                 if peer is not None and session is not None:
                     _log_line(self._session_log.silent(session, peer.name, lease, remaining=remaining, now=now))
 
@@ -384,13 +380,13 @@ class Server:
 
         On a disk that is far behind, too: keep-alives may have come on connections that are not read for its sake.
         """
-        return self._engine.read_only is None and not self._leaving and not self.durability.behind
+        return self.engine.read_only is None and not self._leaving and not self.durability.behind
 
     async def warn_of_limits(self) -> None:
         """Log which limits are nearly reached, and by whom, for as long as the server runs."""
         while True:
             await anyio.sleep(WARN_EVERY)
-            for line in self._limit_warnings.look(self.figures(), self._engine.groups):
+            for line in self._limit_warnings.look(self.figures(), self.engine.groups):
                 log.warning("store %s: %s", self.store_id, line)
 
     async def drop_the_silent(self) -> None:

@@ -19,7 +19,7 @@ from store import when
 from store.engine.applied import Delivery
 from store.engine.engine import WAITS_AT_ONCE, Engine
 from store.engine.requests import LOOKS_A_STEP, LOOKS_OF_A_WAIT
-from store.engine.scans import STEP_KEYS
+from store.engine.snapshots import STEP_KEYS
 from store.limits import Limits
 from store.messages import (
     Add,
@@ -177,7 +177,26 @@ def test_s11_a_long_listing_comes_in_parts_that_are_all_of_one_revision(keys_onl
     assert [each.key for each in entries] == sorted(each.key for each in before)
     if not keys_only:
         assert sorted(entries, key=lambda each: each.key) == sorted(before, key=lambda each: each.key)
-    assert desk.engine._changes.scans == {}, "writers pay for it no longer"
+    assert desk.engine.unread_bytes == 0, "and nothing is kept for it any more"
+
+
+def test_s11_unread_listings_do_not_slow_who_writes_down() -> None:
+    """Each of five hundred was told of each put: 2,000 puts took 1.7 s of CPU, and 14 ms without them."""
+    desk = filled(3 * STEP_KEYS // K * K)
+    puts = [Put(f"k/{number:06}", b"new") for number in range(2 * K)]
+
+    def cost() -> float:
+        began = time.process_time()
+        for put in puts:
+            desk.ask(put, peer=1)
+        return time.process_time() - began
+
+    alone = min(cost() for _ in range(3))
+    for peer in range(2, 502):
+        desk.connect(peer)
+        listing = desk.engine.apply(List(prefix="k/"), peer=peer, request_id=1, acknowledged=0, now=desk.now)
+        assert listing.work is not None
+    assert cost() < 10 * alone
 
 
 def test_s11_a_watch_that_opens_with_a_large_snapshot_has_no_gap_and_tells_nothing_twice() -> None:

@@ -285,7 +285,7 @@ async def test_s5_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> 
         peer.ask(*[Count(prefix="")] * 300)
     kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
     slow.seconds += 0.2
-    assert slow.server._engine.look(now=slow.seconds)
+    assert slow.server.engine.look(now=slow.seconds)
     await slow.server._let_lapse()
     listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
     assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"

@@ -139,7 +139,7 @@ class Desk:
         figures = self.engine.figures()
         figures.pop("requests")
         del figures["replies_bytes"], figures["memory_bytes"]  # a refusal is kept as any reply is
-        return figures, dict(self.engine._keys.entries), list(self.engine._keys.index.with_prefix("")), self.told.copy()
+        return figures, dict(self.engine._keys.entries), self.engine._keys.index.under("")[0], self.told.copy()
 
 
 class Town(Desk):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from store import when
-from store.engine.scans import PART_BYTES
+from store.engine.snapshots import PART_BYTES
 from store.messages import (
     Cancel,
     Delete,

@@ -130,7 +130,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
     assert unhurried.answers == desk.answers
     assert unhurried.engine.figures() == desk.engine.figures()
     assert unhurried.engine._waits._at == desk.engine._waits._at
-    assert unhurried.engine._changes.scans == {}
+    assert unhurried.engine.stirred == []
 
 
 def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their_key_changes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -46,7 +47,8 @@ class Scene:
     """A memory, its server, and some peers."""
 
     def __init__(self, **limits: int) -> None:
-        self.stored_bytes = self.unwritten_bytes = 0
+        self.unwritten_bytes = 0
+        self.engine: Any = SimpleNamespace(memory_bytes=0, unread_bytes=0, slowest_reader=None)
         self.said: list[str] = []
         self.peers: dict[int, FakePeer] = {}
         self.memory = Memory(
@@ -101,12 +103,15 @@ def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew() -> None:
     assert "inboxes_bytes_max is 102400; yours have cost most" in scene.said[0]
 
 
-@pytest.mark.parametrize("held", ["stored_bytes", "unwritten_bytes"])
+@pytest.mark.parametrize("held", ["by the store", "for the disk"])
 def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs(
     held: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(memory_bytes_max=200 * KIB, outbox_bytes_max=20 * KIB, frame_bytes_max=20 * KIB)
-    setattr(scene, held, 190 * KIB)
+    if held == "by the store":
+        scene.engine.memory_bytes = 190 * KIB
+    else:
+        scene.unwritten_bytes = 190 * KIB
     scene.peers[0].outbox.queue(bytes(15 * KIB))
     assert weight(15 * KIB) < 20 * KIB
     assert not scene.outboxes_hold_too_much(), "a store that is full must still be read from"
@@ -117,3 +122,20 @@ def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs
     scene.peers[2].receives(21 * KIB)
     scene.memory.make_room_in_inboxes(now=1.0)
     assert scene.gone == [0, 2]
+
+
+@pytest.mark.parametrize("stored", [0, 401 * KIB])
+def test_who_leaves_a_listing_unread_for_longest_pays_for_what_is_kept_for_it(stored: int) -> None:
+    scene = Scene(
+        outboxes_bytes_max=100 * KIB, outbox_bytes_max=60 * KIB, frame_bytes_max=16 * KIB, memory_bytes_max=400 * KIB
+    )
+    scene.memory.make_room_in_listings()
+    scene.engine.slowest_reader = 1
+    scene.engine.unread_bytes = 50 * KIB
+    scene.engine.memory_bytes = stored
+    scene.memory.make_room_in_listings()
+    assert scene.gone == [], "so much is kept back for it, whatever else is held"
+    scene.engine.unread_bytes = 80 * KIB if stored else 101 * KIB
+    scene.memory.make_room_in_listings()
+    scene.memory.make_room_in_listings()
+    assert scene.gone == [1]

@@ -1,0 +1,138 @@
+"""Pure: reading many keys as they are at one revision, in parts, while others write (promises S6, S11).
+
+Entries never change: a change puts another one in the place of one. So a snapshot only holds on to the chunks of the
+index that it reads. Before the first change in a chunk that somebody still reads, its entries are written down beside
+it, and the index goes on with a copy: whoever writes pays for that once a chunk, however many read it. What of all that
+is no longer the store's own is counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from store.engine.keyspace import ENTRY_OVERHEAD, Chunk, answer_bytes
+from store.messages import key_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from store.engine.keyspace import Keyspace
+    from store.messages import Entry
+
+__all__ = ["PART_BYTES", "STEP_KEYS", "Snapshot", "Snapshots"]
+
+STEP_KEYS = 2048  # given at once: about half a millisecond
+PART_BYTES = 256 * 1024  # of one part, so that its frame stays small
+
+
+class Snapshot:
+    """Some entries as they are at one revision, in order, and which of them were read.
+
+    Attributes:
+        revision: Of which they are.
+        reader: The peer that reads them, once they are kept for it.
+        counted_from: How much had been counted when they began to be kept.
+    """
+
+    __slots__ = ("_chunks", "_keys", "_left", "_place", "counted_from", "reader", "revision")
+
+    def __init__(self, keys: Keyspace, chunks: Iterable[Chunk], *, place: int, count: int) -> None:
+        self._keys = keys
+        self._chunks = deque(chunks)
+        self._place = place  # in the first of them
+        self._left = count
+        self.revision: int = keys.revision
+        self.reader: int = 0
+        self.counted_from: int = 0
+
+    @classmethod
+    def under(cls, keys: Keyspace, prefix: str) -> Snapshot:
+        """What lies under a prefix."""
+        chunks, place, count = keys.index.under(prefix)
+        return cls(keys, chunks, place=place, count=count)
+
+    @classmethod
+    def of(cls, keys: Keyspace, names: Iterable[str], entries: list[Entry | None]) -> Snapshot:
+        """What these keys hold."""
+        chunk = Chunk(names)
+        chunk.entries = entries
+        return cls(keys, [chunk], place=0, count=len(entries))
+
+    @property
+    def done(self) -> bool:
+        """Whether all was read."""
+        return not self._left
+
+    def part(self) -> list[Entry | None]:
+        """The next entries; those under a prefix are there, each of them."""
+        part: list[Entry | None] = []
+        size = 0
+        while self._left and len(part) < STEP_KEYS:
+            chunk, place = self._chunks[0], self._place
+            upto = min(len(chunk), place + self._left, place + STEP_KEYS - len(part))
+            entries = chunk.entries
+            if entries is None:
+                now = self._keys.entries
+                found: list[Entry | None] = [now[key] for key in chunk[place:upto]]
+            else:
+                found = entries[place:upto]
+            for entry in found:
+                size += answer_bytes(entry)
+                if part and size > PART_BYTES:
+                    return part
+                part.append(entry)
+                self._place += 1
+                self._left -= 1
+            if self._place == len(chunk):
+                self._chunks.popleft()
+                self._place = 0
+        return part
+
+
+class Snapshots:
+    """All that are being read, and what is kept for them alone."""
+
+    def __init__(self, keys: Keyspace) -> None:
+        self._keys = keys
+        self._read: dict[Snapshot, None] = {}  # the oldest first
+        self._newest = -1  # the revision of the last of them
+        self._counted = 0  # bytes of all that was ever kept for a snapshot alone
+
+    def __bool__(self) -> bool:
+        return bool(self._read)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they hold that is not the store's own any more, at most: all that went since the oldest has begun."""
+        oldest = next(iter(self._read), None)
+        return 0 if oldest is None else self._counted - oldest.counted_from
+
+    @property
+    def oldest_reader(self) -> int | None:
+        """Who reads the one that has been there for longest, and so makes for most of it."""
+        oldest = next(iter(self._read), None)
+        return None if oldest is None else oldest.reader
+
+    def begin(self, snapshot: Snapshot, *, reader: int) -> None:
+        """Keep what this one has not read, until its end."""
+        if snapshot not in self._read:
+            self._read[snapshot] = None
+            self._newest = snapshot.revision
+            snapshot.reader, snapshot.counted_from = reader, self._counted
+
+    def end(self, snapshot: Snapshot) -> None:
+        """This one has read all, or is read no further."""
+        if self._read.pop(snapshot, self) is None:
+            newest = next(reversed(self._read), None)  # they begin in the order of their revisions
+            self._newest = -1 if newest is None else newest.revision
+
+    def changing(self, key: str, before: Entry | None) -> None:
+        """A key is about to be changed; `before` is what it holds."""
+        if before is not None and before.mod_revision <= self._newest:
+            self._counted += ENTRY_OVERHEAD + key_bytes(key) + len(before.value)
+        keys = self._keys
+        frozen = keys.index.renew_chunk_of(key, shared_until=self._newest, revision=keys.revision + 1)
+        if frozen is not None:
+            frozen.entries = [keys.entries[name] for name in frozen]
+            self._counted += 2 * frozen.__sizeof__()

@@ -1,0 +1,103 @@
+"""What is read in parts is what was there when it was asked for, whatever is written meanwhile; and it is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.engine import keyspace, requests, snapshots
+from store.limits import Limits
+from store.messages import Delete, GetMany, List, ListingPart, Put
+from tests.support.by_hand import Desk
+
+KEYS = st.sampled_from([f"{first}/{second}" for first in "ab" for second in range(8)])
+STEPS = st.one_of(
+    st.builds(Put, KEYS, st.binary(max_size=2)),
+    st.builds(Put, KEYS, st.binary(max_size=2)),
+    st.builds(Delete, KEYS),
+    st.builds(List, prefix=st.sampled_from(["", "a/", "b/", "b/3", "c"])),
+    st.builds(GetMany, keys=st.lists(KEYS, min_size=3, max_size=8).map(tuple)),
+    st.integers(0, 3),  # that one goes on
+)
+
+
+class Reading:
+    """A listing that is read in parts, and what it must come to."""
+
+    def __init__(self, desk: Desk, request: List | GetMany, peer: int) -> None:
+        self.desk, self.peer = desk, peer
+        entries = desk.engine._keys.entries
+        if isinstance(request, List):
+            self.expected = [entries[key] for key in sorted(entries) if key.startswith(request.prefix)]
+        else:
+            self.expected = [entries.get(key) for key in request.keys]  # type: ignore[misc]
+        self.found: list[Any] = []
+        desk.connect(peer)
+        self._take(desk.engine.apply(request, peer=peer, request_id=1, acknowledged=0, now=desk.now))
+
+    def go_on(self) -> None:
+        if self.work is not None:
+            self._take(self.desk.engine.go_on(self.work))
+
+    def _take(self, applied: Any) -> None:
+        self.work = applied.work
+        self.found += applied.response.entries
+        assert (self.work is not None) == isinstance(applied.response, ListingPart)
+        assert self.work is not None or self.found == self.expected
+
+
+@given(st.lists(STEPS, max_size=60))
+def test_what_is_read_in_parts_is_of_one_revision(steps: list[Any]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyspace, "CHUNK_MAX", 4)
+        for room in (snapshots, requests):
+            patch.setattr(room, "STEP_KEYS", 2)
+        desk, readings = Desk(), list[Reading]()
+        for number in range(8):
+            desk.ask(Put(f"a/{number}", b"old"))
+        for step in steps:
+            if isinstance(step, List | GetMany):
+                readings.append(Reading(desk, step, peer=2 + len(readings)))
+            elif isinstance(step, int):
+                for reading in readings[step : step + 1]:
+                    reading.go_on()
+            else:
+                desk.ask(step)
+        for number, reading in enumerate(readings):
+            if number % 3 == 0:
+                desk.disconnect(reading.peer)
+            while number % 3 and reading.work is not None:
+                reading.go_on()
+        assert desk.engine.unread_bytes == 0
+        assert not desk.engine._snapshots
+
+
+def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or_given_up() -> None:
+    """It was counted nowhere: a server held 1,018 MB and told of 112."""
+    desk = Desk()
+    for number in range(3000):
+        desk.ask(Put(f"k/{number:04}", bytes(1000)))
+    work: Any = None
+    for peer in (2, 3):
+        desk.connect(peer)
+        work = desk.engine.apply(List(prefix="k/"), peer=peer, request_id=1, acknowledged=0, now=desk.now).work
+        assert work is not None
+    before = desk.engine.memory_bytes
+    assert desk.engine.unread_bytes == 0, "it is all the store's own"
+    for _ in range(3):
+        for number in range(3000):
+            desk.ask(Put(f"k/{number:04}", bytes(1000)))
+    unread = desk.engine.unread_bytes
+    assert 3_000_000 < unread < 5_000_000, "each entry once, for both of them, and not the later ones"
+    history = desk.engine.figures()["history_bytes"]
+    assert desk.engine.memory_bytes - before > unread
+    assert history <= Limits().history_bytes_max
+    desk.disconnect(2)
+    assert desk.engine.unread_bytes == unread
+    assert desk.engine.slowest_reader == 3
+    while work is not None:
+        work = desk.engine.go_on(work).work
+    assert desk.engine.unread_bytes == 0
