@@ -1,11 +1,6 @@
 """Shell: the process group of one round: made, aborted by another thread when a member is lost, gone without a trace.
 
-**gloo.** A collective whose peer was killed fails by itself on the peer's neighbours only; the others wait until the
-group's timeout, and PyTorch's own abort changes nothing about that (2.13). What ends it at once is to shut down the
-sockets that the group has connected: then every collective on it raises `RuntimeError: ... Connection closed by peer`.
-They are told from other libraries' by comparing the process's descriptors around the group's making, and each is known
-by its inode, since a number may be somebody else's by then. A listening socket is left alone: gloo aborts the process
-when its accept fails.
+**gloo.** `gloo_sockets` ends its collectives.
 
 **nccl.** PyTorch's abort ends a collective. All members must abort once one has, or the others wait for the timeout:
 every member hears of the loss from its own node and aborts. An abort waits for the GPU, and so has a thread of its own;
@@ -20,17 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import stat
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rdzv.errors import RendezvousSettingsError
-from rdzv.torch.pytorch import abort_process_group, count_groups_anew, destroy_process_groups, dist, set_group_timeout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from rdzv.torch.gloo_sockets import GlooSockets
+from rdzv.torch.pytorch import (
+    abort_process_group,
+    count_groups_anew,
+    destroy_process_groups,
+    dist,
+    set_group_timeout,
+    underlying_store,
+)
+from rdzv.torch.store import TorchStore
 
 __all__ = ["RoundGroup"]
 
@@ -71,9 +70,8 @@ class RoundGroup:
         self._uses_gloo = "gloo" in backend
         self._uses_nccl = "nccl" in backend
         self._aborting: threading.Thread | None = None  # nccl's groups
-        self._inodes: set[int] = set()
+        self._sockets = GlooSockets()
         self._making = threading.Lock()
-        self._before: set[int] | None = None  # inodes of sockets that were there before, while a group is being made
         self._aborted = threading.Event()
 
     def make(self) -> None:
@@ -118,10 +116,15 @@ class RoundGroup:
     def _make_once(self, store: Any, timeout: timedelta) -> None:
         count_groups_anew()
         self._wait_for_all(store)
-        with self._noting_sockets():
+        bottom = underlying_store(store)
+        if isinstance(bottom, TorchStore):
+            bottom.overheard_by = self._sockets.heed
+        with self._making:
             dist.init_process_group(
                 self._backend, store=store, rank=self._rank, world_size=self._world_size, timeout=timeout
             )
+        if self._aborted.is_set():
+            self._sockets.shut_down()
 
     def _wait_for_all(self, store: Any) -> None:
         """Wait until every member is here: the store's waits end when one is lost, gloo's do not."""
@@ -141,16 +144,11 @@ class RoundGroup:
             store.compare_set(VERDICT, "", GO_ON)
         return bool(store.get(VERDICT) == GO_ON)
 
-    def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """`torch.distributed.new_group`, of which `abort` knows, too."""
-        with self._noting_sockets():
-            return dist.new_group(ranks, **options)
-
     def abort(self) -> None:
         """End every collective that is under way, and every later one; from any thread, as often as one likes."""
         self._aborted.set()
         if self._uses_gloo:
-            self._shut_down_sockets()
+            self._sockets.shut_down()
             if self._making.locked():
                 # Not here: this may be the node's thread, which keeps leases, and gloo tries again for ten seconds.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
@@ -163,8 +161,8 @@ class RoundGroup:
     def _shut_down_until_made(self) -> None:
         """End what connects while a group is being made: in a thread of its own, which ends with the making."""
         while not self._making.acquire(timeout=LOOK_AGAIN_AFTER):
-            self._shut_down_sockets()
-        self._shut_down_sockets()
+            self._sockets.shut_down()
+        self._sockets.shut_down()
         self._making.release()
 
     def close(self) -> None:
@@ -174,51 +172,8 @@ class RoundGroup:
         if dist.is_initialized():
             destroy_process_groups()
 
-    @contextlib.contextmanager
-    def _noting_sockets(self) -> Any:
-        """Take every socket that is connected meanwhile for one of the group's."""
-        with self._making:
-            self._before = set(_connected_sockets())
-            try:
-                yield
-            finally:
-                self._inodes |= set(_connected_sockets()) - self._before
-                self._before = None
-        if self._aborted.is_set():
-            self._shut_down_sockets()
-
-    def _shut_down_sockets(self) -> None:
-        connected, before = _connected_sockets(), self._before
-        mine = self._inodes if before is None else self._inodes | (set(connected) - before)
-        for inode in mine & set(connected):
-            _shut_down(connected[inode], inode)
-
 
 def _abort_all() -> None:
     """Abort all of nccl's groups, and destroy them."""
     with contextlib.suppress(ValueError, AssertionError):  # they have been destroyed, or were never made
         abort_process_group()
-
-
-def _connected_sockets() -> dict[int, int]:
-    """The numbers of this process's TCP sockets that do not listen, by inode."""
-    found = {}
-    for name in os.listdir("/dev/fd"):
-        number = int(name)
-        with contextlib.suppress(OSError):  # closed since, such as the one that lists
-            status = os.fstat(number)
-            if not stat.S_ISSOCK(status.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(number)) as copy:
-                internet = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-                if internet and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found[status.st_ino] = number
-    return found
-
-
-def _shut_down(number: int, inode: int) -> None:
-    with contextlib.suppress(OSError):  # closed since, or not connected any more
-        copy = os.dup(number)
-        with socket.socket(fileno=copy) as connection:
-            if os.fstat(copy).st_ino == inode:
-                connection.shutdown(socket.SHUT_RDWR)

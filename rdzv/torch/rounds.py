@@ -47,7 +47,7 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import check_no_progress, check_on_waiting, others_have_gone
 from rdzv.node.handler import blocking_share
 from rdzv.torch.group import RoundGroup
-from rdzv.torch.pytorch import same_device
+from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
 
@@ -161,7 +161,7 @@ class _GroupOfRound:
     """What both twins of a round have beside the round: a process group, the process's default one meanwhile.
 
     Attributes:
-        group: The group. Make further ones by `new_group`, which knows of them when the round is aborted.
+        group: The group. Whatever further ones are made over the default one are aborted with it.
     """
 
     rank: int
@@ -220,8 +220,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
     # ------------------------------------------------------------------------------------------ for the body
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """`torch.distributed.new_group`, aborted with the round."""
-        return self.group.new_group(ranks, **options)
+        """Make a group of some members: `torch.distributed.new_group`, whose groups are aborted with the round, too."""
+        return dist.new_group(ranks, **options)
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state of the one who has finished the most steps; a collective, so all call it.
@@ -314,8 +314,8 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """`torch.distributed.new_group`, aborted with the round."""
-        return await self.in_thread(functools.partial(self.group.new_group, ranks, **options))
+        """Make a group of some members, in the round's thread; see `TorchRound.new_group`."""
+        return await self.in_thread(functools.partial(dist.new_group, ranks, **options))
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state of the one who has finished the most steps; see `TorchRound.sync_state`."""

@@ -44,6 +44,7 @@ when it makes a group.
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V", str, bytes, "str | bytes")
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)
 """PyTorch's own default for a store."""
@@ -172,6 +173,9 @@ class TorchStore(dist.Store):
         timeout: How long a wait may take, and the first connection.
         overrides: The URL's parameters as keywords.
 
+    Attributes:
+        overheard_by: Called with each value that is written or read; also of clones that are made since.
+
     Raises:
         DistNetworkError: The store cannot be reached.
         RendezvousSettingsError: The URL is wrong; a `ValueError`.
@@ -181,6 +185,7 @@ class TorchStore(dist.Store):
         super().__init__()
         os.environ.setdefault(GLOO_EXTENDED_API, "1")
         _teach_prefix_store()
+        self.overheard_by: Callable[[str | bytes], object] | None = None
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
         if isinstance(url, str):
@@ -220,6 +225,11 @@ class TorchStore(dist.Store):
             self._last_timeout = timeout
         return shared
 
+    def _overheard(self, value: V) -> V:
+        if self.overheard_by is not None:
+            self.overheard_by(value)
+        return value
+
     def __reduce__(self) -> tuple[Any, ...]:
         shared, origin = self._shared, self._origin
         if origin is None:
@@ -232,12 +242,13 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
+        self._overheard(value)
         self._here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        return self._timed().get(key)
+        return self._overheard(self._timed().get(key))
 
     @_with_torch_errors
     def add(self, key: str, amount: int) -> int:
@@ -270,11 +281,12 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them as they are at one moment."""
-        return self._timed().multi_get(keys)
+        return [self._overheard(value) for value in self._timed().multi_get(keys)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once."""
+        values = [self._overheard(value) for value in values]
         try:
             self._here().multi_set(keys, values)
         except ValueError as error:
@@ -288,6 +300,7 @@ class TorchStore(dist.Store):
         """Another object for the same keys, on the same client, with a timeout of its own."""
         clone = TorchStore(self._here(), self.timeout)
         clone._origin, clone._owns_client = self._origin, self._owns_client
+        clone.overheard_by = self.overheard_by
         return clone
 
     @_with_torch_errors

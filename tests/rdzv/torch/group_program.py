@@ -6,6 +6,7 @@ python -m tests.rdzv.torch.group_program URL
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -38,12 +39,12 @@ def total_of_all() -> float:
     return float(total[0])
 
 
-def aborted_while_blocked(group: RoundGroup) -> float:
+def aborted_while_blocked(group: RoundGroup, within: dist.ProcessGroup) -> float:
     """Wait in a collective to which one rank never comes; return when it ended, aborted from another thread."""
     aborting = threading.Timer(0.3, group.abort)
     aborting.start()
     try:
-        dist.all_reduce(torch.ones(1000))
+        dist.all_reduce(torch.ones(1000), group=within)
     except RuntimeError:
         aborting.join()
         return time.monotonic()
@@ -66,17 +67,53 @@ def held() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
 
+class Foreigner:
+    """Another library of the process, which opens connections the whole time, also while a group is being made."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._connect)
+        self._thread.start()
+
+    def _connect(self) -> None:
+        while not self._over.wait(0.002) and len(self._pairs) < 200:
+            near = socket.create_connection(self._listener.getsockname())
+            far, _ = self._listener.accept()
+            near.setblocking(True)
+            self._pairs.append((near, far))
+
+    def check(self) -> None:
+        """All of them work, and wait as they did."""
+        self._over.set()
+        self._thread.join()
+        assert self._pairs
+        for near, far in self._pairs:
+            assert os.get_blocking(near.fileno())
+            near.sendall(b"1")
+            assert far.recv(1) == b"1"
+            near.close()
+            far.close()
+        self._listener.close()
+
+
 def play(url: str, rank: int) -> None:
     """One rank's part."""
+    socket.setdefaulttimeout(30)  # from now on whoever makes a Python socket of a descriptor changes its flags
+    foreigner = Foreigner() if rank < SIZE - 1 else None
     store = rdzv.torch.TorchStore(url, timedelta(seconds=30))
     group = group_of(store, "first", rank, SIZE)
     group.make()
     assert total_of_all() == SIZE
+    everybody = dist.new_group()  # as a library makes it, which knows nothing of the round
     if rank == SIZE - 1:
         sys.stdin.read()  # it lives, and takes part in nothing any more
         os._exit(0)
     began = time.monotonic()
-    ended = aborted_while_blocked(group)
+    ended = aborted_while_blocked(group, everybody)
+    if foreigner is not None:
+        foreigner.check()
     group.close()
     if rank == 0:
         making_fails(store)
@@ -89,7 +126,7 @@ def play(url: str, rank: int) -> None:
     for number in range(ROUNDS):
         group = group_of(store, f"round{number}", rank, SIZE - 1)
         group.make()
-        half = group.new_group([0, 1])
+        half = dist.new_group([0, 1])
         if rank < 2:
             dist.all_reduce(torch.ones(1), group=half)
         dist.barrier()

@@ -125,7 +125,7 @@ def test_an_abort_does_not_wait_for_a_group_that_is_being_made() -> None:
     from rdzv.torch.group import RoundGroup
 
     group = RoundGroup(None, rank=0, world_size=2, backend="gloo", timeout=timedelta(seconds=1))
-    with group._noting_sockets():  # as while `make` waits for gloo
+    with group._making:  # as while `make` waits for gloo
         group.abort()
     for aborting in [thread for thread in threading.enumerate() if thread.name == "rdzv group abort"]:
         aborting.join(60)
