@@ -295,6 +295,10 @@ class View:
             self.live.add(record.node_id)
         else:
             self.waiting[record.node_id] = record
+            if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
+                # It was lost while nobody looked, and is back; or the answer to its arrival was, and it does not know
+                # that a round has taken that in. Those who are in the round wait for it in vain.
+                self._miss_again(record.node_id)
             if record.gave_up:
                 self.gave_up[record.node_id] = None
             if record.cut_off:
@@ -342,6 +346,12 @@ class View:
             if why and node_id not in self._gone_members and len(self.why) < NAMED_MOST:
                 self.why[node_id] = why
             self._note(node_id, left=left)
+
+    def _miss_again(self, node_id: str) -> None:
+        """A member is here, and not in its round: it counts as lost, once."""
+        if node_id not in self._gone_members and len(self.why) < NAMED_MOST:
+            self.why[node_id] = self._why_unseen.get(node_id, UNSEEN)
+        self._note(node_id, left=False)
 
     def _note(self, node_id: str, *, left: bool) -> None:
         if node_id in self._gone_members:

@@ -445,3 +445,31 @@ def test_before_the_snapshot_is_whole_nothing_is_enough(kind: str) -> None:
         view.fold(Event(kind="delete", revision=2, key=NODES + "a"), now=6.0, last_call_timeout=1.0)
     view.fold(Event(kind="synced", revision=2), now=7.0, last_call_timeout=1.0)
     assert view.enough_since == (7.0 if kind == "put" else None)
+
+
+@pytest.mark.parametrize("fields", [{"arrived_after": -1}, {"lapsed_in": 0}], ids=["never heard of it", "was dropped"])
+@pytest.mark.parametrize("looked", [True, False])
+def test_a_member_that_comes_again_and_was_not_in_its_round_is_lost_to_the_others(
+    *, fields: dict[str, Any], looked: bool
+) -> None:
+    """The others waited for it in their step. Nobody had seen it go: it was back before another coordinated."""
+    run = round_of("a", "b", "c")
+    if looked:
+        run.arrive("c", **fields)
+    else:
+        run.revision += 1
+        run.stored["c"] = (
+            run.revision,
+            NodeRecord(node_id="c", incarnation="1", **{"arrived_after": 0, **fields}).pack(),
+        )
+        run.succeed(run.progress)
+    assert (run.view.lost, run.view.lost_count, list(run.view.waiting)) == (["c"], 1, ["c"])
+    run.arrive("c", **fields)
+    assert run.view.lost_count == 1
+
+
+def test_a_member_that_goes_on_to_the_next_round_is_lost_to_nobody() -> None:
+    run = round_of("a", "b", "c")
+    run.arrive("c")
+    run.succeed(run.progress)
+    assert (run.view.lost_count, list(run.view.waiting)) == (0, ["c"])
