@@ -11,7 +11,8 @@ own node is done until nobody else is connected, for at most `close_timeout`.
 Nobody is to move into a store that lingers, and be dropped with it. So its host first writes a key that says so, which
 every arrival is on condition of: the nodes of the next job find it, and look for another store until there is one, as
 if they had met none (`Node`). One of them starts it once the port is free. Those who had moved in before that key was
-written are waited for as long as they stay: to them this store is no other than any.
+written are waited for as long as they stay: to them this store is no other than any. The key goes soon after the last
+look that its host has taken: a durable store goes on under another one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ __all__ = ["Host", "Hosting", "NotResolvedError", "PortTakenError", "host_if_cal
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 TRY_AGAIN_AFTER: Final = 0.5  # seconds; all the others wait for the node that hosts
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while others keep a store whose own node is done ...
+ENDING_TTL: Final = (
+    10.0  # ... and for so long newcomers are refused after each look: it may be late, but not more often
+)
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to hear that a connection on its own machine is closed
 CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say whether it is ending
@@ -92,7 +96,7 @@ class Host:
 
     async def _let_others_go(self, open_client: Callable[[], Client] | None) -> None:
         """Wait for those of the host's own run, but not for ever, and for newcomers as long as they stay."""
-        since, said_of = 0, ""
+        since, said_of, until = 0, "", None
         while open_client is not None:
             try:
                 async with open_client() as client:
@@ -101,10 +105,8 @@ class Host:
                 if not self.server.way_out.taken:  # else the last one has just gone, and nobody is let in any more
                     log.warning("the store at %s cannot tell newcomers that it is ending: %s", self.server.url, error)
                 break
-            since = since or revision
-            if not newcomers:
-                break
-            if newcomers != said_of:
+            since, now = since or revision, anyio.current_time()
+            if newcomers and newcomers != said_of:
                 said_of = newcomers
                 log.warning(
                     "the node that hosts the store at %s is done, but %s came to it meanwhile: its process stays until "
@@ -112,15 +114,26 @@ class Host:
                     self.server.url,
                     newcomers,
                 )
-            if await self._alone_within(LOOK_AGAIN_AFTER):
+            if newcomers:
+                until = None
+            elif until is None:
+                until = self._say_how_long(now)
+            elif now >= until:
                 return
+            if await self._alone_within(LOOK_AGAIN_AFTER if until is None else min(LOOK_AGAIN_AFTER, until - now)):
+                return
+        self._say_how_long(0.0)
+        await self._alone_within(self._linger)
+
+    def _say_how_long(self, now: float) -> float:
+        """Say how long the store lingers; until when."""
         log.info(
             "the store at %s has %d connections, and waits up to %g s for them to end",
             self.server.url,
             self.server.connections,
             self._linger,
         )
-        await self._alone_within(self._linger)
+        return now + self._linger
 
     async def _alone_within(self, seconds: float) -> bool:
         return await anyio.to_thread.run_sync(self.server.way_out.wait_until_alone, seconds, abandon_on_cancel=True)
@@ -139,7 +152,8 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     Returns:
         The revision of the refusal; and which runs, and nodes of the host's own run, have come meanwhile, in words.
     """
-    revision = await client.put(keys.ending, b"")
+    # A host that is killed, or whose store comes back from its disk under another host, refuses nobody any more.
+    revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     newcomers = []
     for run_id in await run_ids(client, keys.prefix):
         nodes = Keys(keys.prefix, run_id).nodes

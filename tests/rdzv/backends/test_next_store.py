@@ -11,6 +11,7 @@ import pytest
 
 import rdzv
 import store
+import store.sync
 from rdzv.backends.hosting import CALL_TIMEOUT
 from rdzv.core.keys import Keys
 from rdzv.core.state import NodesWaiting
@@ -191,3 +192,14 @@ async def test_a_newcomer_is_told_of_the_end_of_its_run_rather_than_of_its_store
             await a.set_closed("all done")
         with pytest.raises(RendezvousClosedError, match="all done"):
             await joining
+
+
+async def test_a_durable_store_whose_host_was_done_takes_newcomers_in_again_once_another_serves_it(
+    tmp_path: Path,
+) -> None:
+    """The key that refused them stood for ever: only a node that hosts took it back, and `rdzv serve` knows no runs."""
+    async with lingering_store(data_dir=str(tmp_path), insecure=True) as (url, _, client):
+        assert await client.get(ENDING) is not None
+    with store.sync.serve("127.0.0.1", int(url.rpartition(":")[2]), data_dir=tmp_path):
+        async with asyncio.timeout(PATIENCE), rdzv.connect(f"{url}/job?min_nodes=1", is_host=False) as newcomer:
+            assert (await newcomer.next_rendezvous()).world_size == 1
