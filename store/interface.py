@@ -31,7 +31,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from store.errors import LimitExceeded, StoreError, StoreUsageError
-from store.fast_init import constructor
 from store.keeping import BlockingKeptLease, Keeping, KeptLease
 from store.messages import (
     GONE_TTL,
@@ -82,9 +81,6 @@ Notes: TypeAlias = "list[Note]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
 
 
-_make_put, _make_add, _make_compare_and_set = constructor(Put), constructor(Add), constructor(CompareAndSet)
-
-
 class LeaseLike(Protocol):
     """Anything that knows the id of a lease."""
 
@@ -116,7 +112,14 @@ def _compare_and_set(
             f"compare_and_set of {key!r} takes exactly one of expected_revision and expected_value, "
             f"not {'both' if expected_value is not None else 'neither'}"
         )
-    return _make_compare_and_set(key, value, expected_revision, expected_value, ttl, _id_of(lease))
+    return CompareAndSet(
+        key=key,
+        value=value,
+        expected_revision=expected_revision,
+        expected_value=expected_value,
+        ttl=ttl,
+        lease=_id_of(lease),
+    )
 
 
 def _keys(keys: Iterable[str]) -> tuple[str, ...]:
@@ -238,7 +241,7 @@ class Store(ABC):
         timeout: float | None = None,
     ) -> int:
         """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
-        request = _make_put(key, value, ttl, _id_of(lease))
+        request = Put(key, value, ttl, _id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
@@ -304,7 +307,7 @@ class Store(ABC):
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
-        return (await self.call(_guarded(_make_add(key, amount, None), when), timeout=timeout)).value
+        return (await self.call(_guarded(Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
@@ -497,7 +500,7 @@ class BlockingStore(ABC):
         timeout: float | None = None,
     ) -> int:
         """Write a key and give the revision; with `ttl` it expires, with `lease` it goes when that lapses."""
-        request = _make_put(key, value, ttl, _id_of(lease))
+        request = Put(key, value, ttl, _id_of(lease))
         return self.call(_guarded(request, when), timeout=timeout).revision
 
     def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
@@ -557,7 +560,7 @@ class BlockingStore(ABC):
 
     def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to the number a key holds as decimal ASCII, a missing key counting from 0; the sum."""
-        return self.call(_guarded(_make_add(key, amount, None), when), timeout=timeout).value
+        return self.call(_guarded(Add(key, amount, None), when), timeout=timeout).value
 
     def append(self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Append to what a key holds, a missing key counting as empty; the new length in bytes."""

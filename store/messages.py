@@ -1,24 +1,28 @@
-"""The nouns of the store: one frozen dataclass per request, response and event.
+"""The nouns of the store: one record per request, response and event, which says all that is known of its fields.
 
 A request knows its response by its type: `Put` is a `Request[Written]`, so `call(Put(...))` is known to give a
-`Written`. Nothing here does anything; `wire` turns these into bytes, `engine` carries them out, and the clients build
-them. The words are etcd's: a *revision* is the store-wide counter that steps once per change; `create_revision` and
-`mod_revision` are the revisions at which a key was made and last changed; keys on a *lease* go when it lapses.
+`Written`. Nothing here does anything: clients build these, they travel as they stand, in the frames of `wire`, and
+`engine` carries them out. The words are etcd's: a *revision* is the store-wide counter that steps once per change;
+`create_revision` and `mod_revision` are the revisions at which a key was made and last changed; keys on a *lease* go
+when it lapses.
 
 Seconds everywhere, and always durations: no deadline ever crosses the wire.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from store.records import Record, shown
 
 __all__ = [
     "CHOSEN_LEASE_LEAST",
     "GONE_TTL",
     "MUTATIONS",
     "NOTE_BYTES_MAX",
+    "REQUESTS",
+    "RESPONSES",
     "Add",
     "Added",
     "Append",
@@ -88,8 +92,7 @@ def key_bytes(key: str) -> int:
     return len(key) if key.isascii() else 4 * len(key)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Record, kw_only=True):
     """A key as it stands: its value, when it was made and last changed, and the lease it goes with, if any."""
 
     key: str
@@ -106,8 +109,7 @@ Cause = Literal["", "silent", "disconnected", "gone"]
 closed; its keeper's process was gone. Empty also where the store does not say (an etcd cluster)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Record, kw_only=True):
     """One change seen by a watch.
 
     `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
@@ -121,7 +123,7 @@ class Event:
     value: bytes = b""
     create_revision: int = 0
     lease: int | None = None
-    cause: Cause = field(default="", compare=False)
+    cause: Cause = ""
 
     @property
     def entry(self) -> Entry:
@@ -148,10 +150,10 @@ class Target(IntEnum):
 
 # To find a member by its name takes as long as all else that a condition takes.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
+_EXPECTED: dict[Target, type] = dict(zip(Target, (int, int, bytes, bool, bytes), strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Record, kw_only=True):
     """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence.
 
     `VALUE_IF_ANY` also holds of a key that does not exist.
@@ -160,6 +162,10 @@ class Condition:
     key: str
     target: Target
     expected: int | bytes | bool
+
+    def unfit(self) -> str | None:
+        """Say that `expected` is of another type than its target."""
+        return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={shown(self.expected)}"
 
     def holds(self, entry: Entry | None) -> bool:
         """Return whether the condition holds, given what the key holds."""
@@ -179,67 +185,57 @@ class Condition:
 # ---------------------------------------------------------------------------------------------------- responses
 
 
-class Response:
+class Response(Record):
     """Base of what a server answers with."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written(Response):
+class Written(Response, code=64):
     """The revision that a write made."""
 
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Response):
+class Found(Response, code=65):
     """What a key holds, or None."""
 
     entry: Entry | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing(Response):
+class Listing(Response, code=66):
     """Entries, in the order asked for (None where a key is missing), as of one revision."""
 
     entries: tuple[Entry | None, ...]
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListingPart(Response):
+class ListingPart(Response, code=78):
     """The first entries of a listing that is long; more come under the same id, and a `Listing` of the last ones."""
 
     entries: tuple[Entry | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted(Response):
+class Counted(Response, code=67, kw_only=True):
     """How many keys there were, or were deleted."""
 
     count: int
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAndSetResult(Response):
+class CompareAndSetResult(Response, code=68):
     """Whether the write happened, and what is there now, so that the loser need not read again."""
 
     succeeded: bool
     entry: Entry | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Added(Response):
+class Added(Response, code=69, kw_only=True):
     """The sum after an `Add`, or the length in bytes after an `Append`."""
 
     value: int
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionResult(Response):
+class TransactionResult(Response, code=70):
     """Which branch of a transaction ran, and one result per operation of it, in order.
 
     A `Put` results in its revision, a `Get` in an `Entry` or None, a `Delete` in whether there was something to
@@ -251,16 +247,14 @@ class TransactionResult(Response):
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted(Response):
+class Granted(Response, code=71, kw_only=True):
     """A lease, and the TTL it was granted for, which may be longer than was asked for."""
 
     lease: int
     ttl: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseState(Response):
+class LeaseState(Response, code=72, kw_only=True):
     """A lease as the server sees it: seconds it has left, seconds it was granted for, and its keys, sorted."""
 
     remaining: float
@@ -268,34 +262,29 @@ class LeaseState(Response):
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watching(Response):
+class Watching(Response, code=73, kw_only=True):
     """A watch is open; every change after `revision` will come, and those from its start up to it are on their way."""
 
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done(Response):
+class Done(Response, code=74, kw_only=True):
     """The request was done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pong(Response):
+class Pong(Response, code=75, kw_only=True):
     """The server is there, at this revision."""
 
     revision: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures(Response):
+class Figures(Response, code=76, kw_only=True):
     """What `stats()` shows: plain names to plain numbers or strings."""
 
-    figures: dict[str, Any]
+    figures: Annotated[dict[str, Any], dict[str, int | float | str | bool]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyGroup:
+class KeyGroup(Record, kw_only=True):
     """The keys that begin with `name`, how many there are, and the bytes that they take with their bookkeeping.
 
     Attributes:
@@ -308,16 +297,14 @@ class KeyGroup:
     age: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPage(Response):
+class GroupPage(Response, code=79, kw_only=True):
     """Some groups of keys by name, and whether there are more after them."""
 
     groups: tuple[KeyGroup, ...]
     more: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(Record, kw_only=True):
     """What came with the last keep-alive of the lease that a key is on.
 
     Attributes:
@@ -329,8 +316,7 @@ class Note:
     age: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotePage(Response):
+class NotePage(Response, code=80, kw_only=True):
     """Some notes in the order of their keys, and whether there are more after them."""
 
     notes: tuple[Note, ...]
@@ -354,8 +340,7 @@ class FailureKind(IntEnum):
     OTHER = 255  # never sent: what stands for a kind that only later releases know
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed(Response):
+class Failed(Response, code=77, kw_only=True):
     """A request was refused and changed nothing (`FORGOTTEN` excepted); `message` is for people."""
 
     kind: FailureKind
@@ -367,14 +352,11 @@ class Failed(Response):
 R_co = TypeVar("R_co", bound=Response, covariant=True)
 
 
-class Request(Generic[R_co]):
+class Request(Record, Generic[R_co]):
     """Base of what a client asks; the type parameter is the response it gets."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True)
-class Put(Request[Written]):
+class Put(Request[Written], code=1):
     """Write a key. Without `ttl` or `lease` the key stays, also if it was on a lease before."""
 
     key: str
@@ -383,22 +365,19 @@ class Put(Request[Written]):
     lease: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Get(Request[Found]):
+class Get(Request[Found], code=2):
     """Read a key."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Delete(Request[Counted]):
+class Delete(Request[Counted], code=3):
     """Delete a key."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Add(Request[Added]):
+class Add(Request[Added], code=4):
     """Add to the decimal number a key holds; a missing key counts from 0, and is put on `lease`. Others keep theirs."""
 
     key: str
@@ -406,8 +385,7 @@ class Add(Request[Added]):
     lease: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Append(Request[Added]):
+class Append(Request[Added], code=5):
     """Append bytes to what a key holds; a missing key counts as empty, and is put on `lease`. Others keep theirs."""
 
     key: str
@@ -415,8 +393,7 @@ class Append(Request[Added]):
     lease: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Create(Request[Written]):
+class Create(Request[Written], code=23):
     """In a transaction: write a key that is not there; one that is there stays as it is."""
 
     key: str
@@ -427,38 +404,33 @@ class Create(Request[Written]):
 Operation = Put | Get | Delete | Add | Append | Create
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetMany(Request[Listing]):
+class GetMany(Request[Listing], code=6, kw_only=True):
     """Read several keys at one revision."""
 
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class List(Request[Listing]):
+class List(Request[Listing], code=7, kw_only=True):
     """Read all keys that start with `prefix`, sorted; with `keys_only`, their values come empty."""
 
     prefix: str
     keys_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count(Request[Counted]):
+class Count(Request[Counted], code=8, kw_only=True):
     """Count the keys that start with `prefix`."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeletePrefix(Request[Counted]):
+class DeletePrefix(Request[Counted], code=9, kw_only=True):
     """Delete all keys that start with `prefix`, at one revision; with `at_most`, the first so many of them."""
 
     prefix: str
     at_most: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAndSet(Request[CompareAndSetResult]):
+class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     """Write a key if it is as expected: a mod_revision (0: it must not exist) or a value, exactly one of the two."""
 
     key: str
@@ -469,8 +441,7 @@ class CompareAndSet(Request[CompareAndSetResult]):
     lease: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant(Request[Granted]):
+class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
     With `disconnect_ttl` it lapses that long after the connection that last kept it has closed, if that is sooner and
@@ -486,8 +457,7 @@ class Grant(Request[Granted]):
     id: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transact(Request[TransactionResult]):
+class Transact(Request[TransactionResult], code=11, kw_only=True):
     """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A key is written once a branch.
 
     `grants` are leases of ids that the client has chosen. Each that a key goes on, and that is not there, is granted.
@@ -499,23 +469,23 @@ class Transact(Request[TransactionResult]):
     grants: tuple[Grant, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait(Request[Listing]):
+class Wait(Request[Listing], code=12, kw_only=True):
     """Answer when all keys exist, with what they hold then."""
 
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded(Request[R_co]):
+Guardable = Operation | GetMany | List | Count | DeletePrefix | CompareAndSet | Wait
+
+
+class Guarded(Request[R_co], code=13):
     """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` ends when they cease to hold."""
 
     when: tuple[Condition, ...]
-    request: Request[R_co]
+    request: Annotated[Request[R_co], Guardable]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepAlive(Request[Granted]):
+class KeepAlive(Request[Granted], code=15, kw_only=True):
     """Give a lease its full TTL again, and take over as the connection that keeps it.
 
     With a `note` it is kept with the lease, in memory, in place of the one before; see `ListNotes`.
@@ -525,22 +495,19 @@ class KeepAlive(Request[Granted]):
     note: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Revoke(Request[Done]):
+class Revoke(Request[Done], code=16, kw_only=True):
     """End a lease and delete its keys now."""
 
     lease: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeToLive(Request[LeaseState]):
+class TimeToLive(Request[LeaseState], code=17, kw_only=True):
     """Ask what a lease has left."""
 
     lease: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch(Request[Watching]):
+class Watch(Request[Watching], code=18, kw_only=True):
     """Watch all keys that start with `prefix`; events come under this request's id until it is cancelled.
 
     With `start_revision` (inclusive) every change from then on; with `snapshot` first what is there now; with neither,
@@ -552,51 +519,50 @@ class Watch(Request[Watching]):
     snapshot: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel(Request[Done]):
+class Cancel(Request[Done], code=19, kw_only=True):
     """End the watch or the parked wait of this id, on this connection."""
 
     target: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ping(Request[Pong]):
+class Ping(Request[Pong], code=20, kw_only=True):
     """Ask whether the server is there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats(Request[Figures]):
+class Stats(Request[Figures], code=21, kw_only=True):
     """Ask for the server's counters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListGroups(Request[GroupPage]):
+class ListGroups(Request[GroupPage], code=22, kw_only=True):
     """Ask which groups of keys there are, from the first name after `after` on."""
 
     after: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListNotes(Request[NotePage]):
+class ListNotes(Request[NotePage], code=24, kw_only=True):
     """Ask for the notes of the leases of all keys that start with `prefix`, a page at a time, beginning after a key."""
 
     prefix: str
     after: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Excessive(Request[Failed]):
     """Stands for a request that holds more than `elements_max` elements, and was therefore not decoded; never sent."""
 
     elements_max: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown(Request[Failed]):
     """Stands for a request that this release does not know, or in which there is something that it does not know."""
 
     what: str
 
+
+REQUESTS: dict[int, type[Request[Any]]] = {
+    kind.code: kind for kind in Request.__subclasses__() if kind.code is not None
+}
+RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__subclasses__() if kind.code is not None}
+"""All that a client and a server may say, by their codes."""
 
 # What changes the store, so that doing it twice would differ from doing it once: the server keeps the replies to these
 # until they are acknowledged. Renewing a lease twice is the same as once; revoking it is not, since the second time

@@ -16,7 +16,7 @@ same rule, so that what cannot be read back is never sent:
 - A type stands for itself, and for its subclasses, which become it; but for `bool`, which is no `int` here.
 - `float` also takes an `int`, `bytes` what has a buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
-- Of a union of records with codes, the code says which it is.
+- Of a union of records with codes, the code says which it is. `Annotated[X, Y]` is X to type checkers, and takes Y.
 - What is missing at the end has its default; what follows the last field is of a later release, and is left out.
 
 Fields are therefore only ever added at the end, with a default.
@@ -32,6 +32,7 @@ from collections.abc import Callable, Generator
 from enum import IntEnum
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -189,6 +190,8 @@ _ALSO: dict[type, tuple[type, ...]] = {float: (float, int), bytes: (bytes, bytea
 
 def _kind_of(type_: Any) -> _Kind:
     origin, arguments = get_origin(type_), get_args(type_)
+    if origin is Annotated:
+        return _kind_of(arguments[1])
     if origin in (Union, types.UnionType):
         return _either(arguments)
     if origin is tuple:
@@ -310,7 +313,7 @@ class _Shape:
     """What a kind of record takes, made of what its class says when it is first needed."""
 
     def __init__(self, record: type[Record]) -> None:
-        types_ = get_type_hints(record)
+        types_ = get_type_hints(record, include_extras=True)
         self._record = record
         self._names = record.fields if record.code is None else ("code", *record.fields)
         kinds = [_kind_of(types_.get(name, int)) for name in self._names]

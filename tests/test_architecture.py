@@ -150,7 +150,6 @@ LINES_OF_A_FILE_MOST = 600
 LINES_OF_A_CLASS_MOST = 400
 
 LONG_FILES = {
-    "store.messages": "every request and every answer side by side, each a few lines",
     "store.interface": "the twins: each call by name, once for those who await and once for those who block",
 }
 """Files of more than 600 lines, and why."""

@@ -11,7 +11,6 @@ import shlex
 import sys
 import tomllib
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +23,12 @@ import store
 from rdzv.cli import main as command
 from rdzv.config.parameters import TABLE
 from rdzv.node.handler import Handler
-from store.protocol.codec import REQUESTS, RESPONSES, Layout
+from store.messages import REQUESTS, RESPONSES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from store.records import Record
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -102,16 +103,14 @@ def test_every_parameter_is_in_the_table() -> None:
     assert named - secret == {parameter.name for parameter in TABLE} - secret
 
 
-def codes(table: dict[int, Layout[Any]]) -> str:
-    rows = []
-    for code, layout in table.items():
-        names = ", ".join(each.name for each in fields(layout.message))
-        rows.append(f"| {code} | `{layout.message.__name__}` | {names or 'none'} |")
-    return "\n".join(rows)
+def codes(table: Mapping[int, type[Record]]) -> str:
+    return "\n".join(
+        f"| {code} | `{kind.__name__}` | {', '.join(kind.fields) or 'none'} |" for code, kind in sorted(table.items())
+    )
 
 
 @pytest.mark.parametrize("table", [REQUESTS, RESPONSES], ids=["requests", "responses"])
-def test_the_codes_of_all_messages_are_in_the_docs(table: dict[int, Layout[Any]]) -> None:
+def test_the_codes_of_all_messages_are_in_the_docs(table: Mapping[int, type[Record]]) -> None:
     rows = codes(table)
     page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
     assert rows in page, f"put this into docs/protocol.md:\n\n{rows}\n"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from rdzv.config.config_errors import shown
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
 from store.errors import ConditionFailed, ConnectionLost, StoreError, StoreTimeoutError, WaitEnded
-from store.fast_init import constructor
 from store.messages import Condition, Entry, Get, Guarded, Request, Response, Transact, TransactionResult, Wait
 
 if TYPE_CHECKING:
@@ -37,8 +36,6 @@ ANSWER_TIMEOUT: Final = 1.0
 
 NAMED_MAX: Final = 8
 """How many missing keys an error spells out; its `keys` holds all of them."""
-
-_make_guarded = constructor(Guarded)
 
 
 def nobody() -> tuple[str, ...]:
@@ -146,7 +143,7 @@ class Fencing:
                 then=request.then,
                 otherwise=(*self._fence_reads, *request.otherwise),
             )
-        return _make_guarded(self._fence, request) if self._fence else request
+        return Guarded(self._fence, request) if self._fence else request
 
     def _judged(self, request: Request[Any], response: TransactionResult) -> TransactionResult:
         """Return the response as the plan expects it: if a transaction has failed, it was not because of the fence."""

@@ -26,7 +26,6 @@ from rdzv.errors import QueueEmptyError, SharedStoreTimeoutError
 from rdzv.shared_store.arguments import key_of, keys_of, many_of, value_of, whole_of
 from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime
 from store import when
-from store.fast_init import constructor
 from store.messages import (
     Add,
     Added,
@@ -61,8 +60,6 @@ MARK: Final = b"\x00queue"
 ADD_MAX: Final = 2**63 - 1
 """What the store, and PyTorch's, counts in."""
 
-_make_put, _make_add, _make_compare_and_set = constructor(Put), constructor(Add), constructor(CompareAndSet)
-
 
 class Plans:
     """The plans for one round's store.
@@ -93,7 +90,7 @@ class Plans:
 
     def set(self, key: str, value: str | bytes) -> Plan[None]:
         """Write a value."""
-        yield _make_put(self._value_key(key), value_of(value), None, self._lease)
+        yield Put(self._value_key(key), value_of(value), None, self._lease)
 
     def get(self, key: str) -> Plan[bytes]:
         """Wait for a key and read it."""
@@ -157,7 +154,7 @@ class Plans:
         number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in 64 bits, which is what the store counts in")
-        added: Added = yield _make_add(self._value_key(key), number, self._lease)
+        added: Added = yield Add(self._value_key(key), number, self._lease)
         return added.value
 
     def append(self, key: str, value: str | bytes) -> Plan[None]:
@@ -172,9 +169,9 @@ class Plans:
             # Whichever of the two fails for the other's reason is followed by the other. What is answered at last
             # was true at one moment, that of the last request.
             if may_create:
-                request = _make_compare_and_set(held, new, 0, None, None, self._lease)
+                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
             else:
-                request = _make_compare_and_set(held, new, None, wanted, None, self._lease)
+                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self._lease)
             result: CompareAndSetResult = yield request
             if result.succeeded:
                 return new

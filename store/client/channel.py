@@ -162,9 +162,9 @@ class Channel:
     def _connect_for(self, item: InFlight, deadline: float | None) -> None:
         self._pause(deadline)
         self._client.check_usable()
-        welcome = self._connect(deadline)
+        self._connect(deadline)
         self._attempt, self._welcomed_at = 0, time.monotonic()
-        if not welcome.resumed and item in self.connection.lost_for_good():
+        if not self.connection.resumed and item in self.connection.lost_for_good():
             raise ConnectionLost(
                 f"the connection to {self._name} broke, and the server has since forgotten this client's session",
                 maybe_applied=True,

@@ -434,7 +434,7 @@ class Client(interface.Store):
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
         self._end_first_wait()
         self._abort_previous()
-        if not welcome.resumed:
+        if not self._connection.resumed:
             for item in self._connection.lost_for_good():
                 why = "broke, and the server has since forgotten this client's session"
                 settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))

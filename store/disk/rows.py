@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT", "SCHEMA", "last_group", "load", "refusal_of", "seal", "what_is_left", "write"]
 
-FORMAT = 3  # of the tables below, and of what is in their rows; PRAGMA user_version
+FORMAT = 4  # of the tables below, and of what is in their rows; PRAGMA user_version
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;

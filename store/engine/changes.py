@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 from store.engine.admission import sum_of
 from store.engine.changeset import SavedLease
 from store.engine.keyspace import appended
-from store.fast_init import constructor
 from store.messages import Add, Append, CompareAndSet, Create, Delete, Entry, Event, Get, Operation, Put
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 __all__ = ["Changes"]
-
-_make_entry = constructor(Entry)
 
 
 class Changes:
@@ -109,7 +106,7 @@ class Changes:
             created = before.create_revision
             if before.lease != lease:
                 self._detach(key, before.lease)
-        entry = _make_entry(key, value, created, revision, lease)
+        entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
             record = self._leases.get(lease)

@@ -14,7 +14,6 @@ from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from store.fast_init import constructor
 from store.messages import Entry, Event, key_bytes
 
 if TYPE_CHECKING:
@@ -44,16 +43,20 @@ CHUNK_MAX = 1024  # keys of one short list: where splitting and searching cost a
 GROWN_BYTES = 64 * 1024  # from here on copying a value with every append costs more than keeping it apart
 COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more of them, none holds much
 
-_make_event = constructor(Event)
-
-
 Change = Entry | Event
 """What was written, as the entry that is there since, or the event that somebody is told."""
 
 
 def put_event(entry: Entry) -> Event:
     """The change that left this entry behind."""
-    return _make_event("put", entry.mod_revision, entry.key, entry.value, entry.create_revision, entry.lease, "")
+    return Event(
+        kind="put",
+        revision=entry.mod_revision,
+        key=entry.key,
+        value=entry.value,
+        create_revision=entry.create_revision,
+        lease=entry.lease,
+    )
 
 
 def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:

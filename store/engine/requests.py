@@ -17,7 +17,6 @@ from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot, Snapshots
 from store.engine.waits import Parked, Stirred, Waits, wait_bytes
 from store.engine.watches import History, Watcher, Watches, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.fast_init import constructor
 from store.messages import (
     Add,
     Added,
@@ -91,13 +90,6 @@ LOOKS_OF_A_WAIT = 32  # what a wait costs beside its keys and conditions
 PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
-# Of what almost every request makes.
-_make_entry = constructor(Entry)
-_make_found, _make_written, _make_added = constructor(Found), constructor(Written), constructor(Added)
-_make_compared, _make_listing = constructor(CompareAndSetResult), constructor(Listing)
-_make_result = constructor(TransactionResult)
-
-
 class Requests:
     """Carries out requests on the state of a store.
 
@@ -167,7 +159,7 @@ class Requests:
     # -------------------------------------------------------------------------------------- reads
 
     def _get(self, request: Get) -> Found:
-        return _make_found(self._keys.get(request.key))
+        return Found(self._keys.get(request.key))
 
     def _get_many(self, request: GetMany) -> Listing | ListingPart:
         self._admission.check_count(len(request.keys), "keys")
@@ -180,7 +172,7 @@ class Requests:
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:  # else there is nothing to add up
             self._admission.check_answer(sum(map(answer_bytes, entries)))
-        return _make_listing(entries, revision)
+        return Listing(entries, revision)
 
     def _list(self, request: List) -> Listing | ListingPart:
         snapshot = Snapshot.under(self._keys, request.prefix)
@@ -191,13 +183,10 @@ class Requests:
         assert snapshot is not None, "what is listed is read"
         entries = snapshot.part()
         if work.keys_only:
-            entries = [
-                each and _make_entry(each.key, b"", each.create_revision, each.mod_revision, each.lease)
-                for each in entries
-            ]
+            entries = [each and each.replace(value=b"") for each in entries]
         if self._reads_on(work, snapshot):
             return ListingPart(entries=tuple(entries))
-        return _make_listing(tuple(entries), snapshot.revision)
+        return Listing(tuple(entries), snapshot.revision)
 
     def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
         """Whether a snapshot was not read to its end; then what is left of it is kept, and read later."""
@@ -256,7 +245,7 @@ class Requests:
     def _put(self, request: Put) -> Written:
         self._admission.check_put(request.key, request.value, request.ttl, request.lease)
         self._admission.check_room_for(request.key, len(request.value))
-        return _make_written(self._changes.put(request))
+        return Written(self._changes.put(request))
 
     def _delete(self, request: Delete) -> Counted:
         return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
@@ -288,21 +277,22 @@ class Requests:
         else:
             as_expected = entry is not None and entry.value == request.expected_value
         if not as_expected:
-            return _make_compared(False, entry)
+            return CompareAndSetResult(False, entry)
         self._admission.check_room_for(request.key, len(request.value))
         self._changes.put(request)
-        return _make_compared(True, self._keys.entries[request.key])
+        return CompareAndSetResult(True, self._keys.entries[request.key])
 
     def _add(self, request: Add) -> Added:
         self._admission.check_rewrite(request)
         total = sum_of(request, self._keys.get(request.key))
         self._admission.check_room_for(request.key, len(total))
-        return _make_added(int(total), self._changes.rewrite(request, total))
+        return Added(value=int(total), revision=self._changes.rewrite(request, total))
 
     def _append(self, request: Append) -> Added:
         self._admission.check_rewrite(request)
         self._admission.check_room_for(request.key, self._admission.check_append(request))
-        return _make_added(*self._changes.append(request))
+        length, revision = self._changes.append(request)
+        return Added(value=length, revision=revision)
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._admission.check_count(len(request.when), "conditions")
@@ -318,7 +308,7 @@ class Requests:
             raise
         operate = self._changes.operate
         results = tuple([operate(operation) for operation in operations])
-        return _make_result(succeeded, results, self._changes.revision)
+        return TransactionResult(succeeded, results, self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases
 

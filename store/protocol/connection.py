@@ -226,6 +226,7 @@ class ClientConnection:
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # mutations that were sent, oldest first
         self.in_flight: dict[int, InFlight] = {}  # by number, in the order in which they were asked
         self.welcomed: Welcome | None = None
+        self.resumed: bool = False  # whether the last welcome was to the session of the one before
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest that this store has shown; it is durable: it never goes below it
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
@@ -345,7 +346,7 @@ class ClientConnection:
             )
         hello = Hello(version, self._session_id, self._nonce, b"", self._process)
         if self._token is not None:
-            hello = hello._replace(proof=_proof(self._token, "client", greeting, hello))
+            hello = hello.replace(proof=_proof(self._token, "client", greeting, hello))
         self._greeting, self._hello = greeting, hello
         return wire.encode_hello(hello)
 
@@ -373,7 +374,7 @@ class ClientConnection:
                 f"so what was written since is gone"
             )
         self.seen_revision = welcome.revision
-        welcome = welcome._replace(resumed=welcome.session == self._session)
+        self.resumed = welcome.session == self._session
         self._session = welcome.session
         self.store_id = self._greeting.store_id
         self._frame_bytes_max = welcome.frame_bytes_max

@@ -7,7 +7,6 @@ at once also while the disk hangs. A reply never says a later revision than the 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from store.messages import Count, Counted, Failed, Get, GetMany, Guarded, KeepAlive, List, Listing, Ping, Pong
@@ -82,7 +81,7 @@ class Unwritten:
             # listing of many keys may be of an earlier revision, which it keeps.
             on_disk_by_then = self.revision if number <= self.durable else self._revisions[number]
             if response.revision > on_disk_by_then:
-                response = replace(response, revision=on_disk_by_then)
+                response = response.replace(revision=on_disk_by_then)
         return number, response
 
     def _number_of(self, request: Request[Any]) -> int:

@@ -91,7 +91,7 @@ def patched(tree: Path, *patches: Mapping[str, Sequence[tuple[str, str]]]) -> Pa
 # An event of a new kind would also get into the journal, and there only with a new format.
 SAME_FORMAT = {
     **LATER,
-    "store/protocol/wire.py": [each for each in LATER["store/protocol/wire.py"] if "event_to" not in each[0]],
+    "store/protocol/wire.py": [each for each in LATER["store/protocol/wire.py"] if "frozen" not in each[1]],
 }
 
 

@@ -308,11 +308,11 @@ def test_s6_a_frame_one_byte_too_long_is_refused_by_either_side() -> None:
     limits = Limits(frame_bytes_max=10 * K, value_bytes_max=5 * K)
     there = ServerConnection(store_id="s", nonce=b"n" * 16, token=None, limits=limits)
     list(there.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"m" * 16, b""))))
-    longest = wire.encode_request(1, 0, Put("a", bytes(10 * K - 11)))
+    longest = wire.encode_request(1, 0, Put("a", bytes(10 * K - 12)))
     assert len(longest) - 4 == 10 * K
     assert list(there.receive(longest))
     with pytest.raises(ProtocolError, match="a frame of 10001 bytes is announced, and 10000 is the limit"):
-        list(there.receive(wire.encode_request(2, 0, Put("a", bytes(10 * K - 10)))))
+        list(there.receive(wire.encode_request(2, 0, Put("a", bytes(10 * K - 11)))))
     here = ClientConnection(session_id=b"s" * 16, token=None, name="there")
     here.connected(nonce=b"m" * 16)
     list(here.receive(wire.encode_greeting(Greeting(VERSION, VERSION, "s", b"n" * 16, token_wanted=False))))
@@ -320,7 +320,7 @@ def test_s6_a_frame_one_byte_too_long_is_refused_by_either_side() -> None:
     with pytest.raises(
         LimitExceeded, match=r"10001 bytes; the server takes frames of 10000 \(frame_bytes_max\): send less"
     ):
-        here.encode(here.ask(Put("a", bytes(10 * K - 10)), None))
+        here.encode(here.ask(Put("a", bytes(10 * K - 11)), None))
 
 
 REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(

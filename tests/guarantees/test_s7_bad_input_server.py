@@ -90,12 +90,14 @@ def framed(body: bytes) -> bytes:
         pytest.param(b"\xff\xfe\xfd\xfc" * 100, "not the protocol", id="garbage"),
         pytest.param(framed(b"\xc1\xc1\xc1"), "not msgpack", id="a frame of garbage"),
         pytest.param(hello(99), "the client version 99: upgrade the server", id="another version"),
-        pytest.param(framed(b"\x93\xa4rdzv\x02\x80"), "the client version 2: upgrade", id="a later version's shape"),
+        pytest.param(
+            framed(b"\x92\xa4rdzv\x92\x02\x80"), "the client version 2: upgrade", id="a later version's shape"
+        ),
         pytest.param(tls_hello(), "a TLS hello on a port without TLS", id="a TLS hello"),
         pytest.param(b"GET /metrics HTTP/1.1\r\nHost: store\r\n\r\n", "HTTP on a port", id="HTTP"),
         pytest.param(framed(b"\x93\xa4rdzv\x01\xc0"), "hello is not one of this protocol", id="half a hello"),
-        pytest.param(hello() + framed(b"\x93\xa1a\x01\x00"), "which no request has", id="a request of no number"),
-        pytest.param(hello() + framed(b"\x93\x02\x05\x00") * 2, "has 1 fields", id="a request without its field"),
+        pytest.param(hello() + framed(b"\x93\xa1a\x01\x00"), "does not begin with its id", id="a request of no number"),
+        pytest.param(hello() + framed(b"\x93\x05\x00\x91\x02") * 2, "has 2 fields", id="a request without its field"),
         pytest.param(hello() + b"\x7f\xff\xff\xff", "is announced", id="an enormous frame"),
     ],
 )

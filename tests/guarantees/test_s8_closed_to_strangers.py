@@ -111,7 +111,7 @@ def test_s8_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]
     there = server()
     hello = decoded(hello_to(client(), there))
     with pytest.raises(AuthenticationError):
-        list(there.receive(wire.encode_hello(hello._replace(**change))))
+        list(there.receive(wire.encode_hello(hello.replace(**change))))
 
 
 def test_s8_the_servers_proof_is_not_the_clients_sent_back() -> None:
@@ -201,7 +201,7 @@ def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pyte
     hello = decoded(hello_to(client(), there))
     monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
     with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
-        list(there.receive(wire.encode_hello(hello._replace(version=VERSION + 1))))
+        list(there.receive(wire.encode_hello(hello.replace(version=VERSION + 1))))
 
 
 def test_s8_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ What these do for a connection is what `server.py` and `client.py` do, without t
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from store.engine.engine import Answer, Delivery, Engine, Overtaken
@@ -87,7 +86,7 @@ class Desk:
             applied = self.engine.go_on(applied.work)
             self.take(applied.deliveries)
             if isinstance(applied.response, Listing):
-                response = replace(applied.response, entries=(*parts, *applied.response.entries))
+                response = applied.response.replace(entries=(*parts, *applied.response.entries))
         self.answer_waits()
         return response
 
@@ -316,7 +315,7 @@ class Post:
                     case bytes():
                         self.link.to_server += item
                     case Welcome():
-                        self._take_welcome(item)
+                        self._take_welcome()
                     case Reply(request_id=request_id, response=response):
                         self._replied(request_id, response)
                     case Events(request_id=watch_id, events=events):
@@ -359,8 +358,8 @@ class Post:
         assert self.link is not None
         self.link.to_server += self.connection.encode(item)
 
-    def _take_welcome(self, welcome: Welcome) -> None:
-        if not welcome.resumed:
+    def _take_welcome(self) -> None:
+        if not self.connection.resumed:
             for item in self.connection.lost_for_good():
                 self.outcomes[item.request_id] = ConnectionLost("the session is forgotten", maybe_applied=True)
         for item in self.connection.to_send_again():

@@ -52,7 +52,7 @@ def test_keys_on_a_lease_go_when_it_lapses_all_at_one_revision() -> None:
     assert desk.keys() == ["b", "a", "c"]
     desk.pass_time(0.02)
     assert desk.keys() == ["c"]
-    deleted = tuple(Event(kind="delete", revision=4, key=key) for key in ("a", "b"))
+    deleted = tuple(Event(kind="delete", revision=4, key=key, cause="silent") for key in ("a", "b"))
     assert desk.told[1, 10] == [deleted]
     assert desk.ask(Stats()).figures["leases_lapsed"] == 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,7 +167,7 @@ class Model:
             case List(prefix=prefix, keys_only=keys_only):
                 found = [self.entries[key] for key in self.under(prefix)]
                 if keys_only:
-                    found = [replace(each, value=b"") for each in found]
+                    found = [each.replace(value=b"") for each in found]
                 return Listing(entries=tuple(found), revision=self.revision)
             case Count(prefix=prefix):
                 return Counted(count=len(self.under(prefix)), revision=self.revision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -187,7 +186,7 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
     watches.add(2, 1, "/rdzv/theirs/head/")
     watches.add(2, 2, "/rdzv/")
     watches.add(2, 3, "/")
-    event = replace(put("/rdzv/theirs/head/round"), key=Looked("/rdzv/theirs/head/round"))
+    event = put("/rdzv/theirs/head/round").replace(key=Looked("/rdzv/theirs/head/round"))
     heard = [watchers for watchers, _ in watches.interested([event])]
     assert sorted(heard) == [((1, 10_000),), ((2, 1),), ((2, 2),), ((2, 3),)]
     assert len(looked) < 50

@@ -164,7 +164,7 @@ def peak_of_decoding(body: bytes) -> tuple[int, Any]:
 @pytest.mark.parametrize("what", MANY)
 def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str) -> None:
     """One frame of 64 MB used to cost gigabytes."""
-    body = b"\x94\x06\x05\x04" + MANY[what]
+    body = b"\x93\x05\x04\x92\x06" + MANY[what]
     peak, said = peak_of_decoding(body)
     assert peak < 100_000
     assert said == (5, 4, Excessive(elements_max=MOST))
@@ -175,18 +175,15 @@ def test_what_claims_what_no_message_holds_is_given_no_room(what: str) -> None:
     """A thousand arrays inside each other, each of which claims to be long, were given room for all of it; empty ones
     took seventy times their bytes.
     """
-    peak, said = peak_of_decoding(b"\x94\x06\x05\x04" + NEVER[what])
+    peak, said = peak_of_decoding(b"\x93\x05\x04\x92\x06" + NEVER[what])
     assert peak < 100_000
     assert isinstance(said, ProtocolError)
     assert ("full of empty arrays" if what.startswith("empty") else "more than it has bytes for") in str(said)
 
 
-@pytest.mark.parametrize("body", [b"\x94\xc0\x05\x04", b"\x94\x06\x90\x04", b"\x94\x06\xc4\xff", b"\x91", b"\xdf"])
+@pytest.mark.parametrize("body", [b"\x93\x90\x04", b"\x93\x05\xc4\xff", b"\x91", b"\xdf"])
 def test_what_is_too_much_and_has_no_id_is_no_request(body: bytes) -> None:
     body += MANY["nothing"]
-    if body[1:2] == b"\xc0":
-        assert isinstance(wire.decode_request(body, elements_max=MOST), tuple), "its code is not looked at"
-        return
     with pytest.raises(ProtocolError):
         wire.decode_request(body, elements_max=MOST)
 

@@ -1,0 +1,94 @@
+"""Sans-I/O: a stream of bytes cut into frames: four bytes that say how long it is, big-endian, and a body."""
+
+from __future__ import annotations
+
+import struct
+
+from store.errors import LimitExceeded, ProtocolError
+
+__all__ = ["FrameReader", "check_frame", "frame"]
+
+_length = struct.Struct(">I")
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frame bodies, none longer than `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._held = bytearray()
+        self._wanted = 0  # how many bytes must be held before there is anything to look at
+
+    @property
+    def half_a_frame(self) -> bool:
+        """Whether a frame has begun but not ended."""
+        return bool(self._held)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes of it have come."""
+        return len(self._held)
+
+    def only_frame(self, data: memoryview) -> memoryview | None:
+        """The body of the one frame that these bytes are; None if they are less, or more, and are for `feed`."""
+        if self._held or len(data) < 4:
+            return None
+        size = len(data) - 4
+        return data[4:] if _length.unpack_from(data) == (size,) and size <= self.bytes_max else None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
+        """Take in bytes; give back the bodies that are complete. They are valid until the next call.
+
+        Raises:
+            ProtocolError: A frame is announced that is longer than allowed, which is also how strangers are recognized.
+        """
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
+                return []
+            data, self._held = self._held, bytearray()
+        view = memoryview(data)
+        bodies = []
+        at, end = 0, len(view)
+        self._wanted = 4
+        while end - at >= 4:
+            (size,) = _length.unpack_from(view, at)
+            if size > self.bytes_max:
+                raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
+            if end - at - 4 < size:
+                self._wanted = 4 + size
+                break
+            bodies.append(view[at + 4 : at + 4 + size])
+            at += 4 + size
+        if at < end:
+            self._held = bytearray(view[at:])
+        return bodies
+
+
+def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
+    """Name what knocks, from the first bytes of what should have been a frame."""
+    if start[:2] == b"\x16\x03":
+        return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
+    if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":
+        return "a TLS record on a connection without TLS: use tcps:// for this server"
+    if start[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"HTTP", b"OPTI"):
+        return "HTTP on a port that speaks the rdzv protocol"
+    return f"a frame of {size} bytes is announced, and {bytes_max} is the limit: not the protocol, or too much of it"
+
+
+def frame(body: bytes) -> bytes:
+    """A body as a frame."""
+    return _length.pack(len(body)) + body
+
+
+def check_frame(frame: bytes, bytes_max: int) -> None:
+    """Refuse to send what the peer would hang up on.
+
+    Raises:
+        LimitExceeded: The frame is longer than the peer takes.
+    """
+    if len(frame) - 4 > bytes_max:
+        raise LimitExceeded(
+            f"the message has {len(frame) - 4} bytes; the server takes frames of {bytes_max} (frame_bytes_max): "
+            f"send less at once, or start the server with a higher limit"
+        )
