@@ -36,6 +36,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3  # two may be lost before the lease is
 LATE = 1.0  # seconds by which a keep-alive may be late before the store counts as having been away
+UNANSWERED = 1.7  # seconds without an answer to any keep-alive, after which whoever wants to know is told
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease whose holder is leaving; else it lapses by itself
 
 
@@ -94,10 +95,16 @@ class GrantsBlockedLeases(Protocol):
 
 
 class Keeping:
-    """The leases kept over one store client, in the loop that client lives in."""
+    """The leases kept over one store client, in the loop that client lives in.
+
+    Attributes:
+        on_silence: Called when keep-alives have had no answer for `UNANSWERED`, with the moment of the first of them.
+    """
 
     def __init__(self, store: GrantsLeases) -> None:
         self._store = store
+        self.on_silence: Callable[[float], None] | None = None
+        self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
         self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._wanted = 0  # how often renewals were asked for
@@ -151,6 +158,7 @@ class Keeping:
         self, lease: AwaitedLease, sent_at: float, on_lapse: Callable[[str], None], note: NoteOf | None = None
     ) -> None:
         """Keep a lease from now on that was granted by what was sent at `sent_at`, as `hold` does."""
+        self._heard()
         self._ours_until[lease.id] = sent_at + lease.ttl
         task = asyncio.create_task(self._keep(lease, on_lapse, note), name=f"keep lease {lease.id}")
         self._tasks[lease.id] = lease, task
@@ -168,7 +176,9 @@ class Keeping:
                 try:
                     since = sent_at - (ours_until - lease.ttl)  # the last one that was answered
                     said = note(since > lease.ttl / RENEWALS_PER_TTL + LATE) if note is not None else b""
+                    self._expect_answer(sent_at)
                     await lease.keep_alive(note=said, timeout=max(ours_until - sent_at, 0.001))
+                    self._heard()
                     self._ours_until[lease.id] = ours_until = sent_at + lease.ttl
                     # Reckoned from the sending: if the answer was long under way, a cut may have held it up, and
                     # the next cut must find the lease as fresh as the first one did.
@@ -176,6 +186,7 @@ class Keeping:
                     if self._wanted != wanted:  # while this one was under way, without what is to be said since
                         pause = 0.0
                 except LeaseNotFound:
+                    self._heard()
                     reason = LAPSED
                 except StoreError as error:
                     log.debug("lease %d was not renewed: %s", lease.id, error)
@@ -183,9 +194,17 @@ class Keeping:
                     reason = "" if self._failure is None else str(self._failure)
             if not reason and self._store.time() >= ours_until:
                 reason = not_renewed(lease.ttl)
-        self._tasks.pop(lease.id, None)
-        self._ours_until.pop(lease.id, None)
+        self._drop(lease.id)
         on_lapse(reason)
+
+    def _expect_answer(self, sent_at: float) -> None:
+        if self._silence is None and self.on_silence is not None:
+            self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
+
+    def _heard(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep for so long, or until `renew_now`. A scope of anyio's would cost as much as all else of a renewal."""
@@ -199,12 +218,19 @@ class Keeping:
             timer.cancel()
             self._sleeping.discard(sleeping)
 
+    def _drop(self, lease_id: int) -> tuple[AwaitedLease | None, asyncio.Task[None] | None]:
+        """Keep a lease no more; what is silent to nobody is not noticed."""
+        self._ours_until.pop(lease_id, None)
+        dropped = self._tasks.pop(lease_id, (None, None))
+        if not self._tasks:
+            self._heard()
+        return dropped
+
     async def release(self, lease_id: int) -> None:
         """Stop keeping a lease and revoke it, within a short time."""
-        lease, task = self._tasks.pop(lease_id, (None, None))
+        lease, task = self._drop(lease_id)
         if lease is None or task is None:
             return
-        self._ours_until.pop(lease_id, None)
         with anyio.move_on_after(RELEASE_WITHIN, shield=True), contextlib.suppress(StoreError):
             await cancel_and_wait(task)
             self._ours_until.pop(lease_id, None)  # not before: a renewal may have been under way

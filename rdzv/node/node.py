@@ -188,7 +188,7 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.follower.listeners.add(self.listeners)
                 stack.enter_context(Noticing(self.part, link))
-                link.say_when_away(self._what_absence_means)
+                link.say_when_away(self._what_absence_means, self._somebody_waits)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():
@@ -203,6 +203,10 @@ class Node:
     def _what_absence_means(self) -> str:
         limit = f"join_timeout={self.settings.join_timeout:g} s"
         return f"; node {self.node_id} waits for it, and for a round, within {limit}" if self.joining else ""
+
+    def _somebody_waits(self) -> bool:
+        """Whether somebody waits for a round, or within one."""
+        return self.joining or (self.membership is not None and self.membership.beats.waits)
 
     async def _disconnect(self, error: Exception | None = None) -> None:
         """End the link; the membership with it, if the store was lost."""

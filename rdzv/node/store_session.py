@@ -41,7 +41,9 @@ ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer, from which on that is said wherever a node waits
 ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the others may have been held up
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
-SAY_AWAY_AFTER = 3.0  # seconds for which the store is away before that is said, and then ever more rarely
+SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said, and then ever more rarely (R22)
+ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
+ASK_EVERY_PER_NODE = 0.002  # ... but it answers no more than 500 such questions a second, however many nodes there are
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 SHARED_RENEWALS_PER_TTL = 4
 OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
@@ -92,11 +94,14 @@ class Link:
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._connection_changed = asyncio.Event()
         self._what_absence_means: Callable[[], str] = str
+        self._attended: Callable[[], bool] = bool
+        self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._closed = False
         on_connection = getattr(store, "on_connection", None)
         if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
             on_connection(self._note_connection)
+        self.keeper.tell_silence(self._note_silence)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something until the link is closed."""
@@ -158,30 +163,60 @@ class Link:
                 await self._connection_changed.wait()
         return not limit.cancelled_caught
 
-    def say_when_away(self, what_then: Callable[[], str]) -> None:
-        """Warn from now on when the store has been out of reach for a while, and say when it is back.
+    def say_when_away(self, what_then: Callable[[], str], attended: Callable[[], bool]) -> None:
+        """Warn from now on when the store has been out of reach, or silent, for a while, and say when it is back.
 
         Args:
             what_then: What that means for this node, in words.
+            attended: Whether somebody waits now, who must hear of it soon.
         """
-        self._what_absence_means = what_then
+        self._what_absence_means, self._attended = what_then, attended
+        self._ask_now_and_then()
+
+    def _ask_now_and_then(self) -> None:
+        if self._asking is not None and self._attended():
+            self.keeper.renew_now()
+        progress = self.follower.head.progress
+        nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
+        pause = max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes)
+        self._asking = asyncio.get_running_loop().call_later(pause, self._ask_now_and_then)
 
     def _note_connection(self, connected: bool) -> None:
         """The connection was lost, or is back; or the client is of no more use."""
         self._connection_changed.set()
-        if not connected and not self._closed and (self._telling is None or self._telling.done()):
-            self._telling = self.start(self._say_how_long_away(), f"notice the store's absence from {self._run_id}")
+        if not connected:
+            self._begin_telling(self.store.time(), SAY_AWAY_AFTER)
 
-    async def _say_how_long_away(self) -> None:
-        since, pause, said = self.store.time(), SAY_AWAY_AFTER, False
-        while not await self.in_reach_again(within=pause):
+    def _note_silence(self, since: float) -> None:
+        """The store has not answered for a while."""
+        self._begin_telling(since, 0.0)
+
+    def _begin_telling(self, since: float, first_after: float) -> None:
+        if not self._closed and (self._telling is None or self._telling.done()):
+            telling = self._say_how_long_away(since, first_after)
+            self._telling = self.start(telling, f"notice the store's absence from {self._run_id}")
+
+    async def _say_how_long_away(self, since: float, pause: float) -> None:
+        said = False
+        while not await self._is_back(within=pause):
             away = self.store.time() - since
             said = True
-            means = self._what_absence_means()
-            log.warning("run %s: the store has been out of reach for %.0f s%s", self._run_id, away, means)
-            pause = max(pause, away)
+            what = "not answered" if self.in_reach else "been out of reach"
+            log.warning("run %s: the store has %s for %.0f s%s", self._run_id, what, away, self._what_absence_means())
+            pause = max(SAY_AWAY_AFTER, away)
         if said and self.failure is None:
             log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)
+
+    async def _is_back(self, *, within: float) -> bool:
+        """Wait until the store answers again, or is known to be lost; False if so many seconds have passed first."""
+        until = self.store.time() + within
+        while self.failure is None and (left := until - self.store.time()) > 0:
+            if await self.in_reach_again(within=left) and self.failure is None:
+                # Connected is not answered: it may hang.
+                with contextlib.suppress(ConnectionLost, StoreTimeoutError):
+                    await self.store.ping(timeout=max(until - self.store.time(), 0.001))
+                    return True
+        return self.failure is not None
 
     # ------------------------------------------------------------------------------------------ how far away it is
 
@@ -316,6 +351,8 @@ class Link:
         """End everything, the leases last: with them the node's record goes."""
         self._closed = True
         self.release_run()
+        if self._asking is not None:
+            self._asking.cancel()
         await self.step_down()
         tasks = list(self._tasks)
         for task in tasks:

@@ -78,6 +78,10 @@ class TaskKeeper:
         """A lease that a transaction is about to grant, by this id; `keep` it once that is done."""
         return HeldLease(self, id=id, ttl=ttl, kept=False)
 
+    def tell_silence(self, told: Callable[[float], None]) -> None:
+        """Have somebody told when the store has not answered for a while, with the moment since when."""
+        self._keeping.on_silence = told
+
     def renew_now(self) -> None:
         """Renew all leases at once: there is something new to say with it."""
         self._keeping.renew_now()

@@ -17,6 +17,7 @@ from rdzv.backends.builtin import tcp_handler
 from rdzv.config.settings import parse
 from rdzv.core.state import NodesLost
 from rdzv.errors import SharedStoreTimeoutError
+from rdzv.testing import cluster
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.twins import TWINS, Embedded, Meeting, told
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rdzv.shared_store.store import SharedStore
+    from rdzv.testing import Cluster, ClusterNode
 
 virtual_time = pytest.mark.virtual_time
 
@@ -242,3 +244,32 @@ async def test_r22_a_barrier_that_a_loss_ends_names_who_was_lost() -> None:
             with pytest.raises(rdzv.MembersLostError, match="'c'") as caught:
                 await task
             assert "2 of 3 came; missing rank 2, node c" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("how", ["pause_store", "stop_store"])
+@pytest.mark.parametrize("waits_for", ["a round", "a key"])
+def test_r22_whoever_waits_is_told_within_three_seconds_that_the_store_has_gone(how: str, waits_for: str) -> None:
+    """A store that stood still was told of by nobody, but for the loss of the leases after their time."""
+
+    async def body(node: ClusterNode) -> None:
+        async with rdzv.connect(node.url) as handler:
+            info = await handler.next_rendezvous()
+            with contextlib.suppress(rdzv.RendezvousError):
+                await info.store.get("never")
+
+    waiting = 3 if waits_for == "a round" else 2
+    with cluster(2, seed=1, min_nodes=waiting, max_nodes=waiting) as made:
+        made.run(body)
+        made.advance(10)
+        getattr(made, how)(60)
+        made.advance(1)
+        assert warnings(made) == 0
+        made.advance(2)
+        assert warnings(made) == 2, "of each of them"
+        made.advance(4)
+        assert warnings(made) == 4, "again, and ever more rarely"
+
+
+def warnings(made: Cluster) -> int:
+    """How often it was said that the store is not there."""
+    return sum("store_session: warning" in line for line in made.story)

@@ -134,6 +134,11 @@ class Beats:
         self._busy_ended = self._clock()
         self._busy = (-math.inf, "")
 
+    @property
+    def waits(self) -> bool:
+        """Whether the member waits in the round's shared store now."""
+        return bool(self._waits)
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Meanwhile the member waits in the round's shared store, for others."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -229,3 +230,23 @@ def test_without_grpc_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         rendezvous_handler_registry.create_handler(RendezvousParameters.from_url("etcd://head/job?min_nodes=1", {}))
     with pytest.raises(ImportError, match=r"rdzv\[etcd\]"), store.sync.connect("etcd://head"):
         pass
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_r22_whoever_waits_is_told_within_three_seconds_that_the_cluster_has_gone(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    handler_of_logs = logging.Handler(logging.WARNING)
+    monkeypatch.setattr(handler_of_logs, "emit", lambda _: loop.call_soon_threadsafe(told.set))
+    monkeypatch.setattr(logging.getLogger("rdzv.node.store_session"), "handlers", [handler_of_logs])
+    with serve_etcd() as served:
+        async with rdzv.connect(f"{served.url}/job?min_nodes=2") as handler:
+            waiting = asyncio.create_task(handler.next_rendezvous())
+            await asyncio.sleep(1)
+            getattr(served.members[0], how)()
+            async with asyncio.timeout(3):
+                await told.wait()
+            waiting.cancel()
+            await asyncio.wait([waiting])
