@@ -5,6 +5,8 @@ The families take turns, so that a dead network of one family costs one pause, h
 address that worked last time comes first. Those that gave no answer come last: an attempt that is given up after a
 moment is so followed by one that begins with another address.
 
+Once a connection was made, a name server that fails or is slow keeps nobody away: then what it said last time holds.
+
 asyncio's own race is not used: it forgets the socket that has won, unclosed, if it is cancelled just then. uvloop has
 none, and neither have blocking callers.
 """
@@ -16,6 +18,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds that one address has for itself, as RFC 8305 recommends
 
+LOOKED_UP_WITHIN = 1.0  # seconds, where it is known what the name stood for last time
 TOLD_MOST = 4  # addresses of a name in one sentence
 SMALL_SEGMENT = 1024  # bytes; with all headers such a packet passes wherever IPv6 does, and through most tunnels
 
@@ -52,7 +56,8 @@ class Addresses:
         self._silent: dict[Any, None] = {}  # those that were tried since, and did not answer
         self._numeric = _numeric_address(host, port)
         self._resolved: list[Resolved] = [] if self._numeric is None else [self._numeric]
-        self._small_packets = self._said = False
+        self._small_packets = self._said = self._has_worked = False
+        self._looking: threading.Thread | None = None
 
     @property
     def literal(self) -> bool:
@@ -92,6 +97,20 @@ class Addresses:
         """
         if self._numeric is not None:
             return [self._numeric]
+        if not self._has_worked:
+            self._look_up()
+            return self._in_order()
+        if self._looking is None or not self._looking.is_alive():  # never two: it may take minutes
+            self._looking = threading.Thread(target=self._look_up_later, name=f"look up {self.host}", daemon=True)
+            self._looking.start()
+            self._looking.join(LOOKED_UP_WITHIN)
+        return self._in_order()
+
+    def _look_up_later(self) -> None:
+        with contextlib.suppress(OSError):
+            self._look_up()  # if it comes too late, the next attempt has it
+
+    def _look_up(self) -> None:
         # As bytes, where they are the same: for text Python loads its tables of international names, which takes longer
         # than the rest of connecting.
         host = self.host.encode() if self.host.isascii() else self.host
@@ -99,7 +118,6 @@ class Addresses:
         if not found:
             raise OSError(f"{self.host} has no address")
         self._resolved = list(found)
-        return self._in_order()
 
     def resolved(self) -> list[Resolved]:
         """Give the addresses that were found when they were last looked up, in the order to be tried in now."""
@@ -119,7 +137,7 @@ class Addresses:
 
     def worked(self, address: Any) -> None:
         """A connection to this address was made."""
-        self._worked = address
+        self._worked, self._has_worked = address, True
         self._silent.pop(address, None)
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -241,3 +242,32 @@ async def test_a_race_that_is_cancelled_leaves_nothing_open(
         await racing_task
     assert made[0].connecting == {}
     assert all(sock.fileno() == -1 for sock in socks)
+
+
+@pytest.mark.parametrize("how", ["fails", "is slow"])
+async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that_worked(
+    how: str, live: socket.socket, names: Callable[..., Addresses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that were reset at such a moment stayed away until their leases had lapsed."""
+    monkeypatch.setattr(racing, "LOOKED_UP_WITHIN", 0.05)
+    over = threading.Event()
+    addresses = names(live.getsockname())
+    (await connected_socket(addresses)).close()
+
+    def lookup(*_: Any, **__: Any) -> list[Resolved]:
+        if how == "is slow":
+            over.wait()
+            return resolved(("127.0.0.9", 1))
+        raise socket.gaierror(socket.EAI_AGAIN, "temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    for _ in range(3):
+        (await connected_socket(addresses)).close()
+    addresses.did_not_work([live.getsockname()])
+    (await connected_socket(addresses)).close()
+    if how == "is slow":
+        looking = [one for one in threading.enumerate() if one.name.startswith("look up")]
+        over.set()
+        for one in looking:
+            one.join()
+        assert [one[4] for one in addresses.resolve()] == [("127.0.0.9", 1)], "what came late holds from then on"
