@@ -188,7 +188,7 @@ class Node:
                 link.start(link.follower.run(), f"follow run {self.run_id}")
                 link.follower.listeners.add(self.listeners)
                 stack.enter_context(Noticing(self.part, link))
-                link.say_when_away(self._what_absence_means, self._somebody_waits)
+                link.say_when_away(self._who_waits)
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():
@@ -200,21 +200,18 @@ class Node:
             raise self.connection_error(error) from error
         return link
 
-    def _what_absence_means(self) -> str:
-        limit = f"join_timeout={self.settings.join_timeout:g} s"
-        return f"; node {self.node_id} waits for it, and for a round, within {limit}" if self.joining else ""
-
-    def _somebody_waits(self) -> bool:
-        """Whether somebody waits for a round, or within one."""
-        return self.joining or (self.membership is not None and self.membership.beats.waits)
+    def _who_waits(self) -> str:
+        """Who waits now, for the store and what else, in words; empty if nobody does."""
+        what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
+        waits = self.joining or (self.membership is not None and self.membership.beats.waits)
+        return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     async def _disconnect(self, error: Exception | None = None) -> None:
         """End the link; the membership with it, if the store was lost."""
         if error is not None:
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-        self._link = None
-        stack, self._link_stack = self._link_stack or contextlib.AsyncExitStack(), None
+        stack, self._link_stack, self._link = self._link_stack or contextlib.AsyncExitStack(), None, None
         with anyio.CancelScope(shield=True):
             await stack.aclose()
 

@@ -93,8 +93,7 @@ class Link:
         self._candidate: Candidate | None = None
         self._answered_in: deque[float] = deque(maxlen=ANSWERS_KEPT)
         self._connection_changed = asyncio.Event()
-        self._what_absence_means: Callable[[], str] = str
-        self._attended: Callable[[], bool] = bool
+        self._who_waits: Callable[[], str] = str
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._closed = False
@@ -163,18 +162,17 @@ class Link:
                 await self._connection_changed.wait()
         return not limit.cancelled_caught
 
-    def say_when_away(self, what_then: Callable[[], str], attended: Callable[[], bool]) -> None:
+    def say_when_away(self, who_waits: Callable[[], str]) -> None:
         """Warn from now on when the store has been out of reach, or silent, for a while, and say when it is back.
 
         Args:
-            what_then: What that means for this node, in words.
-            attended: Whether somebody waits now, who must hear of it soon.
+            who_waits: Says in words who waits now, and must hear of it soon; empty if nobody does.
         """
-        self._what_absence_means, self._attended = what_then, attended
+        self._who_waits = who_waits
         self._ask_now_and_then()
 
     def _ask_now_and_then(self) -> None:
-        if self._asking is not None and self._attended():
+        if self._asking is not None and self._who_waits():
             self.keeper.renew_now()
         progress = self.follower.head.progress
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
@@ -202,7 +200,7 @@ class Link:
             away = self.store.time() - since
             said = True
             what = "not answered" if self.in_reach else "been out of reach"
-            log.warning("run %s: the store has %s for %.0f s%s", self._run_id, what, away, self._what_absence_means())
+            log.warning("run %s: the store has %s for %.0f s%s", self._run_id, what, away, self._who_waits())
             pause = max(SAY_AWAY_AFTER, away)
         if said and self.failure is None:
             log.warning("run %s: the store is back after %.0f s", self._run_id, self.store.time() - since)

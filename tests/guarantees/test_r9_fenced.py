@@ -236,3 +236,19 @@ async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_d
         assert (await handlers[others[0]].status()).coordinator in others
         with pytest.raises(RoundSupersededError):
             await infos[accused].store.set("key", "value")
+
+
+async def test_r9_who_goes_on_to_the_next_round_is_not_dropped_by_it() -> None:
+    """On etcd a push may come before an answer: a node heard of the round that held it before that it had arrived."""
+
+    async def answers_come_late(request: Any, when: str) -> None:
+        if when == "after" and isinstance(request, Transact):
+            await asyncio.sleep(0.5)
+
+    async with VirtualRun(min_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await run.meet(a, b)
+        heard = [await listen(run, node) for node in (a, b)]
+        run.clients["b"].hook = answers_come_late
+        assert_one_round(await run.meet(a, b))
+        assert not any(isinstance(change, Dropped) for one in heard for change in one.changes)

@@ -105,9 +105,11 @@ class Noticing(Reaction):
         part = self._part
         round = link.follower.head.round
         progress = link.follower.head.progress
+        # The later round may hold what it has sent: on etcd an answer and a push come by two ways.
+        goes_on = part.arrival.state is State.SENT
         if link.follower.error is not None:
             part.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
-        elif round is not None and round.revision > membership.round.revision:
+        elif round is not None and round.revision > membership.round.revision and not goes_on:
             part.end_membership(f"round {round.number} was completed without this node", dropped=True)
         elif membership.over is None and progress is not None and progress.round == membership.round.number:
             membership.lose(progress.lost_ids)

@@ -226,6 +226,7 @@ class Recording:
         """What the next attempt is to replace, once what refused this one does not stand in its way."""
         part = self._part
         part.arrival.refused()
+        part.listeners.changed()  # a member still, it may have been left out of a later round meanwhile
         settings_entry, there, ending, *bans = result.results
         for ban in bans:
             if isinstance(ban, Entry):
