@@ -119,8 +119,9 @@ class Limits:
     )
     memory_bytes_max: int = _limit(
         2048 * MIB,
-        "All of it together: keys and values, history, replies, watches and waits, outboxes, inboxes, and what awaits "
-        "the disk. Each of these limits can be reached, but not all at once: they add up to 4,480 MiB.",
+        "All of it together: keys and values, history, replies, watches and waits, outboxes, inboxes, what awaits the "
+        "disk, and 8 KiB for each connection, 32 with TLS. Each of these limits can be reached, but not all at once: "
+        "they add up to 4,480 MiB.",
         past="`LimitExceeded` for requests that would add to it; the connections that hold most are closed",
         used="memory_bytes",
     )
@@ -132,7 +133,8 @@ class Limits:
     )
     handshakes_max: int = _limit(
         1_024,
-        "Connections that are still at TLS, the hello or the proof of the token; at most half of the connections.",
+        "Connections that are still at TLS, the hello or the proof of the token, and those over HTTP that ask nothing "
+        "just now; at most half of the connections.",
         past="further newcomers wait to be accepted; connections that have been silent for a second are closed to "
         "make room",
     )

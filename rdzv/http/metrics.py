@@ -42,6 +42,8 @@ GAUGES = {
     "unread_bytes": "Bytes of earlier revisions that are kept for listings which were not read to their end.",
     "memory_bytes": "Bytes that all of this takes, as memory_bytes_max counts them.",
     "connections": "Connections that are open.",
+    "strangers": "Connections that have proved nothing, or ask nothing just now over HTTP.",
+    "connection_bytes": "Bytes that connections take, whatever they do.",
     "outbox_bytes": "Bytes that wait to be sent.",
     "inbox_bytes": "Bytes that were received, and are not carried out.",
     "journal_bytes": "Bytes of the journal on the disk.",

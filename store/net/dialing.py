@@ -120,6 +120,7 @@ _TLS_IN_WORDS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS: use tcp:// for it",
     "RECORD_LAYER_FAILURE": "it does not speak TLS: use tcp:// for it",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client's certificate (mutual TLS), and there is none",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses, as one does that wants a client's certificate (mutual TLS)",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this client's certificate",
 }
 

@@ -60,8 +60,8 @@ class Host(Protocol):
         """A peer has said hello, and proven what is wanted."""
         ...
 
-    def guessed_wrong(self, peer: Peer) -> None:
-        """A peer has not proven what is wanted."""
+    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
+        """A peer has not proven what is wanted, and is to be told so."""
         ...
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
@@ -230,8 +230,7 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._host.guessed_wrong(peer)
-            self._host.hang_up(peer, Sorry("authentication", str(error)))
+            self._host.guessed_wrong(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
             self._host.hang_up(peer, Sorry("protocol", str(error)))
         finally:

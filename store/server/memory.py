@@ -36,6 +36,11 @@ class Host(Protocol):
         ...
 
     @property
+    def connection_bytes(self) -> int:
+        """What the connections take that are open, whatever they do."""
+        ...
+
+    @property
     def unwritten_bytes(self) -> int:
         """What is held for the disk."""
         ...
@@ -69,7 +74,7 @@ class Memory:
     @property
     def held_bytes(self) -> int:
         """What is held for connections and for the disk."""
-        return self.outboxes.bytes + self.inboxes.bytes + self._host.unwritten_bytes
+        return self.outboxes.bytes + self.inboxes.bytes + self._host.connection_bytes + self._host.unwritten_bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-__all__ = ["LEAVE_WITHIN", "Host", "Peer"]
+__all__ = ["LEAVE_WITHIN", "PEER_BYTES", "Host", "Peer"]
 
 # What the end of a connection is reported as if the other side has closed it. With TLS, the end of the stream without
 # an alert is an error; asyncio passes over it, and reports none. (Not a timeout: there, the network has gone.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
-TLS_HOLDS = 512 * 1024  # bytes; asyncio reads so many ahead of what it decrypts, twice its high-water mark
+PEER_BYTES = 8 * 1024  # what a connection takes that does nothing
 LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
 
 
@@ -94,6 +94,7 @@ class Peer(asyncio.BufferedProtocol):
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
+        self.secure: bool = False
         self._port = 0
         self.is_of_ours: bool = False  # of the server's own process, and nobody to wait for
 
@@ -107,10 +108,9 @@ class Peer(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The connection has been accepted."""
         self._transport = cast("asyncio.Transport", transport)
-        if transport.get_extra_info("sslcontext") is None:
-            # Whatever cannot be sent at once is reported, so that all of what the transport holds is counted. (The
-            # TLS of asyncio would pause for ever; with it, some 64 KiB per connection are not counted.)
-            self._transport.set_write_buffer_limits(high=0)
+        self.secure = transport.get_extra_info("sslcontext") is not None
+        # Whatever cannot be sent at once is reported, so that all of what the transport holds is counted.
+        self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
             self.address, self._port = str(peername[0]), peername[1]
@@ -254,8 +254,8 @@ class Peer(asyncio.BufferedProtocol):
         if self._to_hear <= 0:
             assert self._transport is not None, "it has connected"
             self._heard_at, self._marked_at = self._marked_at, now
-            ahead = 0 if self._transport.get_extra_info("sslcontext") is None else TLS_HOLDS
-            self._to_hear = self._batch + ahead + unread_bytes(self._transport.get_extra_info("socket"))
+            held: int = self._transport.get_extra_info("held_bytes", 0)  # by TLS
+            self._to_hear = self._batch + held + unread_bytes(self._transport.get_extra_info("socket"))
         return now - self._heard_at
 
     def inbox_cost(self, now: float) -> float:

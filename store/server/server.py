@@ -36,13 +36,12 @@ from store.server.conversations import Conversations
 from store.server.durability import STOP_WITHIN, Durability
 from store.server.entry.door import Door, WayOut
 from store.server.entry.exposure import check_exposure, token_bytes
-from store.server.entry.hellos import Hellos
-from store.server.entry.strangers import Strangers
-from store.server.entry.tls_accept import Doorstep
+from store.server.entry.table import Table
+from store.server.entry.tls import TLS_BYTES, TlsLayer
 from store.server.log_lines import SILENT_AFTER, Complaints, LimitWarnings, SessionLog
 from store.server.memory import Memory
 from store.server.outbox import PIECE_BYTES
-from store.server.peer import LEAVE_WITHIN, Peer
+from store.server.peer import LEAVE_WITHIN, PEER_BYTES, Peer
 
 if TYPE_CHECKING:
     import ssl
@@ -62,6 +61,7 @@ LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of what cou
 LOOK_LEAST = 0.001  # seconds; a lease due in less than a clock can tell apart would be looked at for ever
 SPARE_FILES = 64  # for the rest of the process
 STRANGERS_LEAST = 16  # so many may connect at once also where there is room for few
+SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
 
 
 class Server:
@@ -71,6 +71,7 @@ class Server:
         host: The address it listens on.
         port: The port it listens on.
         durability: Its journal, if it has one, and what waits for that.
+        table: All connections, those included that are no conversations yet, and those over HTTP.
         way_out: How it ends once nobody needs it any more.
         store_id: The store's random identity.
     """
@@ -121,16 +122,14 @@ class Server:
         self._on_failure: list[Callable[[], None]] = []
         self._nobody_left = asyncio.Event()
         self.way_out: WayOut = WayOut(self._is_alone)
-        self._connections_max = self._limits.connections_max
-        self.strangers: Strangers = Strangers(
-            most=self._strangers_most(), per_address_max=self._limits.address_connections_max
-        )
-        self._hellos = Hellos(
+        self.table: Table = Table(
+            most=0,
+            per_address_max=self._limits.address_connections_max,
             within=self._limits.handshake_timeout,
             clock=clock,
-            time_left=partial(self.strangers.time_left, within=self._limits.handshake_timeout),
-            give_up=self._hang_up_on_mute,
+            turned_away=self.turned_away,
         )
+        self.limit_connections(self._limits.connections_max)
         self.host: str = ""
         self.port: int = 0
         self.store_id: str = engine.store_id
@@ -152,22 +151,9 @@ class Server:
         return str(Address(host=host, port=self.port, secure=self._secure))
 
     @property
-    def handshake_timeout(self) -> float:
-        """How long a connection may take to become a conversation."""
-        return self._limits.handshake_timeout
-
-    def now(self) -> float:
-        """Seconds on the server's clock."""
-        return self._clock()
-
-    @property
     def connections(self) -> int:
         """How many clients are connected now."""
         return len(self._peers)
-
-    def has_room_for(self, others: int) -> bool:
-        """Whether one more connection may come, beside those there are and so many that are about to be."""
-        return not self._leaving and len(self._peers) + others < self._connections_max
 
     def turned_away(self) -> bool:
         """Somebody is refused or hung up on; whether the log has a line for it."""
@@ -187,6 +173,11 @@ class Server:
         self._last_peer += 1
         return Peer(self.conversations, self._last_peer, outboxes=self._memory.outboxes, inboxes=self._memory.inboxes)
 
+    def protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
+        """The same, for a connection that speaks TLS."""
+        within, farewell = self._limits.handshake_timeout, wire.encode_sorry(SPEAKS_TLS)
+        return TlsLayer(self.protocol(), tls, self.table, within=within, farewell=farewell)
+
     def protocol_beside(self) -> asyncio.BufferedProtocol:
         """The same for a connection of this very process, which keeps no server from ending."""
         peer = self.protocol()
@@ -203,21 +194,28 @@ class Server:
         return {
             **self.engine.figures(),
             **dataclasses.asdict(self._limits),
-            "connections_max": self._connections_max,
+            "connections_max": self.table.connections_max,
             "uptime": self._clock() - self._began,
             "connections": len(self._peers),
+            "strangers": len(self.table),
             "connections_refused": self._refused,
             "bytes_in": self.conversations.bytes_in,
             "bytes_out": self._bytes_out + sum(peer.bytes_out for peer in self._peers.values()),
             "outbox_bytes": self._memory.outboxes.bytes,
             "inbox_bytes": self._memory.inboxes.bytes,
             "journal_bytes": self.unwritten_bytes,
+            "connection_bytes": self.table.bytes,
             "memory_bytes": self.engine.memory_bytes + self._memory.held_bytes,
             "commits": self.durability.commits,
             "commit_seconds": self.durability.commit_seconds,
         }
 
     # ------------------------------------------------------------------------------------------ called by its parts
+
+    @property
+    def connection_bytes(self) -> int:
+        """What the connections take that are open, whatever they do."""
+        return self.table.bytes
 
     @property
     def unwritten_bytes(self) -> int:
@@ -233,14 +231,19 @@ class Server:
         self.conversations.restored(engine)
         self._hear_of_lapses(engine)
 
-    def guessed_wrong(self, peer: Peer) -> None:
-        """A peer has not proven what is wanted."""
-        self.strangers.guessed_wrong(peer.address, self._clock())
+    def guessed_wrong(self, peer: Peer, sorry: Sorry) -> None:
+        """A peer has not proven what is wanted: it is told so, late if others of its address have guessed, too."""
+        wait = self.table.guessed_wrong(peer.address, self._clock())
+        if not wait:
+            self.hang_up(peer, sorry)
+            return
+        peer.pause_reading()
+        self.table.expect(peer, wait, partial(self.hang_up, peer, sorry))
 
     def accepted(self, peer: Peer) -> None:
         """A connection was made."""
         now = self._clock()
-        refusal = self._refusal() or self.strangers.refusal(peer.address, now)
+        refusal = self._refusal() or self.table.refusal(peer.address)
         if refusal is not None:
             self._refused += 1
             if not self._refuses and not self._leaving and self._complaints.say(self._clock()):
@@ -249,11 +252,10 @@ class Server:
             peer.refuse(Sorry("limit", refusal))
             return
         self._refuses = False
-        self.strangers.connected(peer.address)
-        self.strangers.came(peer, peer.address, now)
+        self.table.came(peer, peer.address, now, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         self._peers[peer.id] = peer
         self._nobody_left.clear()
-        self._hellos.expect(peer)
+        self.table.expect(peer, self._limits.handshake_timeout, partial(self._hang_up_on_mute, peer), patiently=True)
         nonce = os.urandom(16)  # as `secrets.token_bytes`, which takes twice as long to ask for them
         peer.open(ServerConnection(store_id=self.store_id, nonce=nonce, token=self._token, limits=self._limits))
 
@@ -264,17 +266,17 @@ class Server:
         refusal = self.durability.refusal()
         if refusal is not None:
             return refusal
-        if len(self._peers) >= self._connections_max:
-            return f"it has {len(self._peers)} connections, the most it takes (connections_max, or the file limit)"
+        if not self.table.has_room:
+            return (
+                f"it has {self.table.connections} connections, the most it takes (connections_max, or the file limit)"
+            )
         return None
 
     def lost(self, peer: Peer) -> None:
         """A connection has ended."""
         if self._peers.pop(peer.id, None) is None:
             return
-        self._hellos.expect_no_more(peer)
-        self.strangers.went(peer)
-        self.strangers.disconnected(peer.address)
+        self.table.went(peer)
         self._bytes_out += peer.bytes_out
         session = self.engine.session_of(peer.id)
         if self._session_log is not None and session is not None and not self._leaving:
@@ -307,8 +309,7 @@ class Server:
             # The client came back before its old connection was seen to end; it renews its leases on the new one. At
             # once: what waits there is for nobody, and a network that was cut would take it for half a minute more.
             self._peers[previous].abort()
-        self._hellos.expect_no_more(peer)
-        self.strangers.proved(peer, now)
+        self.table.proved(peer, now)
         assert peer.connection is not None
         self.conversations.telling.say(
             peer,
@@ -426,12 +427,10 @@ class Server:
 
     def limit_connections(self, most: int) -> None:
         """Take no more connections than the system allows."""
-        self._connections_max = min(self._limits.connections_max, max(most, 1))
-        self.strangers.most = self._strangers_most()
-
-    def _strangers_most(self) -> int:
-        """How many may have proved nothing: half of the room is kept for those who do, unless there is hardly any."""
-        return min(self._limits.handshakes_max, max(self._connections_max // 2, STRANGERS_LEAST))
+        room = min(self._limits.connections_max, max(most, 1))
+        self.table.connections_max = room
+        # Half of it is kept for those who prove themselves, unless there is hardly any.
+        self.table.most = min(self._limits.handshakes_max, max(room // 2, STRANGERS_LEAST))
 
     def timer_ended(self, timer: asyncio.Task[None]) -> None:
         """A timer ends only by a defect of ours. A store whose leases never lapse must not pass for one."""
@@ -546,8 +545,7 @@ async def _door_of(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Take connections in; afterwards no more, and tell those there are."""
-    doorstep = None if tls is None else Doorstep(server, tls)
-    door = Door(server, listening, None if doorstep is None else doorstep.take)
+    door = Door(server.table, listening, server.protocol if tls is None else partial(server.protocol_over, tls))
     door.open()
     let_go_in_children(server, *listening)
     server.way_out.open(asyncio.get_running_loop())
@@ -561,8 +559,9 @@ async def _door_of(
         serves_no_more(server.port)
         forget(server)
         await door.wait_closed()
-        if doorstep is not None:
-            await doorstep.close()
+        for newcomer in server.table.all:
+            if isinstance(newcomer, TlsLayer):
+                newcomer.abort()
         await server.leave()
 
 

@@ -20,6 +20,7 @@ import store
 from store.errors import AuthenticationError, ConnectionLost, StoreUsageError
 from store.protocol.connection import ServerConnection
 from store.server import server as server_room
+from store.server.entry.strangers import LATE_ANSWER
 from tests.support.processes import Child, require, start_python
 from tests.support.proxy import Proxy
 
@@ -280,7 +281,7 @@ class Stranger:
 YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 OLDER = ssl.TLSVersion.TLSv1_2
 NEWER = ssl.TLSVersion.TLSv1_3
-NO_CERTIFICATE = "as a server does that wants a client's certificate"
+NO_CERTIFICATE = "wants a client's certificate"
 DISTRUSTS_US = "TLS failed: it (hung up in mid-handshake|does not t|says that this server's certificate has expired)"
 PLAIN: dict[str, Any] = {"plain": True}
 
@@ -311,7 +312,8 @@ STRANGERS = {
         {"certificate": False}, error=ConnectionLost,
     ),
     "another authority's certificate": Stranger(
-        NO_CERTIFICATE, "TLS failed: its certificate is none that this server trusts: unable to get", {},
+        "does not trust the authority of this client's certificate",
+        "TLS failed: its certificate is none that this server trusts: unable to get", {},
         {"certificate": "another's"}, error=ConnectionLost,
     ),
     "a server of another authority": Stranger(
@@ -430,6 +432,27 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
         child.terminate()
         assert await child.wait() == 0
         assert "Traceback" not in "".join(child.output)
+
+
+async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right_one() -> None:
+    """Eight a second from behind one address let 2 of 37 in who had the right one."""
+    async with store.serve(token=TOKEN) as server:
+        for _ in range(1000):
+            server.table.guessed_wrong("127.0.0.1", server.table.clock())
+
+        async def guess() -> float:
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(AuthenticationError):
+                async with store.connect(server.url, token="not the token, but as long", timeout=30.0):
+                    raise AssertionError("it was let in")
+            return asyncio.get_running_loop().time() - began
+
+        guessing = [asyncio.create_task(guess()) for _ in range(8)]
+        for _ in range(5):
+            async with store.connect(server.url, token=TOKEN, timeout=30.0) as client:
+                assert await client.count("") == 0
+        assert min(await asyncio.gather(*guessing)) >= LATE_ANSWER * 0.9, "they are told, late"
+        assert server.figures()["strangers"] == 0
 
 
 UVLOOP_SERVER = """

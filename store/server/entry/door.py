@@ -12,7 +12,7 @@ import asyncio
 import errno
 import logging
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from store.net.sockets import PASSED_ON, prepare
 from store.net.tasks import cancel_and_wait
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from store.server.entry.strangers import Strangers
+    from store.server.entry.table import Table
 
-__all__ = ["BACKLOG", "Door", "Host", "WayOut"]
+__all__ = ["BACKLOG", "Door", "WayOut"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -36,39 +36,21 @@ RETRY_AFTER = 0.5  # seconds, when files have run out
 QUIET_FOR = 60.0  # seconds between lines that say so
 
 
-class Host(Protocol):
-    """What the door needs of its server."""
-
-    strangers: Strangers
-
-    def now(self) -> float:
-        """Seconds on the server's clock."""
-        ...
-
-    def protocol(self) -> asyncio.BufferedProtocol:
-        """A protocol object for a connection that has been accepted."""
-        ...
-
-    def turned_away(self) -> bool:
-        """Somebody is refused or hung up on; whether the log has a line for it."""
-        ...
-
-
 class Door:
     """Listening sockets, and what becomes of who connects there.
 
     Args:
-        host: The server.
+        table: Where all connections are counted.
         socks: Bound sockets; they are closed with the door.
-        take: Takes over a connection; without it, it is given to the server as it is.
+        protocol: Makes the protocol object of a connection.
     """
 
     def __init__(
-        self, host: Host, socks: Sequence[socket.socket], take: Callable[[socket.socket], None] | None = None
+        self, table: Table, socks: Sequence[socket.socket], protocol: Callable[[], asyncio.BaseProtocol]
     ) -> None:
-        self._host = host
+        self._table = table
         self.socks: list[socket.socket] = list(socks)
-        self._take = take or self._take_plain
+        self._protocol = protocol
         self._tasks: set[asyncio.Task[None]] = set()  # connections that the loop has not taken over yet
         self._timer: asyncio.TimerHandle | None = None
         self._said_at: float | None = None
@@ -125,23 +107,16 @@ class Door:
             sock.setblocking(False)
             if not PASSED_ON:
                 prepare(sock)
-            self._take(sock)
+            task = asyncio.get_running_loop().create_task(self._hand_over(sock))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _has_room(self) -> bool:
-        """Whether one more stranger may come, if need be in the place of one who has been silent for long."""
-        strangers = self._host.strangers
-        while (silent := strangers.to_make_way(self._host.now())) is not None:
-            strangers.went(silent)
-            if self._host.turned_away():
-                log.warning(
-                    "a connection is hung up on: it has proved nothing, and %d such connections wait (handshakes_max)",
-                    strangers.most,
-                )
-            silent.abort()
-        return len(strangers) + len(self._tasks) < strangers.most
+        """Whether one more stranger may come."""
+        return self._table.make_room() and len(self._table) + len(self._tasks) < self._table.most
 
     def _say_that_files_ran_out(self, error: OSError) -> None:
-        now = self._host.now()
+        now = self._table.clock()
         if self._said_at is None or now - self._said_at > QUIET_FOR:
             self._said_at = now
             what = "no more files can be opened" if error.errno in OUT_OF_FILES else "nobody can be accepted"
@@ -151,14 +126,9 @@ class Door:
                 *(what, os.strerror(error.errno or 0)),
             )
 
-    def _take_plain(self, sock: socket.socket) -> None:
-        task = asyncio.get_running_loop().create_task(self._hand_over(sock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _hand_over(self, sock: socket.socket) -> None:
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._host.protocol, sock)
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, sock)
         except OSError:
             sock.close()
         except BaseException:

@@ -47,7 +47,7 @@ class Scene:
     """A memory, its server, and some peers."""
 
     def __init__(self, **limits: int) -> None:
-        self.unwritten_bytes = 0
+        self.unwritten_bytes = self.connection_bytes = 0
         self.engine: Any = SimpleNamespace(memory_bytes=0, unread_bytes=0, slowest_reader=None)
         self.said: list[str] = []
         self.peers: dict[int, FakePeer] = {}

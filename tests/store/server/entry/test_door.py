@@ -7,7 +7,7 @@ import errno
 import logging
 import resource
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,7 +16,7 @@ import store.sync
 from store.limits import Limits
 from store.net.sockets import open_files
 from store.server.entry.door import Door
-from store.server.entry.strangers import Strangers
+from store.server.entry.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,31 +41,28 @@ class Listener:
         return getattr(self.sock, name)
 
 
-class Host:
-    """A server, as far as the door sees it."""
+class Taken(asyncio.Protocol):
+    """What becomes of those who are accepted."""
 
     def __init__(self) -> None:
-        self.strangers = Strangers(most=4, per_address_max=100)
+        self.accepted = asyncio.Event()
+        self.sock: Any = None
+        self.transport: Any = None
 
-    def now(self) -> float:
-        return asyncio.get_running_loop().time()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.sock = transport.get_extra_info("socket")
+        self.accepted.set()
 
-    def protocol(self) -> asyncio.BufferedProtocol:
-        raise AssertionError("these connections are taken over by the test")
 
-    def turned_away(self) -> bool:
-        return True
+def a_table() -> Table:
+    loop = asyncio.get_running_loop()
+    return Table(most=4, per_address_max=100, within=10.0, clock=loop.time, turned_away=lambda: True)
 
 
 async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest.LogCaptureFixture) -> None:
-    listener, taken = Listener(), asyncio.Event()
-    accepted: list[socket.socket] = []
-
-    def take(sock: socket.socket) -> None:
-        accepted.append(sock)
-        taken.set()
-
-    door = Door(Host(), [listener], take)  # type: ignore[list-item]
+    listener, taken = Listener(), Taken()
+    door = Door(a_table(), [listener], lambda: taken)  # type: ignore[list-item]
     with caplog.at_level(logging.ERROR, "store.server.entry.door"):
         door.open()
         _, writer = await asyncio.open_connection(*listener.sock.getsockname())
@@ -73,12 +70,11 @@ async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest
             await asyncio.sleep(0.01)
         listener.full = False
         async with asyncio.timeout(60):
-            await taken.wait()
+            await taken.accepted.wait()
     assert len(caplog.records) == 1
     assert "ulimit -n" in caplog.text
     writer.close()
-    for sock in accepted:
-        sock.close()
+    taken.transport.abort()
     door.close()
     await door.wait_closed()
 
@@ -143,21 +139,14 @@ async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
 async def test_whoever_is_accepted_is_prepared_also_where_the_listening_socket_passes_it_on() -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    taken: list[socket.socket] = []
-    accepted = asyncio.Event()
-
-    def take(sock: socket.socket) -> None:
-        taken.append(sock)
-        accepted.set()
-
-    door = Door(Host(), [listener], take)
+    taken = Taken()
+    door = Door(a_table(), [listener], lambda: taken)
     door.open()
     with socket.create_connection(listener.getsockname()):
-        await accepted.wait()
-        (sock,) = taken
-        with sock:
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
-                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        await taken.accepted.wait()
+        assert taken.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert taken.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert taken.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        taken.transport.abort()
     door.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
+import socket
 import ssl
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,10 +17,14 @@ import pytest
 import store
 from store.errors import ConnectionLost
 from store.limits import Limits
+from store.server.entry.tls import TLS_BYTES
+from store.server.peer import PEER_BYTES
 from tests.support.processes import require
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+KIB = 1024
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +167,73 @@ async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_hand
             await all_of(reader)
         async with store.connect(server.url, tls=client_tls) as client:
             await client.ping()
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01", b"a hello", b"GET / HTTP/1.1\r\n\r\n"], ids=["a bit", "all", "none"])
+async def test_what_a_stranger_took_is_given_back_as_soon_as_it_has_gone(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], said: bytes
+) -> None:
+    """Three bytes and a hang-up left 300 KiB each behind, until Python's collector came by."""
+    if said == b"a hello":
+        said = client_hello(contexts[1])
+    async with store.serve(tls=contexts[0]) as server:
+        for _ in range(10):
+            await come_and_go(server.port, said)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(100):
+                await come_and_go(server.port, said)
+            while server.figures()["strangers"]:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+            assert tracemalloc.get_traced_memory()[0] < 100 * 8 * KIB
+            assert [one for one in gc.get_objects() if isinstance(one, ssl.SSLObject)] == [], "and what OpenSSL holds"
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+def client_hello(tls: ssl.SSLContext) -> bytes:
+    """The first record of a client."""
+    said = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.wrap_bio(ssl.MemoryBIO(), said, server_hostname="127.0.0.1").do_handshake()
+    return said.read()
+
+
+async def come_and_go(port: int, said: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, ("127.0.0.1", port))
+        await loop.sock_sendall(sock, said)
+        await asyncio.sleep(0.005)
+
+
+async def test_an_idle_connection_takes_little_and_is_counted(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """It took 286 KiB, which counted as nothing."""
+    async with store.serve(tls=contexts[0]) as server, contextlib.AsyncExitStack() as stack:
+        before = server.figures()["memory_bytes"]
+        for _ in range(10):
+            await stack.enter_async_context(store.connect(server.url, tls=contexts[1]))
+        figures = server.figures()
+        assert figures["connection_bytes"] == 10 * (PEER_BYTES + TLS_BYTES)
+        assert figures["memory_bytes"] - before >= figures["connection_bytes"]
+    assert server.figures()["connection_bytes"] == 0
+
+
+async def test_what_is_asked_in_one_heap_over_tls_is_answered_in_order_and_large_values_pass(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """Of what has come in one piece some is decrypted later, while its peer waits for its turn."""
+    async with store.serve(tls=contexts[0]) as server, store.connect(server.url, tls=contexts[1]) as client:
+        value = os.urandom(3_000_000)
+        answers = await asyncio.gather(
+            *(client.add("count", 1) for _ in range(3000)), client.put("large", value), client.add("count", 1)
+        )
+        assert answers[:3000] == list(range(1, 3001))
+        entries = await asyncio.gather(*(client.get("large") for _ in range(20)))
+        assert all(entry is not None and entry.value == value for entry in entries)
