@@ -33,7 +33,6 @@ Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`
 ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # gloo's own: that, and a number
 HOST_BYTES_MAX: Final = 256  # of a name that comes before an address
-RANKS_MOST: Final = 65_536  # in a group: a value of more bytes than so many addresses is something else
 
 
 class GlooSockets:
@@ -43,9 +42,9 @@ class GlooSockets:
         self._addresses: set[Address] = set()
 
     def heed(self, value: str | bytes) -> None:
-        """Look at a value that was written or read: at what addresses gloo listens."""
-        if isinstance(value, bytes) and ADDRESS_BYTES <= len(value) <= ADDRESS_BYTES * RANKS_MOST:
-            self._addresses.update(address for address in _addresses_in(value) if address is not None)
+        """Look at a value that was written or read: whether it says at what address a member's gloo listens."""
+        if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _listens_at(value)) is not None:
+            self._addresses.add(address)
 
     def shut_down(self) -> None:
         """End the connections between these addresses; from any thread."""
@@ -64,14 +63,12 @@ class GlooSockets:
         return peer is not None and not self._addresses.isdisjoint((peer, _address_of(number, "getsockname")))
 
 
-def _addresses_in(value: bytes) -> list[Address | None]:
-    """What a member writes of itself: a name and one address, each behind its length, and more; or addresses alone."""
+def _listens_at(value: bytes) -> Address | None:
+    """The address in what a member writes of itself: its host's name, that, and more, each behind its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
-        return [_address_in(value[16 + host :])]
-    if len(value) % ADDRESS_BYTES == 0:  # until PyTorch 2.4: one for each peer
-        return [_address_in(value[start:]) for start in range(0, len(value), ADDRESS_BYTES)]
-    return []
+        return _address_in(value[16 + host :])
+    return None
 
 
 def _address_in(storage: bytes) -> Address | None:
