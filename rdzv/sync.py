@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
 
 from rdzv.backends import builtin
-from rdzv.core.state import Ban
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
@@ -30,9 +30,10 @@ from rdzv.loop.member import check_no_progress, check_on_waiting
 from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
-from rdzv.node.admission import ban_where, examine, unban_where
+from rdzv.node import verbs
+from rdzv.node.admission import examine
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import accuse, blocking_share, change_tally, shared_store, suspect
+from rdzv.node.handler import blocking_share, shared_store
 from rdzv.node.loops import NodeThread
 from rdzv.node.node import Ticket
 from rdzv.node.queries import BlockingChanges, Changes
@@ -45,10 +46,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.overrides import Overrides
     from rdzv.config.settings import Settings
-    from rdzv.core.history import Chapter
-    from rdzv.core.report import RunStatus
     from rdzv.core.state import Change
-    from rdzv.core.stopping import Resized
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.loop.member import OnWaiting
     from rdzv.node.loops import NodeLoop
@@ -58,10 +56,68 @@ if TYPE_CHECKING:
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Handler(RendezvousHandler):
+def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Verbs, P], T]:
+    """Make of a verb the method of the blocking handler: it begins it in the node's loop, and waits for it.
+
+    What somebody else's backend has under the same name is called likewise.
+    """
+
+    @functools.wraps(verb)
+    def method(self: _Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        node = self.node
+        call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
+        done: T = self._call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
+        return done
+
+    return method
+
+
+class _Verbs:
+    """The verbs, for those who block. Apart from `Handler`, whose base class has some of them, too."""
+
+    @property
+    def node(self) -> Node | None:
+        """Our own node; None if the backend is somebody else's."""
+        raise NotImplementedError
+
+    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        raise NotImplementedError
+
+    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
+        raise NotImplementedError
+
+    leave = blocking(verbs.leave)
+    num_nodes_waiting = blocking(verbs.num_nodes_waiting)
+    is_closed = blocking(verbs.is_closed)
+    set_closed = blocking(verbs.set_closed)
+    drain = blocking(verbs.drain)
+    drain_node = blocking(verbs.drain_node)
+    resize = blocking(verbs.resize)
+    keep = blocking(verbs.keep)
+    restore = blocking(verbs.restore)
+    accuse = blocking(verbs.accuse)
+    suspect = blocking(verbs.suspect)
+    change_tally = blocking(verbs.change_tally)
+    note_failure = blocking(verbs.note_failure)
+    ban = blocking(verbs.ban)
+    ban_where = blocking(verbs.ban_where)
+    unban = blocking(verbs.unban)
+    unban_where = blocking(verbs.unban_where)
+    answer = blocking(verbs.answer)
+    status = blocking(verbs.status)
+    status_and_history = blocking(verbs.status_and_history)
+    history = blocking(verbs.history)
+    whole_history = blocking(verbs.whole_history)
+    ping = blocking(verbs.ping)
+    store_health = blocking(verbs.store_health)
+    _roster = blocking(verbs.roster)
+
+
+class Handler(_Verbs, RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
 
     Args:
@@ -107,7 +163,7 @@ class Handler(RendezvousHandler):
         joining: Call[Membership] | None = None
         try:
             joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
-            return self._info(node, _result_of(joining))
+            return self._info(_result_of(joining))
         except BaseException:
             # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
             # under way, and when its answer has just come. The node knows which. What failed has undone itself.
@@ -130,7 +186,7 @@ class Handler(RendezvousHandler):
             return None
         return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
 
-    def _info(self, node: Node, membership: Membership) -> RendezvousInfo:
+    def _info(self, membership: Membership) -> RendezvousInfo:
         """What the caller gets of a round, with a shared store on a socket of its own."""
         assert isinstance(self._inner, AsyncHandler)
         if self._shared_client is not None:
@@ -146,7 +202,7 @@ class Handler(RendezvousHandler):
             world_size=round.size,
             store=shared,
             bootstrap_address=(round.host, round.port),
-            _read_roster=lambda: self._call(node.roster(membership)),
+            _read_roster=lambda: self._roster(membership),
         )
 
     def all_here(self, *, timeout: float) -> bool:
@@ -156,10 +212,6 @@ class Handler(RendezvousHandler):
             return True
         return self._call(_all_here(node, membership, timeout))
 
-    def num_nodes_waiting(self) -> int:
-        """How many arrivals a regroup now would admit."""
-        return self._call(self._called.num_nodes_waiting())
-
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
         node = self.node
@@ -168,90 +220,21 @@ class Handler(RendezvousHandler):
         self._check_usable()
         return node.num_nodes_changed(on_loss=on_loss)
 
-    def is_closed(self) -> bool:
-        """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
-        return self._call(self._called.is_closed())
-
-    def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
-        """Close the run for every node, for good; the first reason given is shown. See the async twin."""
-        node = self.node
-        if node is None:
-            self._call(self._inner.set_closed(reason), see_to_its_end=True)
-        else:
-            self._call(node.set_closed(reason, given_up=given_up, status=status), see_to_its_end=True)
-
     @property
     def settings(self) -> Settings:
         """What was chosen."""
-        return self._of_ours("settings").settings
-
-    def drain(self, within: float = 120.0, reason: str = "") -> None:
-        """Announce that this node is to leave; see the async twin."""
-        node = self._of_ours("drain")
-        self._call(node.drain(node.node_id, within=within, reason=reason), see_to_its_end=True)
-
-    def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
-        """Give the run another minimum or maximum of nodes while it lives; see the async twin."""
-        work = self._of_ours("resize").resize(min_nodes=min_nodes, max_nodes=max_nodes, reason=reason)
-        return self._call(work, see_to_its_end=True)
-
-    def accuse(self, rank: int, why: str) -> None:
-        """Say of a member of the round that it does not answer; see the async twin."""
-        self._call(accuse(self._of_ours("accuse"), rank, why), see_to_its_end=True)
-
-    def suspect(self, why: str) -> None:
-        """Say that something in the round has failed as it does when a member has died; see the async twin."""
-        self._call(suspect(self._of_ours("suspect"), why), see_to_its_end=True)
-
-    def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
-        """Change what the nodes of the run count together, and return it; see the async twin."""
-        return self._call(change_tally(self._of_ours("change_tally"), change), see_to_its_end=True)
-
-    def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run from round to round; see the async twin."""
-        node = self._of_ours("keep")
-        self._call(node.keep(key, data), see_to_its_end=True)
-
-    def restore(self, key: str) -> bytes | None:
-        """Return what any member has kept last under a name; None if nobody has."""
-        return self._call(self._of_ours("restore").restore(key))
-
-    def _of_ours(self, name: str) -> Node:
         node = self.node
         if node is None:
+            raise RendezvousStateError(f"the backend of run {self.run_id} has no settings of ours")
+        return node.settings
+
+    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """A verb of somebody else's backend, which need not have it."""
+        method = getattr(self._inner, name, None)
+        if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
-        return node
-
-    def status(self) -> RunStatus:
-        """How the run stands in the store, with the reason in words."""
-        return self._call(self._called.status())
-
-    def history(self) -> list[Chapter]:
-        """What happened in the run, as far as it is remembered; see the async twin."""
-        return list(self._call(self._of_ours("history").history()).chapters)
-
-    def leave(self) -> None:
-        """Leave this round; the node may come again."""
-        self._call(self._called.leave(), see_to_its_end=True)
-
-    def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-        """Keep a node out of the next rounds, and with `now` put it out of this one; see the async twin."""
-        self._call(self._called.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
-
-    def ban_where(
-        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
-    ) -> tuple[str, ...]:
-        """Keep all nodes out that have this attribute, also those that come later; see the async twin."""
-        ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
-        return self._call(ban_where(self._of_ours("ban_where"), attribute, value, ban), see_to_its_end=True)
-
-    def unban_where(self, attribute: str, value: str) -> None:
-        """Let the nodes with this attribute come again, as far as they are not banned by their names."""
-        self._call(unban_where(self._of_ours("unban_where"), attribute, value), see_to_its_end=True)
-
-    def unban(self, node_id: str) -> None:
-        """Let a banned node come again."""
-        self._call(self._called.unban(node_id), see_to_its_end=True)
+        found: Callable[..., Coroutine[Any, Any, Any]] = method
+        return found
 
     def changes(self) -> BlockingChanges:
         """What happens to the round, as it happens, beginning with what already holds; see the async twin.

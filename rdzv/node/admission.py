@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
@@ -39,7 +39,7 @@ from store import ConditionFailed, Create, Delete, Entry, Get, Grant, Lease, Lim
 from store.printable import escaping, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
@@ -54,7 +54,6 @@ __all__ = [
     "OverruledError",
     "agree_on_settings",
     "attribute_ban",
-    "ban_where",
     "check_node_id",
     "examine",
     "grant_of_run",
@@ -69,7 +68,6 @@ __all__ = [
     "resize_run",
     "take_run_lease",
     "take_settings",
-    "unban_where",
 ]
 
 T = TypeVar("T")
@@ -398,17 +396,6 @@ async def _put_out(store: Store, keys: Keys, node_id: str, *, now: bool) -> None
             await store.delete(key, when=(when.mod_revision(key) == there.mod_revision,))
 
 
-class BansNodes(Protocol):
-    """As much of a node as it takes."""
-
-    keys: Keys
-    settings: Settings
-
-    async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Do something with its store."""
-        ...
-
-
 def attribute_ban(attribute: str, value: str) -> str:
     """Name a ban of all nodes with an attribute: "rack=17".
 
@@ -445,18 +432,6 @@ async def put_ban_where(store: Store, keys: Keys, ban: Ban, *, keep: float) -> t
     for node_id in here:
         await _put_out(store, keys, node_id, now=ban.now)
     return tuple(sorted(before | here))
-
-
-async def ban_where(node: BansNodes, attribute: str, value: str, ban: Ban) -> tuple[str, ...]:
-    """In the node's loop: keep all nodes with an attribute out; see `Handler.ban_where`."""
-    ban, keep = replace(ban, where=attribute_ban(attribute, value)), node.settings.closed_ttl
-    return await node.ask_the_store(lambda store: put_ban_where(store, node.keys, ban, keep=keep))
-
-
-async def unban_where(node: BansNodes, attribute: str, value: str) -> None:
-    """In the node's loop: let them come again; see `Handler.unban_where`."""
-    name = ban_name(attribute_ban(attribute, value))
-    await node.ask_the_store(lambda store: lift_ban(store, node.keys, name))
 
 
 async def lift_ban(store: Store, keys: Keys, node_id: str) -> None:

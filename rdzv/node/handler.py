@@ -18,29 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import anyio
 
-from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.round import BUCKET_SIZE, unpack_roster
-from rdzv.core.state import Ban
-from rdzv.core.stuck.accusing import SOMEBODY
-from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
-from rdzv.node.accusing import put_accusation
-from rdzv.node.admission import ban_where, examine, note_failures, unban_where
+from rdzv.node import verbs
+from rdzv.node.admission import examine
 from rdzv.node.node import Node, Ticket
 from rdzv.node.queries import Changes, WakeupHere
-from rdzv.node.status import read_run
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import nobody
 from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
-from store import ConnectionLost, StoreError, when
+from store import ConnectionLost, when
 from store.net.threads import Call
 
 if TYPE_CHECKING:
@@ -49,21 +46,64 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
-    from rdzv.core.history import Chapter, History
     from rdzv.core.report import RunStatus
-    from rdzv.core.round import Participant
-    from rdzv.core.stopping import Resized
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
 
 __all__ = ["Handler", "RendezvousInfo", "absence_of"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-WHY_LETTERS_MOST = 200
+
+def awaited(
+    verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Verbs, P], Coroutine[Any, Any, T]]:
+    """Make of a verb the method of the async handler: it begins it in the node's loop, and waits for it."""
+
+    @functools.wraps(verb)
+    async def method(self: _Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
+
+    return method
 
 
-class Handler(RendezvousHandler):
+class _Verbs:
+    """The verbs, for those who await. Apart from `Handler`, whose base class has some of them, too."""
+
+    node: Node
+
+    async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
+        raise NotImplementedError
+
+    leave = awaited(verbs.leave)
+    num_nodes_waiting = awaited(verbs.num_nodes_waiting)
+    is_closed = awaited(verbs.is_closed)
+    set_closed = awaited(verbs.set_closed)
+    drain = awaited(verbs.drain)
+    drain_node = awaited(verbs.drain_node)
+    resize = awaited(verbs.resize)
+    keep = awaited(verbs.keep)
+    restore = awaited(verbs.restore)
+    accuse = awaited(verbs.accuse)
+    suspect = awaited(verbs.suspect)
+    change_tally = awaited(verbs.change_tally)
+    note_failure = awaited(verbs.note_failure)
+    ban = awaited(verbs.ban)
+    ban_where = awaited(verbs.ban_where)
+    unban = awaited(verbs.unban)
+    unban_where = awaited(verbs.unban_where)
+    answer = awaited(verbs.answer)
+    status = awaited(verbs.status)
+    status_and_history = awaited(verbs.status_and_history)
+    history = awaited(verbs.history)
+    whole_history = awaited(verbs.whole_history)
+    ping = awaited(verbs.ping)
+    store_health = awaited(verbs.store_health)
+    _roster = awaited(verbs.roster)
+
+
+class Handler(_Verbs, RendezvousHandler):
     """One node's part in the rendezvous of a run; made by `rdzv.connect`.
 
     Args:
@@ -239,29 +279,14 @@ class Handler(RendezvousHandler):
             store=shared,
             bootstrap_address=(membership.round.host, membership.round.port),
             _membership=membership,
-            _read_roster=lambda: self._read_roster(membership),
+            _read_roster=lambda: self._roster(membership),
         )
         info.on_superseded(supersede)
         if self.settings.waits_end_on_loss:
             membership.on_loss.append(end_waits)
         return info
 
-    async def _read_roster(self, membership: Membership) -> list[Participant]:
-        return await self._call(self.node.roster(membership))
-
-    async def leave(self) -> None:
-        """Leave this round; the node may come again. Without a round it does nothing.
-
-        Raises:
-            RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
-        """
-        await self._call(self.node.leave(), see_to_its_end=True)
-
     # ------------------------------------------------------------------------------------------ what is known
-
-    async def num_nodes_waiting(self) -> int:
-        """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
-        return await self._call(self.node.num_nodes_waiting())
 
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
@@ -276,94 +301,6 @@ class Handler(RendezvousHandler):
             0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
         """
         return self.node.num_nodes_changed(on_loss=on_loss)
-
-    async def is_closed(self) -> bool:
-        """Whether the run is closed.
-
-        Raises:
-            RendezvousConnectionError: The store is out of reach, so nobody knows.
-        """
-        return await self._call(self.node.is_closed())
-
-    async def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown.
-
-        Args:
-            reason: Shown to whoever asks, for as long as the run is remembered.
-            given_up: It is a verdict not to go on, rather than the end of the work.
-            status: The exit status that every launcher then ends with.
-        """
-        await self._call(self.node.set_closed(reason, given_up=given_up, status=status), see_to_its_end=True)
-
-    async def drain(self, within: float = 120.0, reason: str = "") -> None:
-        """Announce that this node is to leave: the members of its round hear of it, and stop together before it does.
-
-        Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
-        `within` seconds the node leaves its round in any case, which then is a departure like any other.
-        """
-        await self.drain_node(self.node_id, within=within, reason=reason)
-
-    async def drain_node(self, node_id: str, *, within: float = 120.0, reason: str = "") -> None:
-        """Announce that some node is to leave; see `drain`.
-
-        Raises:
-            RendezvousStateError: No such node is in the run.
-        """
-        await self._call(self.node.drain(node_id, within=within, reason=reason), see_to_its_end=True)
-
-    async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
-        """Give the run another minimum or maximum of nodes while it lives; None leaves a number as it is.
-
-        It is in force from the next round on. A round with more members than that ends at a `check`, the same for all,
-        and those with the highest ranks become spares; where there is room for nodes that wait, they come in likewise.
-        A round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
-        come with the numbers that the run had before take the new ones.
-
-        Raises:
-            RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
-            RendezvousStateError: No node has come to the run yet.
-            RendezvousClosedError: The run is closed.
-        """
-        work = self.node.resize(min_nodes=min_nodes, max_nodes=max_nodes, reason=reason)
-        return await self._call(work, see_to_its_end=True)
-
-    async def keep(self, key: str, data: bytes) -> None:
-        """Keep a little state of the run from round to round.
-
-        Raises:
-            RoundSupersededError: This node is in no round.
-        """
-        await self._call(self.node.keep(key, data), see_to_its_end=True)
-
-    async def accuse(self, rank: int, why: str) -> None:
-        """Say of a member of the round that it does not answer, as a collective that has failed does.
-
-        One accuser is shown in `rdzv status`. If two accuse the same member, it is lost to the round, with their
-        reasons, though its lease stands.
-
-        Raises:
-            RoundSupersededError: This node is in no round, or no longer in it.
-            RendezvousStateError: The round has no such rank, or it is this node's own.
-        """
-        await self._call(accuse(self.node, rank, why), see_to_its_end=True)
-
-    async def suspect(self, why: str) -> None:
-        """Say that something in the round has failed as it does when a member has died, by whomever it was.
-
-        If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`.
-        """
-        await self._call(suspect(self.node, why), see_to_its_end=True)
-
-    async def change_tally(self, change: Callable[[bytes], bytes]) -> bytes:
-        """Change what the nodes of the run count together, and return it; `change` gets what it was, or nothing.
-
-        It runs in the node's thread, and again if another node has changed it meanwhile.
-        """
-        return await self._call(change_tally(self.node, change), see_to_its_end=True)
-
-    async def restore(self, key: str) -> bytes | None:
-        """Return what any member has kept last under a name; None if nobody has."""
-        return await self._call(self.node.restore(key))
 
     def changes(self) -> Changes:
         """What happens to the round, as it happens, beginning with what already holds.
@@ -398,119 +335,9 @@ class Handler(RendezvousHandler):
                 heard.update(questions)
                 await wakeup.sleep()
 
-    async def answer(self, question: str, text: str) -> None:
-        """Answer what an operator asks."""
-        key, value = self.node.keys.answers(question) + self.node_id, pack_answer(text)
-        put = self.node.ask_the_store(lambda store: store.put(key, value, ttl=ANSWER_TTL))
-        await self._call(put, see_to_its_end=True)
-
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
-
-        Args:
-            node_id: Which node.
-            reason: Shown to it, and to whoever asks.
-            now: Out of this round, too; one that waits is put out at once in either case.
-            lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
-        """
-        await self._call(self.node.ban(node_id, reason, now=now, lasts=lasts), see_to_its_end=True)
-
-    async def ban_where(
-        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
-    ) -> tuple[str, ...]:
-        """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
-        ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
-        return await self._call(ban_where(self.node, attribute, value, ban), see_to_its_end=True)
-
-    async def unban_where(self, attribute: str, value: str) -> None:
-        """Let the nodes with this attribute come again, as far as they are not banned by their names."""
-        await self._call(unban_where(self.node, attribute, value), see_to_its_end=True)
-
-    async def unban(self, node_id: str) -> None:
-        """Let a banned node come again."""
-        await self._call(self.node.unban(node_id), see_to_its_end=True)
-
-    async def status(self) -> RunStatus:
-        """How the run stands in the store, with the reason in words."""
-        return await self._call(self.node.status())
-
-    async def status_and_history(self) -> tuple[RunStatus, History]:
-        """How the run stands, and what is remembered of it, by one reading."""
-        node = self.node
-        return await self._call(node.ask_the_store(lambda store: read_run(store, node.keys, node.head)))
-
-    async def ping(self) -> float:
-        """Measure how long the store takes to answer, in seconds."""
-        return await self._call(self.node.ask_the_store(lambda store: store.ping()))
-
-    async def store_health(self) -> dict[str, Any]:
-        """Return how the store is: `answers_in` seconds, and its figures."""
-        figures = await self._call(self.node.ask_the_store(lambda store: store.stats()))
-        return {"answers_in": await self.ping(), "figures": figures}
-
-    async def history(self) -> list[Chapter]:
-        """Return what is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
-        return list((await self.whole_history()).chapters)
-
-    async def whole_history(self) -> History:
-        """Return the same, and the sums of what was before."""
-        return await self._call(self.node.history())
-
-    async def note_failure(self, why: str) -> None:
-        """Say that a process of this node has failed by itself in this round; `ban_after` counts it."""
-        await self._call(_note_failure(self.node, why[:WHY_LETTERS_MOST]), see_to_its_end=True)
-
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
-        self.node.part.leaves_because = why[:WHY_LETTERS_MOST]
-
-
-async def accuse(node: Node, rank: int, why: str) -> None:
-    """In the node's loop: say of a member of its round that it does not answer; see `Handler.accuse`."""
-    link, membership = await node.connect(), node.membership
-    over = f"node {node.node_id} is in no round of run {node.run_id} any more, and accuses nobody"
-    if membership is None or membership.over is not None:
-        raise RoundSupersededError(over)
-    if not 0 <= rank < membership.round.size or rank == membership.rank:
-        raise RendezvousStateError(
-            f"rank {rank} cannot be accused by rank {membership.rank}: name another one from 0 to "
-            f"{membership.round.size - 1}"
-        )
-    accused = (await node.roster(membership))[rank].node_id
-    try:
-        done = await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=accused, why=why)
-    except StoreError as error:
-        raise node.connection_error(error) from error
-    if not done:
-        raise RoundSupersededError(over)
-
-
-async def suspect(node: Node, why: str) -> None:
-    """In the node's loop: see `Handler.suspect`. Where it cannot be said, the end of a lease says the same."""
-    link, membership = await node.connect(), node.membership
-    if membership is not None and membership.over is None:
-        with contextlib.suppress(StoreError):
-            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)
-
-
-async def _note_failure(node: Node, why: str) -> None:
-    rule, membership = node.part.agreed.rules.ban_after, node.membership
-    if rule is not None and membership is not None:
-        failed = {node.node_id: why}
-        await node.ask_the_store(
-            lambda store: note_failures(store, node.keys, rule, failed, round=membership.round.number)
-        )
-
-
-async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
-    """In the node's loop: see `Handler.change_tally`."""
-    link, membership = await node.connect(), node.membership
-    if membership is None:
-        raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
-    try:
-        return await link.change_tally(membership, change)
-    except StoreError as error:
-        raise node.connection_error(error) from error
+        self.node.part.leaves_because = why[: verbs.WHY_LETTERS_MOST]
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:

@@ -26,34 +26,26 @@ import anyio
 
 from rdzv.core.decision import JoinClock
 from rdzv.core.keys import Keys
-from rdzv.core.state import Ban, Closed, Head
-from rdzv.core.stopping import Drain
+from rdzv.core.state import Head
 from rdzv.errors import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousSettingsError,
     RendezvousStateError,
-    RoundSupersededError,
 )
-from rdzv.node.admission import check_node_id, lift_ban, put_ban, put_drain, resize_run
 from rdzv.node.part.joining import Joining
 from rdzv.node.part.leaving import Leaving
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
-from rdzv.node.status import read_history, read_roster, read_status
 from rdzv.node.store_session import Link, StoreEndingError
 from rdzv.node.wakeup import Listeners
 from store import ConnectionLost, StoreError, StoreReplaced
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from rdzv.config.settings import Settings
-    from rdzv.core.history import History
-    from rdzv.core.report import RunStatus
-    from rdzv.core.round import Participant
-    from rdzv.core.stopping import Resized
     from rdzv.membership import Membership
     from rdzv.node.loops import NodeLoop
     from rdzv.node.part.ports import HeldPort
@@ -225,15 +217,6 @@ class Node:
         what = (str(error) or "the store does not answer") + (self._link.if_hosted if self._link is not None else "")
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
-    @contextlib.asynccontextmanager
-    async def _asking_the_store(self) -> AsyncIterator[Link]:
-        """The link, for some requests; if they fail, the error says it as our own do."""
-        link = await self.connect()
-        try:
-            yield link
-        except StoreError as error:
-            raise self.connection_error(error) from error
-
     def check_usable(self) -> None:
         """Refuse to go on once this node is closed; from any thread."""
         if self._closed:
@@ -379,14 +362,6 @@ class Node:
         """Whether a call of `next_rendezvous` is under way; from any thread."""
         return self._join is not None and self._join.task is not None
 
-    async def num_nodes_waiting(self) -> int:
-        """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
-        link = await self.connect()
-        progress, membership = link.follower.head.progress, self.membership
-        if progress is None or (membership is not None and progress.round != membership.round.number):
-            return 0
-        return progress.waiting
-
     def num_nodes_changed(self, *, on_loss: bool = True) -> int:
         """How many nodes wait to come in, or have gone; see `Handler.num_nodes_changed`. From any thread."""
         link, membership = self._link, self.membership
@@ -394,90 +369,15 @@ class Node:
             return int(membership is not None and membership.dropped and on_loss)
         return link.num_nodes_changed(membership, on_loss=on_loss)
 
-    async def is_closed(self) -> bool:
-        """Whether the run is closed; `RendezvousConnectionError` if nobody knows."""
-        link = await self.connect()
-        if link.follower.head.closed is not None:
-            return True
-        if not link.in_reach:
-            raise self.connection_error(
-                ConnectionLost(
-                    f"whether the run is closed is not known: {self.settings.endpoint.url} is out of reach",
-                    maybe_applied=False,
-                )
-            )
-        return False
-
-    async def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
-        """Close the run for every node, for good; the first reason given is the one that is shown."""
-        closed = Closed(reason=reason, by=self.node_id, given_up=given_up, status=status)
-        try:
-            with anyio.fail_after(self.settings.close_timeout):
-                link = await self.connect()
-                await link.close_run(closed)
-        except (StoreError, TimeoutError) as error:
-            raise self.connection_error(error) from error
-
     @property
     def is_draining(self) -> bool:
         """Whether this node is to leave; from any thread."""
         return self.part.drained(self.head) is not None
 
-    async def drain(self, node_id: str, *, within: float, reason: str = "") -> None:
-        """Announce that a node is to leave; see `Handler.drain`."""
-        check_node_id(node_id)
-        async with self._asking_the_store() as link:
-            await put_drain(link.store, self.keys, node_id, Drain(within=within, reason=reason))
-
-    async def resize(self, *, min_nodes: int | None, max_nodes: int | None, reason: str = "") -> Resized:
-        """Give the run another minimum and maximum; see `Handler.resize`."""
-        async with self._asking_the_store() as link:
-            return await resize_run(
-                link.store, self.keys, by=self.node_id, min_nodes=min_nodes, max_nodes=max_nodes, reason=reason
-            )
-
-    async def keep(self, name: str, data: bytes) -> None:
-        """Keep a little state of the run, on condition that this node is in the round; see `Handler.keep`."""
-        async with self._asking_the_store() as link:
-            membership = self.membership
-            if membership is None or not await link.keep(membership, name, data):
-                raise RoundSupersededError(f"node {self.node_id} is in no round of run {self.run_id}; nothing was kept")
-
-    async def restore(self, name: str) -> bytes | None:
-        """What was kept last under a name; None if nothing was."""
-        async with self._asking_the_store() as link:
-            entry = await link.store.get(self.keys.kept(name))
-            return None if entry is None else entry.value
-
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-        """Keep a node out of the next rounds, and with `now` put it out of this one; see `Handler.ban`."""
-        check_node_id(node_id)
-        async with self._asking_the_store() as link:
-            ban = Ban(reason=reason, by=self.node_id, now=now, lasts=lasts)
-            await put_ban(link.store, self.keys, node_id, ban, keep=self.settings.closed_ttl)
-
-    async def unban(self, node_id: str) -> None:
-        """Let a banned node come again."""
-        check_node_id(node_id)
-        async with self._asking_the_store() as link:
-            await lift_ban(link.store, self.keys, node_id)
-
-    async def status(self) -> RunStatus:
-        """How the run stands in the store, with the reason in words."""
-        async with self._asking_the_store() as link:
-            return await read_status(link.store, self.keys, link.follower.head)
-
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Do something with the store that has nothing to do with this node's part in the run."""
-        async with self._asking_the_store() as link:
+        """Ask the store for something; if it fails, the error says it as our own do."""
+        link = await self.connect()
+        try:
             return await work(link.store)
-
-    async def history(self) -> History:
-        """What is remembered of the run; see `rdzv.core.history`."""
-        async with self._asking_the_store() as link:
-            return await read_history(link.store, self.keys)
-
-    async def roster(self, membership: Membership) -> list[Participant]:
-        """All members of a round, by rank, with what each brought."""
-        async with self._asking_the_store() as link:
-            return await read_roster(link.store, self.keys, membership.round)
+        except StoreError as error:
+            raise self.connection_error(error) from error

@@ -35,14 +35,8 @@ __all__ = [
     "read_nodes",
     "read_roster",
     "read_run",
-    "read_status",
     "run_ids",
 ]
-
-
-async def read_status(store: Store, keys: Keys, head: Head) -> RunStatus:
-    """A run as it stands; O(n) in its nodes; see `read_run`."""
-    return (await read_run(store, keys, head))[0]
 
 
 async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, History]:

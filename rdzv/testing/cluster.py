@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
+from rdzv.node import verbs
 from rdzv.testing.faults import FAULTS, deal
 from rdzv.testing.machines import Process, StoreMachine, World
 from rdzv.testing.nodes import ClusterNode, ClusterRound
@@ -288,7 +289,7 @@ class Cluster:
             raise RendezvousStateError(f"{found.name} has not connected yet: call `advance` before `drain`")
         inner = found.handlers[-1].node
         self.say(f"{found.name} is to leave within {within:g} s")
-        draining = inner.loop.start(inner.drain(inner.node_id, within=within, reason=reason))
+        draining = inner.loop.start(verbs.drain(inner, within=within, reason=reason))
         self._note(draining)
         return Done(None)
 
@@ -300,7 +301,7 @@ class Cluster:
         inner = connected[0].handlers[-1].node
         numbers = ", ".join(f"{name} {number}" for name, number in (("min", min_nodes), ("max", max_nodes)) if number)
         self.say(f"the run is resized: {numbers}")
-        self._note(inner.loop.start(inner.resize(min_nodes=min_nodes, max_nodes=max_nodes)))
+        self._note(inner.loop.start(verbs.resize(inner, min_nodes=min_nodes, max_nodes=max_nodes)))
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:

@@ -15,6 +15,7 @@ import pytest
 import rdzv
 import store.sync
 from rdzv.backends.registry import rendezvous_handler_registry
+from rdzv.node import verbs
 from tests.support.processes import ROOT, free_port, require
 
 require("torch")  # what follows cannot be imported without
@@ -165,7 +166,7 @@ def test_a_member_that_is_to_leave_does_and_the_others_meet_again_without_it(age
 
         def drained(name: str = name, inner: Node = inner) -> bool:
             try:
-                inner.loop.start(inner.drain(name, within=600, reason="maintenance")).wait(10)
+                inner.loop.start(verbs.drain_node(inner, name, within=600, reason="maintenance")).wait(10)
             except rdzv.RendezvousStateError:
                 return False  # it has not come yet
             return True

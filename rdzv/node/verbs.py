@@ -1,0 +1,369 @@
+"""The verbs of a node: what its callers may ask of it, each written once, with its signature and its words.
+
+A verb is a coroutine function of the node, and runs in the node's loop. Both fronts are made of this list: `awaited` in
+`rdzv.node.handler` makes of a verb the method of the async handler, and `blocking` in `rdzv.sync` that of the blocking
+one. So both have its name, its arguments and its docstring, and type checkers see all of that.
+
+What is not here differs between the fronts by its nature: joining (which a caller undoes in its own way), `changes()`,
+and closing. `Node` has those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from rdzv.core.asking import ANSWER_TTL, pack_answer
+from rdzv.core.state import Ban, Closed, ban_name
+from rdzv.core.stopping import Drain
+from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.node.accusing import put_accusation
+from rdzv.node.admission import (
+    attribute_ban,
+    check_node_id,
+    lift_ban,
+    note_failures,
+    put_ban,
+    put_ban_where,
+    put_drain,
+    resize_run,
+)
+from rdzv.node.status import read_history, read_roster, read_run
+from store import ConnectionLost, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.core.history import Chapter, History
+    from rdzv.core.report import RunStatus
+    from rdzv.core.round import Participant
+    from rdzv.core.stopping import Resized
+    from rdzv.membership import Membership
+    from rdzv.node.node import Node
+
+__all__ = [
+    "accuse",
+    "answer",
+    "ban",
+    "ban_where",
+    "change_tally",
+    "drain",
+    "drain_node",
+    "goes_on",
+    "history",
+    "is_closed",
+    "keep",
+    "leave",
+    "must_end",
+    "note_failure",
+    "num_nodes_waiting",
+    "ping",
+    "resize",
+    "restore",
+    "roster",
+    "set_closed",
+    "status",
+    "status_and_history",
+    "store_health",
+    "suspect",
+    "unban",
+    "unban_where",
+    "whole_history",
+]
+
+Verb = TypeVar("Verb", bound="Callable[..., Any]")
+
+WHY_LETTERS_MOST = 200
+
+_MUST_END: set[object] = set()
+
+
+def goes_on(verb: Verb) -> Verb:
+    """Have a verb seen to its end also if its caller is cancelled, or gets out of the call by force.
+
+    What has no such mark only asks, and ends with its caller.
+    """
+    _MUST_END.add(verb)
+    return verb
+
+
+def must_end(verb: object) -> bool:
+    """Return whether a verb has that mark."""
+    return verb in _MUST_END
+
+
+# ------------------------------------------------------------------------------------------ this node and its round
+
+
+@goes_on
+async def leave(node: Node) -> None:
+    """Leave this round; the node may come again. Without a round it does nothing.
+
+    Raises:
+        RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
+    """
+    await node.leave()
+
+
+async def num_nodes_waiting(node: Node) -> int:
+    """How many arrivals a regroup now would admit, as far as the coordinator has told; no round trip."""
+    head, membership = (await node.connect()).follower.head, node.membership
+    if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
+        return 0
+    return head.progress.waiting
+
+
+async def roster(node: Node, membership: Membership) -> list[Participant]:
+    """All members of a round, by rank, with what each brought."""
+    return await node.ask_the_store(lambda store: read_roster(store, node.keys, membership.round))
+
+
+@goes_on
+async def drain(node: Node, within: float = 120.0, reason: str = "") -> None:
+    """Announce that this node is to leave: the members of its round hear of it, and stop together before it does.
+
+    Whoever goes by `rounds()` leaves at a `check`, the same for all; else `changes()` says `Draining`. After
+    `within` seconds the node leaves its round in any case, which then is a departure like any other.
+    """
+    await drain_node(node, node.node_id, within=within, reason=reason)
+
+
+@goes_on
+async def drain_node(node: Node, node_id: str, *, within: float = 120.0, reason: str = "") -> None:
+    """Announce that some node is to leave; see `drain`.
+
+    Raises:
+        RendezvousStateError: No such node is in the run.
+    """
+    check_node_id(node_id)
+    drain = Drain(within=within, reason=reason)
+    await node.ask_the_store(lambda store: put_drain(store, node.keys, node_id, drain))
+
+
+@goes_on
+async def keep(node: Node, key: str, data: bytes) -> None:
+    """Keep a little state of the run from round to round.
+
+    Raises:
+        RoundSupersededError: This node is in no round.
+    """
+    link, membership = await node.connect(), node.membership
+    if membership is None or not await node.ask_the_store(lambda _: link.keep(membership, key, data)):
+        raise RoundSupersededError(f"node {node.node_id} is in no round of run {node.run_id}; nothing was kept")
+
+
+async def restore(node: Node, key: str) -> bytes | None:
+    """Return what any member has kept last under a name; None if nobody has."""
+    entry = await node.ask_the_store(lambda store: store.get(node.keys.kept(key)))
+    return None if entry is None else entry.value
+
+
+@goes_on
+async def accuse(node: Node, rank: int, why: str) -> None:
+    """Say of a member of the round that it does not answer, as a collective that has failed does.
+
+    One accuser is shown in `rdzv status`. If two accuse the same member, it is lost to the round, with their
+    reasons, though its lease stands.
+
+    Raises:
+        RoundSupersededError: This node is in no round, or no longer in it.
+        RendezvousStateError: The round has no such rank, or it is this node's own.
+    """
+    await node.connect()
+    membership = node.membership
+    over = f"node {node.node_id} is in no round of run {node.run_id} any more, and accuses nobody"
+    if membership is None or membership.over is not None:
+        raise RoundSupersededError(over)
+    if not 0 <= rank < membership.round.size or rank == membership.rank:
+        raise RendezvousStateError(
+            f"rank {rank} cannot be accused by rank {membership.rank}: name another one from 0 to "
+            f"{membership.round.size - 1}"
+        )
+    accused = (await roster(node, membership))[rank].node_id
+    if not await node.ask_the_store(
+        lambda store: put_accusation(store, node.keys, membership, by=node.node_id, accused=accused, why=why)
+    ):
+        raise RoundSupersededError(over)
+
+
+@goes_on
+async def suspect(node: Node, why: str) -> None:
+    """Say that something in the round has failed as it does when a member has died, by whomever it was.
+
+    If the store sees that a member's process has hung up, that member is lost at once, without `gone_ttl`. Where it
+    cannot be said, the end of a lease says the same.
+    """
+    link, membership = await node.connect(), node.membership
+    if membership is not None and membership.over is None:
+        with contextlib.suppress(StoreError):
+            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)
+
+
+@goes_on
+async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
+    """Change what the nodes of the run count together, and return it; `change` gets what it was, or nothing.
+
+    It runs in the node's thread, and again if another node has changed it meanwhile.
+    """
+    link, membership = await node.connect(), node.membership
+    if membership is None:
+        raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
+    return await node.ask_the_store(lambda _: link.change_tally(membership, change))
+
+
+@goes_on
+async def note_failure(node: Node, why: str) -> None:
+    """Say that a process of this node has failed by itself in this round; `ban_after` counts it."""
+    rule, membership = node.part.agreed.rules.ban_after, node.membership
+    if rule is not None and membership is not None:
+        failed, number = {node.node_id: why[:WHY_LETTERS_MOST]}, membership.round.number
+        await node.ask_the_store(lambda store: note_failures(store, node.keys, rule, failed, round=number))
+
+
+# ------------------------------------------------------------------------------------------ the run
+
+
+async def is_closed(node: Node) -> bool:
+    """Whether the run is closed.
+
+    Raises:
+        RendezvousConnectionError: The store is out of reach, so nobody knows.
+    """
+    link = await node.connect()
+    if link.follower.head.closed is not None:
+        return True
+    if not link.in_reach:
+        raise node.connection_error(
+            ConnectionLost(
+                f"whether the run is closed is not known: {node.settings.endpoint.url} is out of reach",
+                maybe_applied=False,
+            )
+        )
+    return False
+
+
+@goes_on
+async def set_closed(node: Node, reason: str = "", *, given_up: bool = False, status: int = 0) -> None:
+    """Close the run for every node, for good; the first reason given is the one that is shown.
+
+    Args:
+        node: Whose.
+        reason: Shown to whoever asks, for as long as the run is remembered.
+        given_up: It is a verdict not to go on, rather than the end of the work.
+        status: The exit status that every launcher then ends with.
+    """
+    closed = Closed(reason=reason, by=node.node_id, given_up=given_up, status=status)
+    try:
+        with anyio.fail_after(node.settings.close_timeout):
+            await (await node.connect()).close_run(closed)
+    except (StoreError, TimeoutError) as error:
+        raise node.connection_error(error) from error
+
+
+@goes_on
+async def resize(
+    node: Node, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = ""
+) -> Resized:
+    """Give the run another minimum or maximum of nodes while it lives; None leaves a number as it is.
+
+    It is in force from the next round on. A round with more members than that ends at a `check`, the same for all,
+    and those with the highest ranks become spares; where there is room for nodes that wait, they come in likewise.
+    A round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
+    come with the numbers that the run had before take the new ones.
+
+    Raises:
+        RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
+        RendezvousStateError: No node has come to the run yet.
+        RendezvousClosedError: The run is closed.
+    """
+    return await node.ask_the_store(
+        lambda store: resize_run(
+            store, node.keys, by=node.node_id, min_nodes=min_nodes, max_nodes=max_nodes, reason=reason
+        )
+    )
+
+
+@goes_on
+async def ban(node: Node, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
+    """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+
+    Args:
+        node: Who bans it.
+        node_id: Which node.
+        reason: Shown to it, and to whoever asks.
+        now: Out of this round, too; one that waits is put out at once in either case.
+        lasts: Seconds, after which the ban ends by itself; None: it is kept with the run until it is lifted.
+    """
+    check_node_id(node_id)
+    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts)
+    keep = node.settings.closed_ttl
+    await node.ask_the_store(lambda store: put_ban(store, node.keys, node_id, ban, keep=keep))
+
+
+@goes_on
+async def ban_where(
+    node: Node, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
+) -> tuple[str, ...]:
+    """Keep all nodes out that have this attribute, also those that come later; return which of them are here."""
+    where = attribute_ban(attribute, value)
+    ban = Ban(reason=reason, by=node.node_id, now=now, lasts=lasts, where=where)
+    keep = node.settings.closed_ttl
+    return await node.ask_the_store(lambda store: put_ban_where(store, node.keys, ban, keep=keep))
+
+
+@goes_on
+async def unban(node: Node, node_id: str) -> None:
+    """Let a banned node come again."""
+    check_node_id(node_id)
+    await node.ask_the_store(lambda store: lift_ban(store, node.keys, node_id))
+
+
+@goes_on
+async def unban_where(node: Node, attribute: str, value: str) -> None:
+    """Let the nodes with this attribute come again, as far as they are not banned by their names."""
+    name = ban_name(attribute_ban(attribute, value))
+    await node.ask_the_store(lambda store: lift_ban(store, node.keys, name))
+
+
+@goes_on
+async def answer(node: Node, question: str, text: str) -> None:
+    """Answer what an operator asks."""
+    key, value = node.keys.answers(question) + node.node_id, pack_answer(text)
+    await node.ask_the_store(lambda store: store.put(key, value, ttl=ANSWER_TTL))
+
+
+# ------------------------------------------------------------------------------------------ what is known
+
+
+async def status(node: Node) -> RunStatus:
+    """How the run stands in the store, with the reason in words."""
+    return (await status_and_history(node))[0]
+
+
+async def status_and_history(node: Node) -> tuple[RunStatus, History]:
+    """How the run stands, and what is remembered of it, by one reading."""
+    return await node.ask_the_store(lambda store: read_run(store, node.keys, node.head))
+
+
+async def history(node: Node) -> list[Chapter]:
+    """Return what is remembered of the run: its rounds, the oldest first; see `rdzv.core.history`."""
+    return list((await whole_history(node)).chapters)
+
+
+async def whole_history(node: Node) -> History:
+    """Return the same, and the sums of what was before."""
+    return await node.ask_the_store(lambda store: read_history(store, node.keys))
+
+
+async def ping(node: Node) -> float:
+    """Measure how long the store takes to answer, in seconds."""
+    return await node.ask_the_store(lambda store: store.ping())
+
+
+async def store_health(node: Node) -> dict[str, Any]:
+    """Return how the store is: `answers_in` seconds, and its figures."""
+    figures = await node.ask_the_store(lambda store: store.stats())
+    return {"answers_in": await ping(node), "figures": figures}

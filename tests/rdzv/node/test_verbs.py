@@ -1,0 +1,24 @@
+"""A node's verbs: both fronts have each of them, under its name, with its arguments and its words."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import rdzv.sync
+from rdzv.node import verbs
+from rdzv.node.handler import Handler
+
+NAMES = sorted({*verbs.__all__} - {"goes_on", "must_end", "roster"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("front", [Handler, rdzv.sync.Handler])
+def test_both_fronts_have_each_verb_as_it_is_written(name: str, front: type) -> None:
+    verb, method = getattr(verbs, name), getattr(front, name)
+    _, *arguments = inspect.signature(verb).parameters.values()
+    assert [*inspect.signature(method).parameters.values()][1:] == arguments
+    assert method.__doc__ == verb.__doc__
+    assert method.__name__ == name
+    assert inspect.iscoroutinefunction(method) == (front is Handler)
