@@ -18,17 +18,16 @@ import asyncio
 import contextlib
 import socket
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.core.plain_data import of, pack, unpack
+from rdzv.core.stored import Stored
 from store.net.dialing import describe
 from store.net.sockets import bound_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.core.round import Round
 
@@ -44,8 +43,7 @@ ALL_HAVE_COME = b"all have come\n"
 NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: the port is to be free for its user at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Stored, kw_only=True):
     """What becomes of a round that not all members could begin, as its rank 0 says.
 
     Attributes:
@@ -53,21 +51,10 @@ class Verdict:
         left_out: The ranks that the next round is to do without; none if it is rank 0 that is not reached.
     """
 
+    called = "what became of a round"
+
     why: str
     left_out: tuple[int, ...] = ()
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"why": self.why, "left_out": self.left_out})
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Verdict:
-        """Unpack what the key holds."""
-
-        def build(plain: Mapping[str, Any]) -> Verdict:
-            return cls(why=of(str, plain["why"]), left_out=tuple(of(int, rank) for rank in plain["left_out"]))
-
-        return unpack("what became of a round", value, build)
 
 
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:

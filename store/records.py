@@ -16,6 +16,8 @@ same rule, so that what cannot be read back is never sent:
 - A type stands for itself, and for its subclasses, which become it; but for `bool`, which is no `int` here.
 - `float` also takes an `int`, `bytes` what has a buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
+- A member of a `StrEnum` is its word; what an unknown word becomes, its `_missing_` says.
+- A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
 - Of a union of records with codes, the code says which it is. `Annotated[X, Y]` is X to type checkers, and takes Y.
 - What is missing at the end has its default; what follows the last field is of a later release, and is left out.
 
@@ -28,8 +30,8 @@ import functools
 import itertools
 import types
 from collections import namedtuple
-from collections.abc import Callable, Generator
-from enum import IntEnum
+from collections.abc import Callable, Generator, Mapping
+from enum import IntEnum, StrEnum
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -195,9 +197,8 @@ def _kind_of(type_: Any) -> _Kind:
     if origin in (Union, types.UnionType):
         return _either(arguments)
     if origin is tuple:
-        assert arguments[1:] == (...,), f"{type_} does not say one type of all its elements"
-        return _many(_kind_of(arguments[0]))
-    if origin is dict:
+        return _many(_kind_of(arguments[0])) if arguments[1:] == (...,) else _row(list(map(_kind_of, arguments)))
+    if origin in (dict, Mapping):
         return _mapping(*map(_kind_of, arguments))
     if origin is Literal:
         return _exactly(type(arguments[0]))
@@ -205,7 +206,9 @@ def _kind_of(type_: Any) -> _Kind:
         return _either((type_,))
     if type_ is Any:
         return _Kind(lambda value: value)
-    return _member(type_) if issubclass(type_, IntEnum) else _exactly(type_)
+    if issubclass(type_, IntEnum):
+        return _member(type_)
+    return _word(type_) if issubclass(type_, StrEnum) else _exactly(type_)
 
 
 def _is_record(type_: Any) -> bool:
@@ -240,13 +243,34 @@ def _member(type_: type[IntEnum]) -> _Kind:
     return _Kind(check, (type_,))
 
 
+def _word(type_: type[StrEnum]) -> _Kind:
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise _NotOf
+        try:
+            return type_(value)
+        except ValueError:
+            raise UnknownWord(f"{type_.__name__.lower()} {shown(value)}") from None
+
+    return _Kind(check, (type_,))
+
+
+def _row(kinds: list[_Kind]) -> _Kind:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) not in _ARRAYS or len(value) < len(kinds):
+            raise _NotOf
+        return tuple([kind.check(one) for kind, one in zip(kinds, value, strict=False)])
+
+    return _Kind(check)
+
+
 def _many(kind: _Kind) -> _Kind:
     check_one, plain = kind.check, frozenset(kind.plain)
 
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS:
             raise _NotOf
-        if plain and plain.issuperset(map(type, value)):
+        if plain.issuperset(map(type, value)):
             return tuple(value)
         return tuple([check_one(one) for one in value])
 
@@ -264,7 +288,7 @@ def _many(kind: _Kind) -> _Kind:
 
 def _mapping(name: _Kind, what: _Kind) -> _Kind:
     def check(value: Any) -> dict[Any, Any]:
-        if type(value) is not dict:
+        if not isinstance(value, dict | types.MappingProxyType):
             raise _NotOf
         return {name.check(each): what.check(held) for each, held in value.items()}
 
@@ -317,7 +341,10 @@ class _Shape:
         self._record = record
         self._names = record.fields if record.code is None else ("code", *record.fields)
         kinds = [_kind_of(types_.get(name, int)) for name in self._names]
-        self._fields = [(name, kind.check, kind.in_steps) for name, kind in zip(self._names, kinds, strict=True)]
+        self._fields = [
+            (name, frozenset(kind.plain), kind.check, kind.in_steps)
+            for name, kind in zip(self._names, kinds, strict=True)
+        ]
         # To compare the types of all fields at once is what the hot path can afford.
         self._plain = frozenset(itertools.product(*(kind.plain for kind in kinds)))
         self._unfit = None if record.unfit is Record.unfit else record.unfit
@@ -329,9 +356,9 @@ class _Shape:
         if tuple(map(type, values)) in self._plain:
             return self._whole(values if type(values) is self._record else _new(self._record, values))
         checked = []
-        for (name, check, _), value in zip(self._fields, values, strict=False):
+        for (name, plain, check, _), value in zip(self._fields, values, strict=False):
             try:
-                checked.append(check(value))
+                checked.append(value if type(value) in plain else check(value))
             except _NotOf:
                 raise self._cannot_have(name, value) from None
         return self._whole(self._filled(checked))
@@ -339,7 +366,7 @@ class _Shape:
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
         checked = []
-        for (name, check, in_steps), value in zip(self._fields, values, strict=False):
+        for (name, _, check, in_steps), value in zip(self._fields, values, strict=False):
             try:
                 checked.append(check(value) if in_steps is None else (yield from in_steps(value)))
             except _NotOf:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import store.sync
-from rdzv.core.history import Chapter, History, Incident, pack_history, unpack_history
-from rdzv.core.round import Member, Participant, Round, pack_members, pack_roster, unpack_members, unpack_roster
+from rdzv.core.history import Chapter, History, Incident, pack_history
+from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
 from store import when
 from store.messages import CompareAndSet, Entry, Event, Found, Grant, Granted, Guarded, Listing, Put, Transact, Written
@@ -77,14 +77,14 @@ _MEMBERS: Final = [Member(node_id="a", rank=0, arrival=9)]
 _ROSTER: Final = [Participant(node_id="a", rank=0, address="h", payload=7)]
 _SETTINGS: Final = {"min_nodes": 2, "max_nodes": 4}
 _BAN: Final = Ban(reason="slow disk")
-_record("node", _NODE.pack(), lambda data: NodeRecord.unpack("a", data, arrival=0), _NODE)
+_record("node", _NODE.pack(), lambda data: NodeRecord.unpack(data, node_id="a", arrival=0), _NODE)
 _record("round", _ROUND.pack(), lambda data: Round.unpack(data, revision=0), _ROUND)
 _record("progress", _PROGRESS.pack(), Progress.unpack, _PROGRESS)
 _record("closed", _CLOSED.pack(), Closed.unpack, _CLOSED)
 _record("ban", _BAN.pack(), Ban.unpack, _BAN)
-_record("history", pack_history(_HISTORY), unpack_history, _HISTORY)
-_record("ranks", pack_members(_MEMBERS), unpack_members, _MEMBERS)
-_record("roster", pack_roster(_ROSTER), unpack_roster, _ROSTER)
+_record("history", pack_history(_HISTORY), History.unpack, _HISTORY)
+_record("ranks", Member.pack_all(_MEMBERS), Member.unpack_all, _MEMBERS)
+_record("roster", Participant.pack_all(_ROSTER), Participant.unpack_all, _ROSTER)
 _record("settings", pack_settings(_SETTINGS), unpack_settings, _SETTINGS)
 
 

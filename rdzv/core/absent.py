@@ -7,13 +7,11 @@ adds the time since. They are sent with what else there is to say, and are never
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rdzv.core.plain_data import maybe, names_of, of
-from store.fast_init import constructor
 from store.printable import in_words, printable
+from store.records import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,8 +27,7 @@ LEFT: Final = "left"
 NEVER_SEEN: Final = "never seen"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Missing:
+class Missing(Record, kw_only=True):
     """A node that is not here.
 
     Attributes:
@@ -57,8 +54,7 @@ class Missing:
         return f"{how}: {self.why}" if self.why else how
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Absent:
+class Absent(Record, kw_only=True):
     """Who is not here, as the coordinator sees it.
 
     Attributes:
@@ -78,44 +74,15 @@ class Absent:
     staying_at: tuple[str, ...] = ()
     said_at: float = 0.0
 
-    def plain(self) -> object:
-        """Return it as plain data, by position."""
-        missing = [(one.node_id, one.how, one.ago, one.address, one.why) for one in self.missing]
-        return (missing, self.count, self.waited, self.staying, self.staying_at, self.said_at)
-
-    @classmethod
-    def of_plain(cls, plain: Any) -> Absent:
-        """Return what plain data stands for; nothing, if there is none."""
-        if not plain:
-            return cls()
-        missing, count, waited, staying, *later = plain
-        return _new_absent(
-            missing=tuple(
-                _new_missing(
-                    node_id=of(str, node_id),
-                    how=of(str, how),
-                    ago=maybe(float, ago),
-                    address=of(str, address),
-                    why=of(str, why[0]) if why else "",
-                )
-                for node_id, how, ago, address, *why in missing
-            ),
-            count=of(int, count),
-            waited=maybe(float, waited),
-            staying=names_of(staying),
-            staying_at=names_of(later[0]) if later else (),
-            said_at=of(float, later[1]) if len(later) > 1 else 0.0,
-        )
-
     def and_lost(self, node_id: str, *, address: str, why: str) -> Absent:
         """Return it with one more, which is lost as of now."""
         one = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
-        return replace(self, missing=(*self.missing[: NAMED_MOST - 1], one), count=self.count + 1)
+        return self.replace(missing=(*self.missing[: NAMED_MOST - 1], one), count=self.count + 1)
 
     def without_durations(self) -> Absent:
         """Return the same but for what changes by itself."""
-        missing = tuple(replace(one, ago=None) for one in self.missing)
-        return replace(self, missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
+        missing = tuple(one.replace(ago=None) for one in self.missing)
+        return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
     def describe(self, *, elapsed: float = 0.0) -> str:
         """Return who is missing: "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if nobody is known to."""
@@ -136,10 +103,6 @@ class Absent:
         """Return who is still in the last round, if they are few."""
         where = chain(self.staying_at, repeat(""))
         return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
-
-
-_new_missing = constructor(Missing)
-_new_absent = constructor(Absent)
 
 
 def _name(text: str) -> str:

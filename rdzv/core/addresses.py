@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rdzv.errors import RendezvousSettingsError
@@ -71,13 +70,13 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
     """
     own = _those_behind_one_address(members)
     # Where they reach the store is where the forwarder is, and tells nothing of the store's host.
-    found = tuple(replace(one, address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
+    found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
         return found  # all on one host, as far as anybody can tell
     ways = {one.server: one.store_at for one in remote if one.store_at and one.sends_from == one.address}
     found = tuple(
-        replace(one, address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
+        one.replace(address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
         for one in found
     )
     unknown = {one.node_id for one in found if one.store_at and is_loopback(one.address)}
@@ -86,7 +85,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
         raise RendezvousSettingsError(
             f"node {first.node_id} would be rank 0 at {first.address}, where no other host reaches it; {WHAT_TO_SET}"
         )
-    return tuple(replace(one, address="") if one.node_id in unknown else one for one in found)
+    return tuple(one.replace(address="") if one.node_id in unknown else one for one in found)
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:

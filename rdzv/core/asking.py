@@ -7,14 +7,10 @@ a while. Each node that it is for writes its answer under `answers/`, where whoe
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from rdzv.core.plain_data import names_of, of, pack, unpack
+from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousStateError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["ANSWER_TTL", "KILL", "NATIVE_STACKS", "PAUSE", "STACKS", "Question", "pack_answer", "unpack_answer"]
 
@@ -34,8 +30,7 @@ ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kep
 ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an answer that is unpacked; what packs well must not fill a memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Stored, kw_only=True):
     """What is asked.
 
     Attributes:
@@ -43,25 +38,14 @@ class Question:
         node_ids: Who is asked; empty for every node.
     """
 
+    called = "a question to the nodes"
+
     what: str
     node_ids: tuple[str, ...] = ()
 
     def is_for(self, node_id: str) -> bool:
         """Whether a node is asked."""
         return not self.node_ids or node_id in self.node_ids
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"what": self.what, "nodes": list(self.node_ids)})
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Question:
-        """Unpack what the key holds."""
-
-        def build(plain: Mapping[str, Any]) -> Question:
-            return cls(what=of(str, plain["what"]), node_ids=names_of(plain.get("nodes", [])))
-
-        return unpack("a question to the nodes", value, build)
 
 
 def pack_answer(text: str) -> bytes:

@@ -179,7 +179,7 @@ def decide(view: View, rules: Rules, *, closed: bool, now: float, drained: Colle
 
 def hindered(progress: Progress, problem: str) -> Progress:
     """Return the same progress with the problem that keeps the round from being completed."""
-    return replace(progress, problem=problem[:PROBLEM_MOST], last_call_left=None)
+    return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
@@ -338,7 +338,7 @@ _all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "st
 
 
 def _without_times(progress: Progress) -> Progress:
-    return replace(progress, last_call_left=None, absent=progress.absent.without_durations())
+    return progress.replace(last_call_left=None, absent=progress.absent.without_durations())
 
 
 def _kind(progress: Progress) -> tuple[object, ...]:

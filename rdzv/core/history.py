@@ -15,18 +15,17 @@ within what their clocks differ by.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
-
-import msgpack
+from typing import TYPE_CHECKING, Final
 
 from rdzv.core.absent import LEFT, LOST, Missing
-from rdzv.core.plain_data import pack, unpack
 from rdzv.core.state import NAMED_MOST, Phase
+from rdzv.core.stored import Stored
+from store.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Container, Iterable
 
     from rdzv.core.state import Closed, Progress
 
@@ -43,13 +42,10 @@ __all__ = [
     "pack_history",
     "seconds_between",
     "spent",
-    "unpack_history",
 ]
 
 CHAPTERS_MOST: Final = 128
 """Rounds that are remembered."""
-
-PAST_BYTES: Final = 8 * 1024  # at most, of what is packed beside the rounds: 32 names, 16 reasons and some numbers
 
 BYTES_MOST: Final = 64 * 1024
 """What they may take together, so that a commit stays small. Where there are a dozen nodes, 128 rounds take less."""
@@ -68,8 +64,7 @@ REASON_LETTERS_MOST: Final = 200
 GIVEN_UP: Final = "given up"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(Record, kw_only=True):
     """Something that happened while a round stood.
 
     Attributes:
@@ -90,8 +85,7 @@ class Incident:
     at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
+class Chapter(Record, kw_only=True):
     """One round.
 
     Attributes:
@@ -102,7 +96,7 @@ class Chapter:
         joined_ids: The first of these, by rank.
         after: Seconds since the round before was complete; None if nobody knows, or there was none.
         incidents: What happened to it.
-        addresses: Where each of the named members was reached, if that says more than its name.
+        reached_at: Where each of the named members was reached; empty if that says no more than its name.
         at: The hour at which it completed, in seconds since 1970 by the coordinator's clock; None if not noted.
         met: Seconds from the last arrival to its completion; None if nobody knows.
         stopped: Seconds from its completion until the first member was no longer in it; None while all are, or if
@@ -117,15 +111,19 @@ class Chapter:
     joined_ids: tuple[str, ...]
     after: float | None = None
     incidents: tuple[Incident, ...] = ()
-    addresses: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    reached_at: tuple[str, ...] = ()
     at: float | None = None
     met: float | None = None
     stopped: float | None = None
     short: float = 0.0
 
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each of the named members was reached, if that says more than its name."""
+        return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+
+class Spent(Record, kw_only=True):
     """What time went by with.
 
     Attributes:
@@ -146,8 +144,7 @@ class Spent:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class Past(Record, kw_only=True):
     """What was before the rounds that are remembered, in sums.
 
     Attributes:
@@ -160,19 +157,20 @@ class Past:
     """
 
     rounds: int = 0
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = Spent()
     losses: int = 0
-    lost: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    reasons: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    lost: Mapping[str, int] = MappingProxyType({})
+    reasons: Mapping[str, int] = MappingProxyType({})
     since: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Stored, kw_only=True):
     """What is remembered of a run: its last rounds, the oldest first, and what was before them."""
 
+    called = "the history"
+
     chapters: tuple[Chapter, ...] = ()
-    past: Past = field(default_factory=Past)
+    past: Past = Past()
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
@@ -243,105 +241,11 @@ def _forget_oldest(history: History) -> History:
 
 def pack_history(history: History) -> bytes:
     """Pack it; of the oldest rounds only the sums, until the rest fits into `BYTES_MOST`."""
-    packed = [_packed(chapter) for chapter in history.chapters]
-    size = sum(map(len, packed)) + PAST_BYTES
-    while len(packed) > 1 and (size > BYTES_MOST or len(packed) > CHAPTERS_MOST):
-        size -= len(packed.pop(0))
+    packed = history.pack()
+    while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
         history = _forget_oldest(history)
-    packer = msgpack.Packer()
-    head = bytes(packer.pack_map_header(2)) + pack("past") + pack(_past_to(history.past)) + pack("chapters")
-    return head + bytes(packer.pack_array_header(len(packed))) + b"".join(packed)
-
-
-def unpack_history(value: bytes) -> History:
-    """Unpack what the key holds.
-
-    Raises:
-        RendezvousStateError: It is no history of ours.
-    """
-
-    def build(plain: Mapping[str, Any]) -> History:
-        return History(chapters=tuple(map(_unpacked, plain["chapters"])), past=_past_from(plain["past"]))
-
-    return unpack("the history", value, build)
-
-
-def _past_to(past: Past) -> dict[str, Any]:
-    sums = [past.spent.trained, past.spent.regrouped, past.spent.waited]
-    return {
-        "rounds": past.rounds,
-        "spent": sums,
-        "losses": past.losses,
-        "lost": dict(past.lost),
-        "reasons": dict(past.reasons),
-        "since": past.since,
-    }
-
-
-def _past_from(plain: Mapping[str, Any]) -> Past:
-    trained, regrouped, waited, *_ = plain["spent"]
-    return Past(
-        rounds=int(plain["rounds"]),
-        spent=Spent(trained=float(trained), regrouped=float(regrouped), waited=float(waited)),
-        losses=int(plain["losses"]),
-        lost=MappingProxyType({str(node_id): int(count) for node_id, count in plain["lost"].items()}),
-        reasons=MappingProxyType({str(why): int(count) for why, count in plain.get("reasons", {}).items()}),
-        since=_seconds(plain["since"]),
-    )
-
-
-def _packed(chapter: Chapter) -> bytes:
-    plain = {
-        "number": chapter.number,
-        "size": chapter.size,
-        "nodes": list(chapter.node_ids),
-        "at": [chapter.addresses.get(node_id, "") for node_id in chapter.node_ids] if chapter.addresses else [],
-        "joined": chapter.joined,
-        "joined_ids": list(chapter.joined_ids),
-        "after": chapter.after,
-        "incidents": [
-            [one.kind, one.after, one.count, list(one.node_ids), one.reason, one.at] for one in chapter.incidents
-        ],
-        "hour": chapter.at,
-        "met": chapter.met,
-        "stopped": chapter.stopped,
-        "short": chapter.short,
-    }
-    return pack(plain)
-
-
-def _unpacked(plain: Mapping[str, Any]) -> Chapter:
-    node_ids = tuple(map(str, plain["nodes"]))
-    return Chapter(
-        number=int(plain["number"]),
-        size=int(plain["size"]),
-        node_ids=node_ids,
-        addresses={id: str(at) for id, at in zip(node_ids, plain.get("at", ()), strict=False) if at},
-        joined=int(plain["joined"]),
-        joined_ids=tuple(map(str, plain["joined_ids"])),
-        after=_seconds(plain["after"]),
-        incidents=tuple(
-            Incident(
-                kind=str(kind),
-                after=_seconds(after),
-                count=int(count),
-                node_ids=tuple(map(str, node_ids)),
-                reason=str(reason),
-                at=_seconds(at),
-            )
-            for kind, after, count, node_ids, reason, at, *_ in plain["incidents"]
-        ),
-        at=_seconds(plain.get("hour")),
-        met=_seconds(plain.get("met")),
-        stopped=_seconds(plain.get("stopped")),
-        short=float(plain.get("short", 0.0)),
-    )
-
-
-def _seconds(value: object) -> float | None:
-    if value is not None and type(value) not in (int, float):
-        raise TypeError(f"{value!r:.40} is no number of seconds")
-    return None if value is None else float(value)  # type: ignore[arg-type]  # checked above
+        packed = history.pack()
+    return packed
 
 
 class Chronicle:
@@ -410,6 +314,7 @@ class Chronicle:
         node_ids = list(nodes)
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
+        reached_at = ["" if nodes[node_id] == node_id else nodes[node_id] for node_id in node_ids[:NAMED_MOST]]
         after = self._since(now)
         chapter = Chapter(
             number=number,
@@ -418,7 +323,7 @@ class Chronicle:
             joined=len(joined),
             joined_ids=tuple(joined[:NAMED_MOST]),
             after=after if self._history.chapters else None,
-            addresses={id: nodes[id] for id in node_ids[:NAMED_MOST] if nodes[id] not in ("", id)},
+            reached_at=tuple(reached_at if any(reached_at) else ()),
             at=at,
             met=None if arrived is None else max(now - arrived, 0.0),
         )
@@ -427,8 +332,8 @@ class Chronicle:
             waited = min(self._short_until(now), after or 0.0)
             spent_before = Spent(regrouped=(after or 0.0) - waited, waited=waited)
             since = None if at is None else at - (after or 0.0)
-            return History(chapters=(chapter,), past=replace(history.past, spent=spent_before, since=since))
-        history = replace(history, chapters=(*history.chapters[:-1], self._last(now), chapter))
+            return History(chapters=(chapter,), past=history.past.replace(spent=spent_before, since=since))
+        history = history.replace(chapters=(*history.chapters[:-1], self._last(now), chapter))
         return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
 
     def continued(
@@ -483,8 +388,8 @@ class Chronicle:
             news.append(Incident(kind=GIVEN_UP, after=after, reason=progress.given_up.partition(": ")[2], at=at))
         if not news:
             return None
-        current = replace(self._last(now), incidents=(*told, *news)[:INCIDENTS_MOST])
-        return replace(self._history, chapters=(*self._history.chapters[:-1], current))
+        current = self._last(now).replace(incidents=(*told, *news)[:INCIDENTS_MOST])
+        return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
     def written(self, history: History, *, now: float) -> None:
         """Note that this is in the store now."""
@@ -501,7 +406,7 @@ class Chronicle:
         stopped = chapter.stopped
         if stopped is None and self._began is not None:
             stopped = max(self._stopped - self._began, 0.0)
-        return replace(chapter, stopped=stopped, short=self._short_until(now))
+        return chapter.replace(stopped=stopped, short=self._short_until(now))
 
     def _short_until(self, now: float) -> float:
         return self._short + (0.0 if self._short_since is None else max(now - self._short_since, 0.0))

@@ -9,15 +9,15 @@ import contextlib
 import struct
 import zlib
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, unpack
-from store.fast_init import constructor
+from rdzv.core.stored import Stored
+from store.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 __all__ = [
     "ARRIVALS_MOST",
@@ -31,11 +31,7 @@ __all__ = [
     "Participant",
     "Round",
     "bucket_of",
-    "pack_members",
-    "pack_roster",
     "place",
-    "unpack_members",
-    "unpack_roster",
 ]
 
 BUCKET_SIZE = 16  # nodes in one bucket: what a node reads to learn its rank stays below a kilobyte
@@ -50,34 +46,17 @@ def bucket_of(node_id: str, buckets: int) -> int:
     return zlib.crc32(node_id.encode()) % buckets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Stored, kw_only=True):
     """A node's place in a completed round: its rank, and which arrival of it was taken in."""
+
+    called = "a bucket of ranks"
 
     node_id: str
     rank: int
     arrival: int
 
 
-def pack_members(members: Sequence[Member]) -> bytes:
-    """Pack one bucket of ranks."""
-    return pack([(member.node_id, member.rank, member.arrival) for member in members])
-
-
-def unpack_members(value: bytes) -> list[Member]:
-    """Unpack one bucket of ranks."""
-
-    def build(plain: Sequence[Any]) -> list[Member]:
-        return [
-            Member(node_id=of(str, node_id), rank=of(int, rank), arrival=of(int, arrival))
-            for node_id, rank, arrival, *_ in plain
-        ]
-
-    return unpack("a bucket of ranks", value, build)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Participant:
+class Participant(Stored, kw_only=True):
     """A member of a round, as every member may read it.
 
     Attributes:
@@ -88,38 +67,16 @@ class Participant:
         attributes: What it said of itself.
     """
 
+    called = "a bucket of the roster"
+
     node_id: str
     rank: int
     address: str
     payload: Any = None
-    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, str] = MappingProxyType({})
 
 
-def pack_roster(participants: Sequence[Participant]) -> bytes:
-    """Pack one bucket of the roster."""
-    return pack([(one.node_id, one.rank, one.address, one.payload, dict(one.attributes)) for one in participants])
-
-
-def unpack_roster(value: bytes) -> list[Participant]:
-    """Unpack one bucket of the roster."""
-
-    def build(plain: Sequence[Any]) -> list[Participant]:
-        return [
-            Participant(
-                node_id=of(str, node_id),
-                rank=of(int, rank),
-                address=of(str, address),
-                payload=payload,
-                attributes=attributes_of(attributes),
-            )
-            for node_id, rank, address, payload, attributes, *_ in plain
-        ]
-
-    return unpack("a bucket of the roster", value, build)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(Record, kw_only=True):
     """Which arrival has which rank in a round, as far as the round itself says so: every member is sent this.
 
     Those who come for the first time are ranked as they came, and came one after the other: a few runs say it, however
@@ -160,25 +117,12 @@ class Arrivals:
             return struct.unpack(f">{len(self.after) // 2}H", self.after).index(arrival - self.least)
         return None
 
-    def plain(self) -> dict[str, object]:
-        """Return it as plain data: fields of the round."""
-        if self.runs:
-            return {"runs": self.runs}
-        return {"arrivals": (self.least, self.after)} if self.after else {}
-
-    @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Arrivals:
-        """Return what the fields of a round say."""
-        if "runs" in plain:
-            return cls(runs=tuple((of(int, first), of(int, count)) for first, count in plain["runs"]))
-        least, after = plain.get("arrivals", (0, b""))
-        if len(of(bytes, after)) % 2:
-            raise ValueError("half of an arrival")
-        return cls(least=of(int, least), after=after)
+    def unfit(self) -> str | None:
+        """Say whether it is cut off."""
+        return "end with half of an arrival" if len(self.after) % 2 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Record, kw_only=True):
     """Which members of the last round are in this one, too, in the same order and before all others: all but a few.
 
     Each of them knows its rank by that, whatever their number. It is said only of processes that were members
@@ -199,10 +143,6 @@ class Kept:
         """Return the rank in this round of who had a rank in the last one; None if it is not one of these."""
         below = bisect_left(self.gone, rank)
         return None if rank in self.gone[below : below + 1] else rank - below
-
-    def plain(self) -> object:
-        """Return it as plain data, by position."""
-        return self.revision, self.count, self.gone
 
 
 def place(
@@ -242,8 +182,7 @@ def _runs(arrivals: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class Round(Stored, kw_only=True):
     """A completed round.
 
     Attributes:
@@ -264,6 +203,10 @@ class Round:
         revision: The revision of its commit.
     """
 
+    called = "the round"
+    by_place = True
+    outside = ("revision",)
+
     number: int
     term: int
     size: int
@@ -276,7 +219,7 @@ class Round:
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False
     kept: Kept | None = None
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: Arrivals = Arrivals()
     revision: int = 0
 
     def rank_of(self, arrival: int, *, last: tuple[int, int] | None = None) -> int | None:
@@ -301,66 +244,3 @@ class Round:
             return bool(self.arrivals)
         is_known = last is not None and last[0] == kept.revision  # it may be kept, and not know what it was
         return is_known and (bool(self.arrivals) or kept.count == self.size)
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        kept = self.kept
-        return pack(
-            {
-                # Apart: who knows nothing of those who are kept must not take the first of the others for rank 0.
-                **(self.arrivals.plain() if kept is None else {"kept": kept.plain(), "others": self.arrivals.plain()}),
-                **({"checked": True} if self.checked else {}),
-                "number": self.number,
-                "term": self.term,
-                "size": self.size,
-                "buckets": self.buckets,
-                "host": self.host,
-                "port": self.port,
-                "lease": self.lease,
-                **({"newest": self.newest} if self.newest is not None else {}),
-                **({"in_steps": True} if self.in_steps else {}),
-                **({"since": self.since} if any(self.since) else {}),
-            }
-        )
-
-    @classmethod
-    def unpack(cls, value: bytes, *, revision: int) -> Round:
-        """Unpack what the key holds; `revision` is that at which it was written."""
-
-        def build(plain: Mapping[str, Any]) -> Round:
-            return _new_round(
-                number=of(int, plain["number"]),
-                term=of(int, plain["term"]),
-                size=of(int, plain["size"]),
-                buckets=of(int, plain["buckets"]),
-                host=of(str, plain["host"]),
-                port=of(int, plain["port"]),
-                lease=maybe(int, plain.get("lease")),
-                newest=_newest(plain.get("newest")),
-                in_steps=of(bool, plain.get("in_steps", False)),
-                since=_since(plain.get("since")),
-                checked=of(bool, plain.get("checked", False)),
-                kept=_kept(plain.get("kept")),
-                arrivals=Arrivals.of_plain(plain.get("others", plain)),
-                revision=revision,
-            )
-
-        return unpack("the round", value, build)
-
-
-_new_round = constructor(Round)
-
-
-def _kept(plain: Any) -> Kept | None:
-    if plain is None:
-        return None
-    revision, count, gone, *_ = plain
-    return Kept(revision=of(int, revision), count=of(int, count), gone=tuple(of(int, rank) for rank in gone))
-
-
-def _newest(plain: Any) -> tuple[int, int] | None:
-    return None if plain is None else (of(int, plain[0]), of(int, plain[1]))
-
-
-def _since(plain: Any) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    return ((), (), ()) if plain is None else (names_of(plain[0]), names_of(plain[1]), names_of(plain[2]))

@@ -1,25 +1,19 @@
-"""The nouns of a rendezvous, where they stand in the store, and how they travel: to and from plain data.
-
-Everything is msgpack of plain data, maps by name where room allows, so that a later release can add to it. What cannot
-be read is `RendezvousStateError`: the store holds something that is not ours.
-"""
+"""The nouns of a rendezvous: what stands in the store, as `stored` has it, and what a node makes of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from rdzv.core.absent import NAMED_OF_MANY, Absent
-from rdzv.core.plain_data import attributes_of, maybe, names_of, of, pack, row_of, unpack
 from rdzv.core.stopping import Resized
-from store.fast_init import constructor
+from rdzv.core.stored import Stored, pack, unpack
 from store.printable import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from rdzv.core.asking import Question
     from rdzv.core.round import Round
     from rdzv.core.stopping import Stop
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NAMED_MOST",
-    "Assignment",
     "Ban",
     "Change",
     "Closed",
@@ -44,12 +37,10 @@ __all__ = [
     "Progress",
 ]
 
-T = TypeVar("T")
-
 NAMED_MOST = 64  # node ids listed by name in a change; the count goes on
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     """Where a run is."""
 
     GATHERING = "gathering"  # fewer nodes than it needs
@@ -57,17 +48,13 @@ class Phase(Enum):
     COMPLETE = "complete"  # a round stands
     CLOSED = "closed"  # over
 
-
-def _phase_of(word: object) -> Phase:
-    """Return the phase of this name. One that only later releases know says no more than that the run goes on."""
-    try:
-        return Phase(of(str, word))
-    except ValueError:
-        return Phase.GATHERING
+    @classmethod
+    def _missing_(cls, _: object) -> Self:
+        """A word that only later releases know says no more than that the run goes on."""
+        return cls.GATHERING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(Stored, kw_only=True):
     """One arrival of one node.
 
     Attributes:
@@ -98,13 +85,17 @@ class NodeRecord:
         arrival: The revision that wrote this record: which arrival this is.
     """
 
+    called = "the record of a node"
+    by_place = True
+    outside = ("node_id", "arrival")
+
     node_id: str
     incarnation: str
     arrived_after: int = -1
     address: str = ""
     port: int = 0
     payload: Any = None
-    attributes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    attributes: Mapping[str, str] = MappingProxyType({})
     requested_rank: int | None = None
     sends_from: str = ""
     store_at: str = ""
@@ -123,81 +114,6 @@ class NodeRecord:
     progress: int | None = None
     arrival: int = 0
 
-    def pack(self) -> bytes:
-        """Pack it into bytes; the node's id is in its key, the arrival in its revision."""
-        plain: dict[str, Any] = {"incarnation": self.incarnation, "address": self.address, "port": self.port}
-        if self.arrived_after >= 0:
-            plain["arrived_after"] = self.arrived_after
-        if self.payload is not None:
-            plain["payload"] = self.payload
-        if self.attributes:
-            plain["attributes"] = dict(self.attributes)
-        if self.requested_rank is not None:
-            plain["requested_rank"] = self.requested_rank
-        if self.store_at:
-            plain["path"] = [self.sends_from, self.store_at, self.server, self.machine]
-        if self.lapsed_in >= 0:
-            plain["lapsed_in"] = self.lapsed_in
-        if self.checks:
-            plain["checks"] = True
-        if self.unreached:
-            plain["unreached"] = True
-        if self.cut_off:
-            plain["cut_off"] = self.cut_off
-        if self.gave_up:
-            plain["gave_up"] = self.gave_up
-        if self.left:
-            plain["left"] = True
-        if self.stopped:
-            plain["stopped"] = True
-        if self.why:
-            plain["why"] = self.why
-        if self.release:
-            plain["release"] = self.release
-        if self.since:
-            plain["since"] = self.since
-        if self.progress is not None:
-            plain["progress"] = self.progress
-        return pack(plain)
-
-    @classmethod
-    def unpack(cls, node_id: str, value: bytes, *, arrival: int) -> NodeRecord:
-        """Unpack what a node's key holds; `arrival` is the revision at which it was written."""
-
-        def build(plain: Mapping[str, Any]) -> NodeRecord:
-            path = (*plain.get("path", ("", "")), "", "")  # an older release told the first two
-            return _new_record(
-                node_id=node_id,
-                incarnation=of(str, plain["incarnation"]),
-                arrived_after=of(int, plain.get("arrived_after", -1)),
-                address=of(str, plain["address"]),
-                port=of(int, plain["port"]),
-                payload=plain.get("payload"),
-                attributes=attributes_of(plain.get("attributes", {})),
-                requested_rank=maybe(int, plain.get("requested_rank")),
-                sends_from=of(str, path[0]),
-                store_at=of(str, path[1]),
-                server=of(str, path[2]),
-                machine=of(str, path[3]),
-                lapsed_in=of(int, plain.get("lapsed_in", -1)),
-                checks=of(bool, plain.get("checks", False)),
-                unreached=of(bool, plain.get("unreached", False)),
-                cut_off=names_of(plain.get("cut_off", [])),
-                gave_up=of(str, plain.get("gave_up", "")),
-                left=of(bool, plain.get("left", False)),
-                stopped=of(bool, plain.get("stopped", False)),
-                why=of(str, plain.get("why", "")),
-                release=of(str, plain.get("release", "")),
-                since=of(float, plain.get("since", 0.0)),
-                progress=maybe(int, plain.get("progress")),
-                arrival=arrival,
-            )
-
-        return unpack(f"the record of node {node_id}", value, build)
-
-
-_new_record = constructor(NodeRecord)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinator:
@@ -215,8 +131,7 @@ class LastCoordinator:
     cause: Cause = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class Closed(Stored, kw_only=True):
     """The run is closed.
 
     Attributes:
@@ -226,29 +141,12 @@ class Closed:
         status: The exit status that every launcher ends with; 0 for none in particular.
     """
 
+    called = "the closing"
+
     reason: str
     by: str = ""
     given_up: bool = False
     status: int = 0
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        verdict = {"given_up": True, "status": self.status} if self.given_up else {}
-        return pack({"reason": self.reason, "by": self.by, **verdict})
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Closed:
-        """Unpack what the key holds."""
-
-        def build(plain: Mapping[str, Any]) -> Closed:
-            return cls(
-                reason=of(str, plain["reason"]),
-                by=of(str, plain["by"]),
-                given_up=of(bool, plain.get("given_up", False)),
-                status=of(int, plain.get("status", 0)),
-            )
-
-        return unpack("the closing", value, build)
 
 
 _WITH = "with/"  # no node is called so: names have no slash
@@ -270,8 +168,7 @@ def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, st
     return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ban:
+class Ban(Stored, kw_only=True):
     """A node may not join.
 
     Attributes:
@@ -283,33 +180,15 @@ class Ban:
         where: The attribute and value, "rack=17", that it is a ban of; empty if it is one of a single node.
     """
 
+    called = "a ban"
+    outside = ("left",)
+
     reason: str
     by: str = ""
     now: bool = False
     lasts: float | None = None
     left: float | None = None
     where: str = ""
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        lasts = {} if self.lasts is None else {"lasts": self.lasts}
-        where = {"where": self.where} if self.where else {}
-        return pack({"reason": self.reason, "by": self.by, "now": self.now, **lasts, **where})
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Ban:
-        """Unpack what the key holds."""
-        return unpack(
-            "a ban",
-            value,
-            lambda plain: cls(
-                reason=of(str, plain["reason"]),
-                by=of(str, plain["by"]),
-                now=of(bool, plain.get("now", False)),
-                lasts=maybe(float, plain.get("lasts")),
-                where=of(str, plain.get("where", "")),
-            ),
-        )
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -319,8 +198,7 @@ class Ban:
         return f"banned{by}{span}{f': {self.reason}' if self.reason else ''}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Stored, kw_only=True):
     """How far the next round is, as the coordinator sees it.
 
     Attributes:
@@ -350,6 +228,9 @@ class Progress:
         draining: The live members that are to leave, the first of them by name.
     """
 
+    called = "the progress"
+    by_place = True
+
     phase: Phase
     round: int = -1
     joined: int = 0
@@ -367,7 +248,7 @@ class Progress:
     last_arrival: int = 0
     problem: str = ""
     spare_ids: tuple[str, ...] = ()
-    absent: Absent = field(default_factory=Absent)
+    absent: Absent = Absent()
     given_up: str = ""
     why_lost: tuple[tuple[str, str], ...] = ()
     standstill: str = ""
@@ -385,90 +266,13 @@ class Progress:
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
         """The same once a live member is taken out of the round; it is named, so that it hears of it itself."""
-        return replace(
-            self,
+        return self.replace(
             live=self.live - 1,
             lost=self.lost + 1,
             lost_ids=(*self.lost_ids[: NAMED_MOST - 1], node_id),
             why_lost=(*self.why_lost, (node_id, why))[-NAMED_OF_MANY:],
             absent=self.absent.and_lost(node_id, address=address, why=why),
         )
-
-    def pack(self) -> bytes:
-        """Pack it into bytes, by position: every node is sent this, so it is kept short."""
-        return pack(
-            (
-                self.phase.value,
-                self.round,
-                self.joined,
-                self.needed,
-                self.capacity,
-                self.live,
-                self.waiting,
-                self.spares,
-                self.spares_after,
-                self.last_call_left,
-                self.lost,
-                self.lost_ids,
-                self.departed,
-                self.departed_ids,
-                self.last_arrival,
-                self.problem,
-                self.spare_ids,
-                self.absent.plain(),
-                self.given_up,
-                self.why_lost,
-                self.standstill,
-                self.left_early,
-                self.draining,
-            )
-        )
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Progress:
-        """Unpack what the key holds."""
-
-        def build(plain: Sequence[Any]) -> Progress:
-            phase, round, joined, needed, capacity, live, waiting, spares = row_of(_COUNTS, plain[:8])
-            after, left = plain[8:10]
-            lost, ids, gone, gone_ids, last_arrival, problem, spare_ids = row_of(_WHO, plain[10:17])
-            absent = plain[17] if len(plain) > 17 else None
-            given_up = plain[18] if len(plain) > 18 else ""
-            why_lost, standstill = plain[19:21] if len(plain) > 20 else ((), "")
-            left_early = plain[21] if len(plain) > 21 else False
-            draining = plain[22] if len(plain) > 22 else []
-            return _new_progress(
-                phase=_phase_of(phase),
-                round=round,
-                joined=joined,
-                needed=needed,
-                capacity=capacity,
-                live=live,
-                waiting=waiting,
-                spares=spares,
-                spares_after=maybe(int, after),
-                last_call_left=maybe(float, left),
-                lost=lost,
-                lost_ids=names_of(ids),
-                departed=gone,
-                departed_ids=names_of(gone_ids),
-                last_arrival=last_arrival,
-                problem=problem,
-                spare_ids=names_of(spare_ids),
-                absent=Absent.of_plain(absent),
-                given_up=of(str, given_up),
-                why_lost=tuple((of(str, node_id), of(str, why)) for node_id, why in why_lost),
-                standstill=of(str, standstill),
-                left_early=of(bool, left_early),
-                draining=names_of(draining),
-            )
-
-        return unpack("the progress", value, build)
-
-
-_new_progress = constructor(Progress)
-_COUNTS: Final = (str, *(int,) * 7)  # the kinds of its first columns ...
-_WHO: Final = (int, list, int, list, int, str, list)  # ... and of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,14 +306,6 @@ class Leaving:
     until: float
     reason: str
     revision: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What a node learns from a round that took it in."""
-
-    round: Round
-    rank: int
 
 
 # -------------------------------------------------------------------------------------------------- changes

@@ -26,24 +26,22 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rdzv.core.plain_data import maybe, of, pack, unpack
+from rdzv.core.stored import Stored
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from typing import SupportsIndex
 
-__all__ = ["Drain", "Resized", "StepGate", "Stop", "pack_begun", "step_of", "stop_of", "unanswered", "unpack_begun"]
+__all__ = ["Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of", "unanswered"]
 
 
 STEP_MOST = 2**63  # what a message can carry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Stored, kw_only=True):
     """The question to the members of a round, and then the answer to all of them; it stands in one key.
 
     Attributes:
@@ -55,44 +53,18 @@ class Stop:
         revision: That of the writing, on which the next one is conditional.
     """
 
+    called = "the step to stop at"
+    outside = ("revision",)
+
     round: int
     decided: bool = False
     step: int | None = None
     why: str = ""
     for_newcomers: bool = False
-    revision: int = field(default=0, repr=False)
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack(
-            {
-                "round": self.round,
-                "decided": self.decided,
-                "step": self.step,
-                "why": self.why,
-                "for_newcomers": self.for_newcomers,
-            }
-        )
-
-    @classmethod
-    def unpack(cls, value: bytes, *, revision: int = 0) -> Stop:
-        """Unpack what the key holds; `revision` is that at which it was written."""
-
-        def build(plain: Mapping[str, Any]) -> Stop:
-            return cls(
-                round=of(int, plain["round"]),
-                decided=of(bool, plain["decided"]),
-                step=maybe(int, plain.get("step")),
-                why=of(str, plain.get("why", "")),
-                for_newcomers=of(bool, plain.get("for_newcomers", False)),
-                revision=revision,
-            )
-
-        return unpack("the step to stop at", value, build)
+    revision: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
+class Drain(Stored, kw_only=True):
     """A node is to leave.
 
     Attributes:
@@ -100,23 +72,13 @@ class Drain:
         reason: As given by whoever wishes it, perhaps empty.
     """
 
+    called = "a drain"
+
     within: float
     reason: str = ""
 
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"within": float(self.within), "reason": self.reason})
 
-    @classmethod
-    def unpack(cls, value: bytes) -> Drain:
-        """Unpack what the key holds."""
-        return unpack(
-            "a drain", value, lambda plain: cls(within=of(float, plain["within"]), reason=of(str, plain["reason"]))
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resized:
+class Resized(Stored, kw_only=True):
     """The run has got other numbers of nodes, which are in force from the next round on.
 
     Attributes:
@@ -127,40 +89,23 @@ class Resized:
         revision: That of the writing.
     """
 
+    called = "a resize"
+    outside = ("revision",)
+
     min_nodes: int
     max_nodes: int
     reason: str = ""
     by: str = ""
-    revision: int = field(default=0, repr=False)
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"min": self.min_nodes, "max": self.max_nodes, "reason": self.reason, "by": self.by})
-
-    @classmethod
-    def unpack(cls, value: bytes, *, revision: int) -> Resized:
-        """Unpack what the key holds; `revision` is that at which it was written."""
-
-        def build(plain: Mapping[str, Any]) -> Resized:
-            return cls(
-                min_nodes=of(int, plain["min"]),
-                max_nodes=of(int, plain["max"]),
-                reason=of(str, plain.get("reason", "")),
-                by=of(str, plain.get("by", "")),
-                revision=revision,
-            )
-
-        return unpack("a resize", value, build)
+    revision: int = 0
 
 
-def pack_begun(round: int, step: int | None) -> bytes:
-    """Pack a member's answer: the largest step that it has begun in a round."""
-    return pack({"round": round, "step": step})
+class Begun(Stored, kw_only=True):
+    """A member's answer: the largest step that it has begun in a round; None if none."""
 
+    called = "a member's step"
 
-def unpack_begun(value: bytes) -> tuple[int, int | None]:
-    """Unpack a member's answer."""
-    return unpack("a member's step", value, lambda plain: (of(int, plain["round"]), maybe(int, plain["step"])))
+    round: int
+    step: int | None
 
 
 def unanswered(members: Collection[str], answers: Mapping[str, int | None]) -> list[str]:

@@ -176,7 +176,7 @@ class View:
             self._why = self.why_lost[node_id]
         if event.kind == "put":
             try:
-                record = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
+                record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
             except RendezvousStateError:
                 # Not a node of ours: it takes part in nothing, and the arrival that stood there stands no more.
                 self._gone(node_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -102,7 +102,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     lengths = _lengths(history.chapters, now)
     for chapter, length in zip(history.chapters, lengths, strict=True):
         if chapter is history.chapters[-1] and waited is not None and _closing(chapter) is None:
-            chapter = replace(chapter, short=max(chapter.short, waited))  # noqa: PLW2901
+            chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
         total += spent(chapter, length)
         for one in chapter.incidents:
             if one.kind == "lost":

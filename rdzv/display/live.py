@@ -92,7 +92,7 @@ def draw(frame: Frame, *, width: int, height: int) -> tuple[list[Line], int]:
 def _as_of_now(frame: Frame) -> RunStatus:
     """The status with what is missing for as long as it is by now."""
     absent = tuple(
-        replace(one, ago=None if one.ago is None else one.ago + frame.read_ago) for one in frame.status.absent
+        one.replace(ago=None if one.ago is None else one.ago + frame.read_ago) for one in frame.status.absent
     )
     return replace(frame.status, absent=absent)
 

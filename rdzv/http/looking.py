@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.keys import Keys
@@ -135,7 +134,7 @@ class Runs:
     async def ban_where(self, run_id: str, where: str, ban: Ban) -> tuple[str, ...]:
         """Keep all nodes with an attribute out of the next rounds of a run; which of them are here."""
         attribute, _, value = where.partition("=")
-        ban = replace(ban, where=attribute_ban(attribute, value))
+        ban = ban.replace(where=attribute_ban(attribute, value))
         keys = self._keys(run_id)
         if not await self._client.count(keys.root):
             raise NoSuchRun(run_id)

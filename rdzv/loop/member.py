@@ -162,14 +162,14 @@ class SoFar:
         """What the run has counted, with the round that this member has just left."""
         last = self._last
         assert last is not None, "it has left one"
-        return Tally.unpack(tally).after(last.number, failed=last.has_failed, achieved=self._has_got_on).pack()
+        return Tally.of(tally).after(last.number, failed=last.has_failed, achieved=self._has_got_on).pack()
 
     def check(self, tally: bytes) -> RunGivenUpError | None:
         """What this loop ends with, if the run has had as many rounds without a step as it may.
 
         To be asked once the members have met, and so all of the last round have counted it: all come to one answer.
         """
-        fruitless = Tally.unpack(tally).fruitless
+        fruitless = Tally.of(tally).fruitless
         if fruitless < self._no_progress:
             return None
         reason = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stuck.accusing import SOMEBODY, Accusation
+from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
 from rdzv.errors import RendezvousStateError
 from store import LeaseNotFound, Put, StoreError, when
 from store.keeping import RENEWALS_PER_TTL
@@ -45,7 +45,7 @@ async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by
     record = await store.get(keys.node(by))
     if record is None:
         return False
-    said = Accusation(round=membership.round.number, accused=accused, by=by, why=why)
+    said = Accusation(round=membership.round.number, accused=accused, by=by, why=str(why)[:WHY_MOST])
     result = await store.transact(
         when=(
             when.mod_revision(keys.round) == membership.round.revision,

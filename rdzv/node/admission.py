@@ -327,7 +327,7 @@ async def resize_run(
             otherwise=(Get(keys.settings), Get(keys.closed)),
         )
         if result.succeeded:
-            return replace(resized, revision=result.revision)
+            return resized.replace(revision=result.revision)
         settings, closing = result.results
         if isinstance(closing, Entry):
             closed = Closed.unpack(closing.value)
@@ -382,7 +382,7 @@ async def _write_ban(store: Store, keys: Keys, name: str, ban: Ban, *, keep: flo
         lease = await take_run_lease(store, keys, keep)
     else:
         lease = await _lease_of_a_ban(store, ban.lasts)
-        ban = replace(ban, lasts=lease.ttl)  # as granted: etcd makes small ones larger
+        ban = ban.replace(lasts=lease.ttl)  # as granted: etcd makes small ones larger
     await store.put(keys.banned(name), ban.pack(), lease=lease)
 
 

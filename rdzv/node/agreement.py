@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.core.stopping import Stop, pack_begun, stop_of, unanswered, unpack_begun
+from rdzv.core.stopping import Begun, Stop, stop_of, unanswered
 from rdzv.errors import RendezvousStateError
 from store import Put, when
 from store.printable import escaping
@@ -111,7 +110,7 @@ class Agreement:
             self._asked = question
             self._gathering = asyncio.create_task(self._gather(round.number), name=f"gather steps of {round.number}")
         elif why and self._asked.for_newcomers and not for_newcomers:
-            self._asked = replace(self._asked, why=why, for_newcomers=False)  # a better reason has come up meanwhile
+            self._asked = self._asked.replace(why=why, for_newcomers=False)  # a better reason has come up meanwhile
         if not self._synced:
             return
         members = [node_id for node_id in self._view.live if self._view.record(node_id).progress is not None]
@@ -151,7 +150,7 @@ class Agreement:
         result = await self._store.transact(
             when=(*self._in_office, *unchanged), then=(self._put(self._keys.stop, stop.pack()),)
         )
-        return replace(stop, revision=result.revision) if result.succeeded else None
+        return stop.replace(revision=result.revision) if result.succeeded else None
 
     async def _gather(self, number: int) -> None:
         """Take in what the members answer."""
@@ -169,9 +168,9 @@ class Agreement:
             self._synced = True
         elif event.kind == "put":
             with contextlib.suppress(RendezvousStateError):  # no answer of ours
-                about, step = unpack_begun(event.value)
-                if about == number:
-                    self._answers[event.key.removeprefix(self._keys.begun)] = step
+                begun = Begun.unpack(event.value)
+                if begun.round == number:
+                    self._answers[event.key.removeprefix(self._keys.begun)] = begun.step
 
     async def _stop_gathering(self) -> None:
         task, self._gathering = self._gathering, None
@@ -213,17 +212,11 @@ class Steps:
                 gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
                 link.follower.listeners.changed()
             elif not stop.decided and self._answered is not membership and lease is not None:
-                step = gate.ask()
+                begun = Begun(round=membership.round.number, step=gate.ask())
                 # A record that has changed is no longer in the round, and its answer would be of another one.
                 await link.store.transact(
                     when=(when.mod_revision(self._keys.node(self._node_id)) == membership.arrival,),
-                    then=(
-                        Put(
-                            self._keys.begun_by(self._node_id),
-                            pack_begun(membership.round.number, step),
-                            lease=lease.id,
-                        ),
-                    ),
+                    then=(Put(self._keys.begun_by(self._node_id), begun.pack(), lease=lease.id),),
                 )
                 self._answered = membership
         return self._next_drain(link)

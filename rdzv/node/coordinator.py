@@ -21,7 +21,6 @@ import itertools
 import logging
 import time
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ from rdzv.core.decision import (
     report_due,
     why_to_stop,
 )
-from rdzv.core.history import Chronicle, History, pack_history, unpack_history
+from rdzv.core.history import Chronicle, History, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import (
     BUCKET_SIZE,
@@ -46,10 +45,7 @@ from rdzv.core.round import (
     Participant,
     Round,
     bucket_of,
-    pack_members,
-    pack_roster,
     place,
-    unpack_members,
 )
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
@@ -201,14 +197,14 @@ class Term:
         members: list[Member] = []
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
-                members.extend(unpack_members(entry.value))
+                members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
         if progress is not None:
-            progress = replace(progress, absent=replace(progress.absent, said_at=0.0))
+            progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         self._reported, self._reported_at = progress, progress_at
         remembered = History()
         with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
-            remembered = unpack_history(history.value) if history is not None else remembered
+            remembered = History.unpack(history.value) if history is not None else remembered
         waited = progress.absent.waited if progress is not None else None
         self._chronicle.took_over(
             remembered, began=self._follower.round_at, now=self._store.time(), waited=waited or 0.0
@@ -465,7 +461,7 @@ class Term:
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
             await self._wakeup.sleep_until(self._store.time() + REFUSED_PAUSE)
             return
-        committed = Round.unpack(round.pack(), revision=result.revision)
+        committed = round.replace(revision=result.revision)
         rank_0 = f"{first.node_id} at {round.host}:{round.port}"
         log.info(
             "run %s: round %d is complete with %d nodes, rank 0 is %s",
@@ -532,7 +528,7 @@ def _buckets(
     by_bucket: list[list[Member]] = [[] for _ in range(buckets)]
     for member in members:
         by_bucket[bucket_of(member.node_id, buckets)].append(member)
-    writes = [put(keys.ranks(number, term, index), pack_members(bucket)) for index, bucket in enumerate(by_bucket)]
+    writes = [put(keys.ranks(number, term, index), Member.pack_all(bucket)) for index, bucket in enumerate(by_bucket)]
     for index in range(buckets):
         low = index * BUCKET_SIZE
         roster = [
@@ -545,7 +541,7 @@ def _buckets(
             )
             for offset, record in enumerate(records[low : low + BUCKET_SIZE])
         ]
-        writes.append(put(keys.roster(number, term, index), pack_roster(roster)))
+        writes.append(put(keys.roster(number, term, index), Participant.pack_all(roster)))
     return writes
 
 
@@ -555,7 +551,7 @@ def _buckets_of(members: list[Member]) -> int:
 
 def _said(progress: Progress, *, at: float) -> bytes:
     """Pack the progress as said at this hour."""
-    return replace(progress, absent=replace(progress.absent, said_at=at)).pack()
+    return progress.replace(absent=progress.absent.replace(said_at=at)).pack()
 
 
 def _since(view: View, members: list[Member]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, Ty
 
 import anyio
 
-from rdzv.core.round import BUCKET_SIZE, unpack_roster
+from rdzv.core.round import BUCKET_SIZE, Participant
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
@@ -364,7 +364,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
 
 
 def _names_by_rank(roster: bytes) -> dict[int, str]:
-    return {one.rank: one.node_id for one in unpack_roster(roster)}
+    return {one.rank: one.node_id for one in Participant.unpack_all(roster)}
 
 
 def blocking_share(handler: Handler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:

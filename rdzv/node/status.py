@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
-from rdzv.core.history import History, gone_before, unpack_history
+from rdzv.core.history import History, gone_before
 from rdzv.core.report import RunStatus, StepOf
-from rdzv.core.round import Member, Participant, Round, bucket_of, unpack_members, unpack_roster
+from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
@@ -69,7 +68,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
     if head.round is not None and head.closed is None:
         known = {*records, *(one.node_id for one in absent.missing)}
         gone = gone_before(history, head.round.number, here=known, now=time.time())
-        absent = replace(absent, missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
+        absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
@@ -88,7 +87,7 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         refused={
             **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
             **{node_id: str(ban) for node_id, ban in bans.items()},
-            **{f"{WITH}{ban.where}": str(replace(ban, where="")) for ban in all_bans.values() if ban.where},
+            **{f"{WITH}{ban.where}": str(ban.replace(where="")) for ban in all_bans.values() if ban.where},
         },
         releases=dict(releases),
         missing={one.node_id: one.describe() for one in absent.missing},
@@ -117,7 +116,7 @@ async def _take_members(
     if head.round is None:
         return members, ranked
     for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
-        for member in unpack_members(entry.value):
+        for member in Member.unpack_all(entry.value):
             ranked.add(member.node_id)
             held = records.get(member.node_id)
             if held is None or held.arrival != member.arrival:
@@ -145,7 +144,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
                 left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
             except LeaseNotFound:
                 continue  # it has ended just now
-            ban = replace(ban, left=left)
+            ban = ban.replace(left=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
 
@@ -172,7 +171,7 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
         try:
-            record = NodeRecord.unpack(node_id, entry.value, arrival=entry.mod_revision)
+            record = NodeRecord.unpack(entry.value, node_id=node_id, arrival=entry.mod_revision)
         except RendezvousStateError:
             continue  # not a node of ours
         if not record.left:
@@ -217,7 +216,7 @@ def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
 async def read_history(store: Store, keys: Keys) -> History:
     """What happened in a run, as far as it is remembered."""
     entry = await store.get(keys.history)
-    return unpack_history(entry.value) if entry is not None else History()
+    return History.unpack(entry.value) if entry is not None else History()
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
@@ -227,7 +226,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
         RoundSupersededError: A later round has replaced it.
     """
     entries = await store.list(keys.roster(round.number, round.term))
-    roster = [one for entry in entries for one in unpack_roster(entry.value)]
+    roster = [one for entry in entries for one in Participant.unpack_all(entry.value)]
     if len(roster) != round.size:
         raise RoundSupersededError(
             f"round {round.number} of run {keys.run_id} has been replaced by a later one, its roster with it; call "
@@ -239,7 +238,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """This arrival of a node in a round, from the one bucket where it would be; None if the round does not hold it."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
-    members = unpack_members(entry.value) if entry is not None else []  # None: a later round has replaced it
+    members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
     for member in members:
         if member.node_id == node_id and member.arrival == arrival:
             return member
@@ -276,8 +275,8 @@ def _absent(head: Head, *, now: float) -> Absent:
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
     elapsed, absent = _elapsed(head, now), head.progress.absent
-    missing = tuple(replace(one, ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
-    return replace(absent, missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
+    missing = tuple(one.replace(ago=None if one.ago is None else one.ago + elapsed) for one in absent.missing)
+    return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
 def _elapsed(head: Head, now: float) -> float:

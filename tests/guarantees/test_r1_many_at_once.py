@@ -6,8 +6,6 @@ nothing but round trips, of 1 to 4 ms, and timers takes any time; a timer that s
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from benchmarks.simulated import measure
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.state import Phase, Progress
@@ -33,6 +31,6 @@ def test_r1_progress_is_told_with_the_round_that_takes_in_all_who_are_there() ->
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
     then = waiting.once_committed(7, size=4)
     assert then == Progress(phase=Phase.COMPLETE, round=7, needed=4, capacity=4, live=4)
-    assert replace(waiting, joined=5).once_committed(7, size=4) is None, "somebody is left over"
+    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "somebody is left over"
     missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
-    assert replace(waiting, absent=missing).once_committed(7, size=4) is None, "somebody is missed"
+    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "somebody is missed"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import Complete
 from rdzv.core.ranks import order_named
-from rdzv.core.round import Member, bucket_of, pack_members, unpack_members
+from rdzv.core.round import Member, bucket_of
 from tests.support.hand_fed import HandFed
 
 # What is decided.
@@ -54,11 +54,11 @@ def test_r3_every_member_finds_its_rank_in_its_one_bucket(size: int) -> None:
     members = [Member(node_id=f"host{rank}", rank=rank, arrival=rank + 1) for rank in range(size)]
     buckets = -(-size // 16)
     stored = [
-        pack_members([member for member in members if bucket_of(member.node_id, buckets) == index])
+        Member.pack_all([member for member in members if bucket_of(member.node_id, buckets) == index])
         for index in range(buckets)
     ]
     for member in members:
-        assert member in unpack_members(stored[bucket_of(member.node_id, buckets)])
+        assert member in Member.unpack_all(stored[bucket_of(member.node_id, buckets)])
 
 
 # Whole runs, with crashes, pauses and cuts, are in `tests/sim`: every node that learns of a round agrees with its

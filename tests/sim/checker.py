@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
-from rdzv.core.round import Round, unpack_members, unpack_roster
+from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import NodeRecord
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Checker:
             if event.kind == "put":
                 if key.startswith(keys.nodes):
                     node_id = key.removeprefix(keys.nodes)
-                    self.records[node_id] = NodeRecord.unpack(node_id, event.value, arrival=event.revision)
+                    self.records[node_id] = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
                     self._count()
                 elif key == keys.round:
                     self._commit(Round.unpack(event.value, revision=event.revision))
@@ -200,8 +200,8 @@ class Checker:
                 ranks_key in self._values and roster_key in self._values,
                 f"round {round.number} was committed before its ranks",
             )
-            members.extend(unpack_members(self._values[ranks_key]))
-            roster.extend(unpack_roster(self._values[roster_key]))
+            members.extend(Member.unpack_all(self._values[ranks_key]))
+            roster.extend(Participant.unpack_all(self._values[roster_key]))
         members.sort(key=lambda member: member.rank)
         self.world.say(f"round {round.number}: {[member.node_id for member in members]}, term {round.term}")
         require(not self.closed, f"round {round.number} was committed after the run was closed")

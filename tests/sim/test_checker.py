@@ -7,7 +7,7 @@ import pytest
 from rdzv.core.decision import Rules
 from rdzv.core.keys import Keys
 from rdzv.core.ranks import survivors_first
-from rdzv.core.round import Member, Participant, Round, pack_members, pack_roster
+from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Closed, NodeRecord
 from store.messages import Event
 from tests.sim.checker import Checker, Violation
@@ -55,8 +55,8 @@ class Books:
             for name, rank in zip(names, ranks, strict=True)
         ]
         roster = [Participant(node_id=one.node_id, rank=one.rank, address=one.node_id) for one in members]
-        self.put(KEYS.ranks(number, term, 0), pack_members(members))
-        self.put(KEYS.roster(number, term, 0), pack_roster(roster))
+        self.put(KEYS.ranks(number, term, 0), Member.pack_all(members))
+        self.put(KEYS.roster(number, term, 0), Participant.pack_all(roster))
         self.put(KEYS.round, Round(number=number, term=term, size=len(names), buckets=1, host=host, port=1).pack())
 
 

@@ -307,7 +307,7 @@ class _Launcher:
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
         """Change what all launchers count, or learn of it; where the store is away, this node counts for itself."""
         try:
-            self._tally = Tally.unpack(await handler.change_tally(lambda was: change(Tally.unpack(was)).pack()))
+            self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
             self._tally = change(self._tally)
             log.warning("what the run counts is not known: %s", error)

@@ -12,13 +12,12 @@ and nobody else is sent it. It stands on the accuser's lease, and counts in the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rdzv.core.plain_data import of, pack, unpack
+from rdzv.core.stored import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 __all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
 
@@ -27,8 +26,7 @@ SOMEBODY: Final = ""  # who is accused where the accuser does not know whom to n
 WHY_MOST: Final = 120  # characters of why: they travel with the reason for a loss
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accusation:
+class Accusation(Stored, kw_only=True):
     """What one member says of another.
 
     Attributes:
@@ -38,28 +36,12 @@ class Accusation:
         why: In words.
     """
 
+    called = "an accusation"
+
     round: int
     accused: str
     by: str
     why: str
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"round": self.round, "accused": self.accused, "by": self.by, "why": self.why[:WHY_MOST]})
-
-    @classmethod
-    def unpack(cls, value: bytes) -> Accusation:
-        """Unpack what the key holds."""
-
-        def build(plain: Mapping[str, Any]) -> Accusation:
-            return cls(
-                round=of(int, plain["round"]),
-                accused=of(str, plain["accused"]),
-                by=of(str, plain["by"]),
-                why=of(str, plain["why"]),
-            )
-
-        return unpack("an accusation", value, build)
 
 
 class Accusations:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rdzv.core.plain_data import maybe, of, pack, unpack
 from rdzv.core.stopping import step_of
+from rdzv.core.stored import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from typing import SupportsIndex
 
 __all__ = ["BeatNote", "Beats"]
@@ -31,8 +30,7 @@ WHAT_MOST: Final = 24
 """Characters of what a member is busy with: a keep-alive takes no long notes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeatNote:
+class BeatNote(Stored, kw_only=True):
     """How far a member has come, when it was sent.
 
     Attributes:
@@ -47,6 +45,9 @@ class BeatNote:
         waits: It waits in the round's shared store, for others.
     """
 
+    called = "how far a member has come"
+    by_place = True
+
     round: int
     step: int | None
     age: float
@@ -56,31 +57,6 @@ class BeatNote:
     rate: float = 0.0
     away: bool = False
     waits: bool = False
-
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        age, busy, rate = round(self.age, 3), round(self.busy, 3), round(self.rate, 4)
-        return pack((self.round, self.step, age, self.first, busy, self.what, rate, self.away, self.waits))
-
-    @classmethod
-    def unpack(cls, value: bytes) -> BeatNote:
-        """Unpack what came with a keep-alive."""
-
-        def build(plain: Sequence[Any]) -> BeatNote:
-            number, step, age, first, busy, what, rate, away, waits = plain[:9]
-            return cls(
-                round=of(int, number),
-                step=maybe(int, step),
-                age=of(float, age),
-                first=of(bool, first),
-                busy=of(float, busy),
-                what=of(str, what),
-                rate=of(float, rate),
-                away=of(bool, away),
-                waits=of(bool, waits),
-            )
-
-        return unpack("how far a member has come", value, build)
 
 
 class Beats:

@@ -11,19 +11,12 @@ The record stands as long as the run has nodes, and half a minute more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from rdzv.core.plain_data import of, pack, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from rdzv.core.stored import Stored
 
 __all__ = ["Tally"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Tally(Stored, kw_only=True):
     """What is counted.
 
     Attributes:
@@ -32,26 +25,16 @@ class Tally:
         round: The last round of which that is known.
     """
 
+    called = "the tally of the run"
+
     restarts: int = 0
     fruitless: int = 0
     round: int = -1
 
-    def pack(self) -> bytes:
-        """Pack it into bytes."""
-        return pack({"restarts": self.restarts, "fruitless": self.fruitless, "round": self.round})
-
     @classmethod
-    def unpack(cls, value: bytes) -> Tally:
+    def of(cls, value: bytes) -> Tally:
         """Unpack what the key holds; empty bytes if there is none."""
-
-        def build(plain: Mapping[str, Any]) -> Tally:
-            return cls(
-                restarts=of(int, plain["restarts"]),
-                fruitless=of(int, plain["fruitless"]),
-                round=of(int, plain["round"]),
-            )
-
-        return unpack("the tally of the run", value, build) if value else cls()
+        return cls.unpack(value) if value else cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
         """Return the tally after one node's part in a round is over.
@@ -68,8 +51,7 @@ class Tally:
         elif failed and round > self.round:
             fruitless += 1
         told = achieved or failed
-        return replace(
-            self,
+        return self.replace(
             restarts=self.restarts + restart,
             fruitless=fruitless,
             round=max(self.round, round) if told else self.round,

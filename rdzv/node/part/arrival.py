@@ -19,7 +19,7 @@ A member that comes again sends its new record over the old one. If that is refu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -154,7 +154,7 @@ class Arrival(Generic[L]):
             return False
         assert sent is not None, "what was written was sent before"
         self.began = self.began or revision
-        self.record = replace(sent, arrival=revision)
+        self.record = sent.replace(arrival=revision)
         return True
 
     def refused(self) -> None:

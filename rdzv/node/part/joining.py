@@ -22,7 +22,7 @@ import anyio
 from rdzv.bootstrap_check import Verdict, check_the_way, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
-from rdzv.core.round import unpack_roster
+from rdzv.core.round import Participant
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
 from rdzv.node.admission import report_health
 from rdzv.node.candidacy import Candidacy
@@ -291,7 +291,7 @@ async def _names_of(link: Link, keys: Keys, round: Round, ranks: Collection[int]
     found: dict[int, str] = {}
     with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
         for entry in await link.store.list(keys.roster(round.number, round.term)):
-            found |= {one.rank: named(one.node_id, one.address) for one in unpack_roster(entry.value)}
+            found |= {one.rank: named(one.node_id, one.address) for one in Participant.unpack_all(entry.value)}
     return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
 

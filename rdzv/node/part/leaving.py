@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -83,7 +82,7 @@ class Leaving:
         within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
-            told = replace(record, left=True, stopped=stopped, why=self._why(link))
+            told = record.replace(left=True, stopped=stopped, why=self._why(link))
             # It stays on its lease: should we die before we delete it, it still goes.
             result = await link.store.transact(
                 when=(when.mod_revision(key) == record.arrival,),
@@ -126,7 +125,7 @@ class Leaving:
                 when.mod_revision(part.keys.round) == (known.revision if known else 0),
                 when.mod_revision(key) == me.arrival,
             ),
-            then=(Put(key, replace(part.arrival.record, left=True).pack(), lease=part.arrival.lease.id),),
+            then=(Put(key, part.arrival.record.replace(left=True).pack(), lease=part.arrival.lease.id),),
             otherwise=(Get(part.keys.round),),
         )
         if result.succeeded:

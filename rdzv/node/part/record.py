@@ -298,7 +298,7 @@ class Recording:
         """Which record our arrival replaces, by its mod_revision; waits while another live node has our name."""
         part = self._part
         while there is not None:
-            holder = NodeRecord.unpack(part.node_id, there.value, arrival=there.mod_revision)
+            holder = NodeRecord.unpack(there.value, node_id=part.node_id, arrival=there.mod_revision)
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision
             part.wait_for(f"the name {part.node_id} is held by a live node at {holder.address}; waiting for it to go")

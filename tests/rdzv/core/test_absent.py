@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgpack
-
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
 from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
@@ -68,7 +66,7 @@ def test_members_that_stay_are_named_if_they_are_few() -> None:
     run = round_of("a", "b", needed=2)
     run.arrive("c")
     assert explain(run.progress).endswith("2 live members to leave: a and b")
-    told = Absent.of_plain(msgpack.unpackb(msgpack.packb(run.progress.absent.plain())))
+    told = run.progress.absent
     assert (told.staying, told.staying_at) == (("a", "b"), ("a", "b"))
     elsewhere = round_of("a", "b", needed=2, address="10.77.0.12")
     elsewhere.arrive("c")
@@ -127,18 +125,6 @@ def test_a_name_cannot_disturb_a_terminal() -> None:
     absent = Absent(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
     assert absent.describe().isprintable()
     assert len(absent.describe()) < 200
-
-
-def test_it_travels_as_plain_data_and_a_release_without_it_names_nobody() -> None:
-    absent = Absent(
-        missing=(Missing(node_id="a", how="lost", ago=1.5, address="h"), Missing(node_id="b", how="never seen")),
-        count=2,
-        waited=3.5,
-        staying=("c",),
-    )
-    progress = Progress(phase=HandFed().progress.phase, absent=absent)
-    assert Progress.unpack(progress.pack()) == progress
-    assert Absent.of_plain(None) == Absent()
 
 
 def test_whoever_hears_of_a_loss_hears_where_the_lost_were() -> None:

@@ -230,7 +230,7 @@ def test_an_order_that_fails_is_said_to_everybody_and_their_time_runs() -> None:
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
     assert not answer.suspended
-    assert report_due(SAID, 0.0, replace(SAID, problem="new"), nodes=9, now=1.0) == 1.0, "at once"
+    assert report_due(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
 # Numbers of those who wait, and of spares.
@@ -371,17 +371,17 @@ SAID = Progress(phase=Phase.GATHERING, round=7, joined=3, needed=4, capacity=8, 
     [
         (None, "waiting for a coordinator"),
         (SAID, "3 of at least 4 nodes"),
-        (replace(SAID, needed=1, joined=0), "0 of at least 1 node"),
-        (replace(SAID, phase=Phase.LAST_CALL), "last call, 4.2 s left; 3 of at most 8 nodes"),
-        (replace(SAID, phase=Phase.LAST_CALL, capacity=1), "last call, 4.2 s left; 3 of at most 1 node"),
-        (replace(SAID, phase=Phase.LAST_CALL, last_call_left=None), "last call, 0.0 s left; 3 of at most 8 nodes"),
-        (replace(SAID, phase=Phase.COMPLETE), "3 nodes waiting for round 7's 2 live members to leave"),
-        (replace(SAID, phase=Phase.COMPLETE, joined=1, live=1), "1 node waiting for round 7's 1 live member to leave"),
-        (replace(SAID, phase=Phase.COMPLETE, joined=0), "round 7 stands with 2 nodes"),
-        (replace(SAID, phase=Phase.COMPLETE, joined=1, spares=1), "round 7 stands with 2 nodes, and 1 spare"),
-        (replace(SAID, phase=Phase.COMPLETE, spares=3, live=1), "round 7 stands with 1 node, and 3 spares"),
-        (replace(SAID, phase=Phase.COMPLETE, spares=1), "2 nodes waiting for round 7's 2 live members to leave"),
-        (replace(SAID, phase=Phase.CLOSED), "the run is closed"),
+        (SAID.replace(needed=1, joined=0), "0 of at least 1 node"),
+        (SAID.replace(phase=Phase.LAST_CALL), "last call, 4.2 s left; 3 of at most 8 nodes"),
+        (SAID.replace(phase=Phase.LAST_CALL, capacity=1), "last call, 4.2 s left; 3 of at most 1 node"),
+        (SAID.replace(phase=Phase.LAST_CALL, last_call_left=None), "last call, 0.0 s left; 3 of at most 8 nodes"),
+        (SAID.replace(phase=Phase.COMPLETE), "3 nodes waiting for round 7's 2 live members to leave"),
+        (SAID.replace(phase=Phase.COMPLETE, joined=1, live=1), "1 node waiting for round 7's 1 live member to leave"),
+        (SAID.replace(phase=Phase.COMPLETE, joined=0), "round 7 stands with 2 nodes"),
+        (SAID.replace(phase=Phase.COMPLETE, joined=1, spares=1), "round 7 stands with 2 nodes, and 1 spare"),
+        (SAID.replace(phase=Phase.COMPLETE, spares=3, live=1), "round 7 stands with 1 node, and 3 spares"),
+        (SAID.replace(phase=Phase.COMPLETE, spares=1), "2 nodes waiting for round 7's 2 live members to leave"),
+        (SAID.replace(phase=Phase.CLOSED), "the run is closed"),
     ],
 )
 def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None, words: str) -> None:
@@ -389,7 +389,7 @@ def test_every_phase_is_explained_in_words_and_numbers(progress: Progress | None
 
 
 def test_the_words_say_what_is_left_of_the_last_call_now() -> None:
-    said = replace(SAID, phase=Phase.LAST_CALL)
+    said = SAID.replace(phase=Phase.LAST_CALL)
     assert explain(said, elapsed=1.5) == "last call, 2.7 s left; 3 of at most 8 nodes"
     assert explain(said, elapsed=99) == "last call, 0.0 s left; 3 of at most 8 nodes"
 
@@ -403,8 +403,8 @@ def test_the_first_report_is_due_at_once() -> None:
 
 def test_what_is_not_new_is_not_reported() -> None:
     assert report_due(SAID, 90.0, SAID, nodes=5, now=100.0) is None
-    blocked = replace(SAID, phase=Phase.COMPLETE)
-    assert report_due(blocked, 90.0, replace(blocked, last_call_left=1.0), nodes=5, now=100.0) is None
+    blocked = SAID.replace(phase=Phase.COMPLETE)
+    assert report_due(blocked, 90.0, blocked.replace(last_call_left=1.0), nodes=5, now=100.0) is None
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ def test_what_is_not_new_is_not_reported() -> None:
     ],
 )
 def test_a_change_of_kind_is_reported_at_once(change: dict[str, Any]) -> None:
-    assert report_due(SAID, 99.999, replace(SAID, **change), nodes=10_000, now=100.0) == 100.0
+    assert report_due(SAID, 99.999, SAID.replace(**change), nodes=10_000, now=100.0) == 100.0
 
 
 @pytest.mark.parametrize(
@@ -438,16 +438,16 @@ def test_a_change_of_kind_is_reported_at_once(change: dict[str, Any]) -> None:
 def test_a_change_of_numbers_is_reported_the_less_often_the_more_nodes_hear_it(
     nodes: int, change: dict[str, Any], pause: float
 ) -> None:
-    said = replace(SAID, waiting=2, lost=2, departed=2)
-    more = replace(said, **change)
+    said = SAID.replace(waiting=2, lost=2, departed=2)
+    more = said.replace(**change)
     assert report_due(said, 100.0, more, nodes=nodes, now=100.0) == pytest.approx(100.0 + pause)
     assert report_due(said, 80.0, more, nodes=nodes, now=100.0) == 100.0
 
 
 @pytest.mark.parametrize(("left", "pause"), [(30.0, 3.0), (4.0, 1.0)])
 def test_a_running_last_call_is_refreshed_every_second_or_tenth_of_it(left: float, pause: float) -> None:
-    said = replace(SAID, phase=Phase.LAST_CALL, last_call_left=left + 1)
-    now = replace(said, last_call_left=left)
+    said = SAID.replace(phase=Phase.LAST_CALL, last_call_left=left + 1)
+    now = said.replace(last_call_left=left)
     assert report_due(said, 100.0, now, nodes=5, now=100.1) == pytest.approx(100.0 + pause)
     assert report_due(said, 90.0, now, nodes=5, now=100.0) == 100.0
 
@@ -457,10 +457,10 @@ def test_a_running_last_call_is_refreshed_every_second_or_tenth_of_it(left: floa
 ROUND = Round(number=3, term=9, size=2, buckets=1, host="h", port=1, revision=50)
 HEAD = Head(coordinator=Coordinator(node_id="c", term=9), progress=SAID, progress_at=100.0)
 CLOSED = Closed(reason="done", by="a")
-LAST_CALL = replace(SAID, phase=Phase.LAST_CALL)
+LAST_CALL = SAID.replace(phase=Phase.LAST_CALL)
 assert LAST_CALL.last_call_left is not None
 UNTIL = HEAD.progress_at + LAST_CALL.last_call_left + LAST_CALL_GRACE
-SPARES = replace(SAID, phase=Phase.COMPLETE, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
+SPARES = SAID.replace(phase=Phase.COMPLETE, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
 LATE = Me(arrival=61)
 
 
@@ -515,7 +515,7 @@ LATE = Me(arrival=61)
         ),
         pytest.param(
             LATE,
-            replace(HEAD, progress=replace(SPARES, capacity=8, spares=1)),
+            replace(HEAD, progress=SPARES.replace(capacity=8, spares=1)),
             Parked(reason="a spare: a round would take 4 of the 5 nodes that are there", suspended=True),
             id="a spare beyond the unit",
         ),
@@ -527,13 +527,13 @@ LATE = Me(arrival=61)
         ),
         pytest.param(
             Me(arrival=60),
-            replace(HEAD, progress=replace(SPARES, spares=2)),
+            replace(HEAD, progress=SPARES.replace(spares=2)),
             Parked(reason="1 node waiting for round 3's 2 live members to leave"),
             id="the last one for whom there is room",
         ),
         pytest.param(
             replace(LATE, known_round=3, was_member=True),
-            replace(HEAD, progress=replace(SPARES, spares=2)),
+            replace(HEAD, progress=SPARES.replace(spares=2)),
             Parked(reason="1 node waiting for round 3's 2 live members to leave"),
             id="a member of the last round comes first",
         ),
@@ -545,7 +545,7 @@ LATE = Me(arrival=61)
         ),
         pytest.param(
             LATE,
-            replace(HEAD, progress=replace(SPARES, joined=0, spares=0)),
+            replace(HEAD, progress=SPARES.replace(joined=0, spares=0)),
             Parked(reason="round 3 stands with 2 nodes"),
             id="what was said of spares that are gone",
         ),
@@ -609,7 +609,7 @@ def test_a_join_clock_counts_the_time_that_was_not_suspended(spans: list[tuple[b
 # Changes.
 
 STANDS = Progress(phase=Phase.COMPLETE, round=3, live=2)
-TOLD = replace(STANDS, lost=1, lost_ids=("x",), departed=2, departed_ids=("y", "z"), waiting=4)
+TOLD = STANDS.replace(lost=1, lost_ids=("x",), departed=2, departed_ids=("y", "z"), waiting=4)
 
 
 def told(seen: Sequence[Change], progress: Progress | None, **fields: Any) -> list[Change]:
@@ -635,20 +635,20 @@ def test_where_nothing_has_happened_nothing_is_told() -> None:
 def test_each_thing_is_told_once_and_anew_when_it_has_changed() -> None:
     seen = told([], TOLD)
     assert told(seen, TOLD) == []
-    assert told(seen, replace(TOLD, lost=2, lost_ids=("x", "w"))) == [NodesLost(2, ("x", "w"))]
+    assert told(seen, TOLD.replace(lost=2, lost_ids=("x", "w"))) == [NodesLost(2, ("x", "w"))]
     assert told(seen, TOLD, closed=CLOSED) == [CLOSED]
 
 
 def test_it_is_told_when_nobody_waits_any_more_but_not_when_nobody_ever_did() -> None:
-    seen = told([], replace(STANDS, waiting=2))
+    seen = told([], STANDS.replace(waiting=2))
     assert seen == [NodesWaiting(2)]
     assert told(seen, STANDS) == [NodesWaiting(0)]
     assert told([NodesWaiting(0)], STANDS) == []
 
 
 def test_what_is_said_of_another_round_is_not_told() -> None:
-    assert told([], replace(TOLD, round=2)) == []
-    assert told([], replace(TOLD, round=4)) == []
+    assert told([], TOLD.replace(round=2)) == []
+    assert told([], TOLD.replace(round=4)) == []
     assert told([], TOLD, round=None) == []
 
 

@@ -1,11 +1,9 @@
-"""The nouns: they come back from the store as they went, and what is not ours is refused in words."""
+"""Keys, and who has which rank in a round."""
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, replace
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,64 +15,17 @@ from rdzv.core.round import (
     RUNS_MOST,
     Arrivals,
     Member,
-    Participant,
     Round,
     bucket_of,
-    pack_members,
-    pack_roster,
     place,
-    unpack_members,
-    unpack_roster,
 )
-from rdzv.core.state import Closed, NodeRecord, Phase, Progress, pack_settings, unpack_settings
-from rdzv.errors import RendezvousStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 KEYS = Keys(prefix="/rdzv", run_id="job-7")
 
-text = st.text(st.characters(codec="utf-8"), max_size=12)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-whole = st.integers(0, 2**63 - 1)
-payloads = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | text | st.binary(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
-    max_leaves=8,
-)
-attributes = st.dictionaries(text, text, max_size=3)
-records = st.builds(
-    NodeRecord,
-    node_id=names,
-    incarnation=text,
-    arrived_after=st.integers(-1, 10**9),
-    address=text,
-    port=st.integers(0, 65535),
-    payload=payloads,
-    attributes=attributes,
-    requested_rank=st.none() | st.integers(-(2**31), 2**31),
-    left=st.booleans(),
-    arrival=whole,
-)
-progresses = st.builds(
-    Progress,
-    phase=st.sampled_from(Phase),
-    round=st.integers(-1, 10**9),
-    joined=whole,
-    needed=whole,
-    capacity=whole,
-    live=whole,
-    waiting=whole,
-    spares=whole,
-    spares_after=st.none() | whole,
-    last_call_left=st.none() | st.floats(0, 1e9),
-    lost=whole,
-    lost_ids=st.lists(names, max_size=3).map(tuple),
-    departed=whole,
-    departed_ids=st.lists(names, max_size=3).map(tuple),
-    last_arrival=whole,
-)
-
 
 # Keys.
 
@@ -117,152 +68,9 @@ def test_a_node_has_the_same_bucket_on_every_machine() -> None:
     assert [bucket_of(name, 16) for name in ("host0", "host1", "host2")] == [3, 5, 15]
 
 
-# There and back.
+# Who has which rank.
 
-
-@given(records)
-def test_a_record_comes_back_as_it_went(record: NodeRecord) -> None:
-    assert NodeRecord.unpack(record.node_id, record.pack(), arrival=record.arrival) == record
-
-
-@given(progresses)
-def test_progress_comes_back_as_it_went(progress: Progress) -> None:
-    assert Progress.unpack(progress.pack()) == progress
-
-
-@given(progresses, st.lists(whole, max_size=3))
-def test_progress_of_a_later_release_is_read_as_far_as_we_know_it(progress: Progress, more: list[int]) -> None:
-    packed = msgpack.packb([*msgpack.unpackb(progress.pack()), *more])
-    assert Progress.unpack(packed) == progress
-
-
-@given(st.builds(Round, number=whole, term=whole, size=whole, buckets=whole, host=text, port=whole, revision=whole))
-def test_a_round_comes_back_as_it_went(round: Round) -> None:
-    assert Round.unpack(round.pack(), revision=round.revision) == round
-
-
-@given(st.lists(st.builds(Member, node_id=names, rank=whole, arrival=whole), max_size=5))
-def test_members_come_back_as_they_went(members: list[Member]) -> None:
-    assert unpack_members(pack_members(members)) == members
-
-
-@given(
-    st.lists(
-        st.builds(Participant, node_id=names, rank=whole, address=text, payload=payloads, attributes=attributes),
-        max_size=4,
-    )
-)
-def test_participants_come_back_as_they_went(participants: list[Participant]) -> None:
-    assert unpack_roster(pack_roster(participants)) == participants
-
-
-@given(st.builds(Closed, reason=text, by=text))
-def test_a_closing_comes_back_as_it_went(closed: Closed) -> None:
-    assert Closed.unpack(closed.pack()) == closed
-
-
-@given(st.dictionaries(names, payloads, max_size=4))
-def test_settings_come_back_as_they_went_and_equal_ones_are_equal_bytes(shared: dict[str, Any]) -> None:
-    packed = pack_settings(shared)
-    assert unpack_settings(packed) == shared
-    assert pack_settings(dict(reversed(shared.items()))) == packed
-
-
-def test_a_record_that_says_little_is_small() -> None:
-    plain = NodeRecord(node_id="host17", incarnation="89abcdef", address="10.0.0.17", port=29500)
-    assert len(plain.pack()) < 64
-
-
-# What is not ours.
-
-RECORD = {"incarnation": "1", "address": "h", "port": 1}
-PROGRESS = list(msgpack.unpackb(Progress(phase=Phase.COMPLETE).pack()))
 ROUND: dict[str, Any] = {"number": 0, "term": 1, "size": 1, "buckets": 1, "host": "h", "port": 1}
-
-
-def without(plain: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in plain.items() if key != name}
-
-
-def with_progress(index: int, value: object) -> list[Any]:
-    return [*PROGRESS[:index], value, *PROGRESS[index + 1 :]]
-
-
-def unpack_record(value: bytes) -> object:
-    return NodeRecord.unpack("host3", value, arrival=1)
-
-
-def unpack_round(value: bytes) -> object:
-    return Round.unpack(value, revision=1)
-
-
-@pytest.mark.parametrize(
-    ("unpack", "plain"),
-    [
-        *((unpack_record, without(RECORD, name)) for name in RECORD),
-        (unpack_record, {**RECORD, "port": "29500"}),
-        (unpack_record, {**RECORD, "port": True}),
-        (unpack_record, {**RECORD, "arrived_after": None}),
-        (unpack_record, {**RECORD, "requested_rank": "first"}),
-        (unpack_record, {**RECORD, "requested_rank": 0.5}),
-        (unpack_record, {**RECORD, "attributes": ["rack"]}),
-        (unpack_record, {**RECORD, "attributes": {"rack": 7}}),
-        (unpack_record, {**RECORD, "attributes": {7: "rack"}}),
-        (unpack_record, {**RECORD, "left": 1}),
-        (unpack_record, ["a", "list"]),
-        (unpack_record, 7),
-        (Progress.unpack, PROGRESS[:16]),
-        (Progress.unpack, with_progress(19, [("a", 7)])),
-        (Progress.unpack, with_progress(20, 7)),
-        (Progress.unpack, with_progress(17, ([("a", 7, None, "")], 1, None, ()))),
-        (Progress.unpack, with_progress(18, 7)),
-        (Progress.unpack, {}),
-        (Progress.unpack, with_progress(0, 7)),
-        *((Progress.unpack, with_progress(index, "1")) for index in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),
-        (Progress.unpack, with_progress(9, 3)),
-        (Progress.unpack, with_progress(11, [7])),
-        *((unpack_round, without(ROUND, name)) for name in ROUND),
-        *((unpack_round, {**ROUND, name: None}) for name in ROUND),
-        (Closed.unpack, {"reason": "done"}),
-        (Closed.unpack, {"reason": 7, "by": ""}),
-        (unpack_members, [("a", 0)]),
-        (unpack_members, [("a", "0", 1)]),
-        (unpack_roster, [("a", 0, "h", None)]),
-        (unpack_roster, [("a", 0, "h", None, {"rack": 1})]),
-        (unpack_settings, 7),
-    ],
-)
-def test_what_is_not_ours_is_refused(unpack: Callable[[bytes], object], plain: object) -> None:
-    with pytest.raises(RendezvousStateError, match="cannot be read"):
-        unpack(msgpack.packb(plain))
-
-
-@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x92\x01", b"{}", b"\x01\x01", msgpack.packb(7)])
-@pytest.mark.parametrize(
-    "unpack", [unpack_record, Progress.unpack, unpack_round, Closed.unpack, unpack_members, unpack_roster]
-)
-def test_garbage_is_refused(unpack: Callable[[bytes], object], value: bytes) -> None:
-    with pytest.raises(RendezvousStateError):
-        unpack(value)
-
-
-@given(st.binary(max_size=40))
-def test_no_bytes_at_all_raise_anything_else(value: bytes) -> None:
-    for unpack in (unpack_record, Progress.unpack, unpack_round, Closed.unpack, unpack_members, unpack_roster):
-        try:
-            read = unpack(value)
-        except RendezvousStateError:
-            continue
-        assert read is not None
-
-
-def test_a_refusal_names_what_could_not_be_read_and_what_may_have_happened() -> None:
-    with pytest.raises(RendezvousStateError) as caught:
-        unpack_record(b"not ours")
-    message = str(caught.value)
-    assert "the record of node host3" in message
-    assert "another release of rdzv" in message
-    assert caught.value.__cause__ is not None
 
 
 @given(st.lists(st.integers(1000, 1000 + 0xFFFF), unique=True, min_size=1, max_size=ARRIVALS_MOST))
@@ -330,8 +138,8 @@ def test_a_round_that_lost_many_or_follows_one_of_which_not_all_is_known_keeps_n
     assert place(members, None, before, before)[0] is None
     del before["n1"]
     assert place(members, last, before, before)[0] is None
-    assert place(members, replace(last, size=len(before)), before, {"n1"})[0] is None
-    kept, _ = place(members, replace(last, size=len(before)), before, before)
+    assert place(members, last.replace(size=len(before)), before, {"n1"})[0] is None
+    kept, _ = place(members, last.replace(size=len(before)), before, before)
     assert kept is not None
     assert kept.rank_of(0) == 0
 
@@ -342,30 +150,3 @@ def test_a_round_that_lost_many_or_follows_one_of_which_not_all_is_known_keeps_n
 def test_a_round_of_many_or_of_arrivals_far_apart_names_none(arrivals: Sequence[int]) -> None:
     round = Round(**ROUND, arrivals=Arrivals.of(arrivals))
     assert not Round.unpack(round.pack(), revision=1).arrivals
-
-
-def test_nouns_are_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Closed(reason="").reason = "other"  # type: ignore[misc]
-    record = NodeRecord(node_id="a", incarnation="1", attributes={})
-    assert replace(record, left=True).left
-    assert not record.left
-
-
-# ------------------------------------------------------------------------------------------------ other releases
-
-
-def test_s12_a_phase_that_only_later_releases_know_says_that_the_run_goes_on() -> None:
-    """An unknown word kept every node of the older release from connecting at all."""
-    plain = msgpack.unpackb(Progress(phase=Phase.LAST_CALL, joined=3).pack())
-    progress = Progress.unpack(msgpack.packb(["paused for tea", *plain[1:], "one more column"]))
-    assert (progress.phase, progress.joined) == (Phase.GATHERING, 3)
-
-
-def test_s12_the_record_of_a_node_names_its_release_and_may_have_more_fields_or_none() -> None:
-    record = NodeRecord(node_id="a", incarnation="x", release="0.1.0")
-    plain = msgpack.unpackb(record.pack())
-    assert plain["release"] == "0.1.0"
-    assert NodeRecord.unpack("a", msgpack.packb({**plain, "mood": "fine"}), arrival=0) == record
-    del plain["release"]
-    assert NodeRecord.unpack("a", msgpack.packb(plain), arrival=0).release == ""

@@ -17,7 +17,6 @@ from rdzv.core.history import (
     Past,
     Spent,
     pack_history,
-    unpack_history,
 )
 from rdzv.display.history import account, as_json, chrome_trace, describe, long_duration, losses_by_reason, timeline
 from rdzv.display.pages import timeline_page
@@ -38,7 +37,7 @@ STORY = History(
             at=NOON,
             stopped=30.0,
             short=6.0,
-            addresses=MappingProxyType({"b": "10.77.0.12"}),
+            reached_at=("", "10.77.0.12"),
         ),
         Chapter(
             number=1,
@@ -100,7 +99,7 @@ def test_what_is_counted_by_reason_never_falls_as_rounds_are_forgotten() -> None
         return Chapter(number=number, size=2, node_ids=("a", "b"), joined=0, joined_ids=(), incidents=(gone,))
 
     whole = tuple(chapter(number, ("its process ended", "silent")[number % 2]) for number in range(2 * CHAPTERS_MOST))
-    kept = unpack_history(pack_history(History(chapters=whole)))
+    kept = History.unpack(pack_history(History(chapters=whole)))
     assert len(kept.chapters) < len(whole)
     assert losses_by_reason(kept) == losses_by_reason(History(chapters=whole))
     of_an_older_release = History(chapters=kept.chapters, past=Past(losses=CHAPTERS_MOST))

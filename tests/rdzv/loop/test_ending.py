@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,6 +27,6 @@ def test_who_leaves_after_an_agreement_ends_the_round_only_if_it_does_so_before_
     node.head = Head(round=ROUND, progress=left)
     node.listeners.changed()
     assert not ended, "who waits for it in a later step has skipped a check, and that is an error of its own"
-    node.head = Head(round=ROUND, progress=replace(left, left_early=True))
+    node.head = Head(round=ROUND, progress=left.replace(left_early=True))
     node.listeners.changed()
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]

@@ -665,7 +665,7 @@ async def test_something_else_under_the_prefix_is_named_and_does_not_stop_the_ru
         assert_one_round(await run.meet(a, b))
         assert "stranger" not in (await a.status()).waiting
         with pytest.raises(RendezvousStateError):
-            NodeRecord.unpack("stranger", b"\xc1", arrival=1)
+            NodeRecord.unpack(b"\xc1", node_id="stranger", arrival=1)
         await run.clients["a"].put("/rdzv/job/head/round", b"\xc1")
         await asyncio.sleep(0.1)
         with pytest.raises(RendezvousStateError, match="something else writes under this prefix"):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from rdzv.core.stuck.accusing import WHY_MOST, Accusation, Accusations
-from rdzv.errors import RendezvousStateError
+from rdzv.core.stuck.accusing import Accusation, Accusations
 
 
 def against(accused: str, *by: str, round: int = 3) -> list[Accusation]:
@@ -52,10 +49,3 @@ def test_what_is_taken_back_or_was_before_a_reset_counts_no_more() -> None:
     assert accusations.believed(round=3, live="abc") is not None
     accusations.clear()
     assert accusations.believed(round=3, live="abc") is None
-
-
-def test_it_travels_and_its_reason_is_bounded() -> None:
-    said = Accusation(round=1, accused="c", by="a", why="x" * 500)
-    assert Accusation.unpack(said.pack()) == Accusation(round=1, accused="c", by="a", why="x" * WHY_MOST)
-    with pytest.raises(RendezvousStateError, match="an accusation"):
-        Accusation.unpack(b"\x07")

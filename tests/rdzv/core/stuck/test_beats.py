@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rdzv.core.stuck.beats import FINISHED, BeatNote, Beats
-from rdzv.errors import RendezvousStateError
 from store.messages import NOTE_BYTES_MAX
 
 
@@ -31,7 +30,6 @@ def test_a_note_has_the_step_its_age_and_the_rate() -> None:
     later = beats.note(away=True)
     assert (later.step, later.age, later.first, later.away) == (12, 1.0, False, True), "the same step again is no step"
     assert later.rate == pytest.approx(2 / 3)
-    assert BeatNote.unpack(later.pack()) == BeatNote(round=3, step=12, age=1.0, rate=round(2 / 3, 4), away=True)
     clock.now += 5
     assert beats.note(away=False).rate == later.rate, "it is that of the last steps"
 
@@ -72,10 +70,8 @@ def test_who_has_come_to_its_end_is_of_no_round() -> None:
     assert beats.note(away=False).round == FINISHED
 
 
-def test_the_longest_note_goes_with_a_keep_alive_and_another_is_refused() -> None:
+def test_the_longest_note_goes_with_a_keep_alive() -> None:
     long = BeatNote(
         round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 12, rate=1e6 / 7, waits=True
     )
     assert len(long.pack()) <= NOTE_BYTES_MAX
-    with pytest.raises(RendezvousStateError):
-        BeatNote.unpack(b"\xc0")

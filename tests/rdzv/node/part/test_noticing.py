@@ -14,7 +14,7 @@ from rdzv.core.decision import Me
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Head
-from rdzv.core.stopping import Stop, unpack_begun
+from rdzv.core.stopping import Begun, Stop
 from rdzv.node.part.arrival import State
 from rdzv.node.part.noticing import Noticing
 from rdzv.node.part.state import Part
@@ -42,7 +42,7 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
     answers: list[Any] = []
 
     async def transact(*, when: Any, then: Any) -> None:  # noqa: ARG001
-        answers.extend(unpack_begun(put.value) for put in then)
+        answers.extend(Begun.unpack(put.value) for put in then)
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact)
     follower = SimpleNamespace(
@@ -57,5 +57,5 @@ async def test_a_question_that_came_before_the_node_knew_itself_a_member_is_answ
         membership = part.become_member(round, 0, Me(arrival=3), time=asyncio.get_running_loop().time)
         await asyncio.sleep(1)
     part.port.release()
-    assert answers == [(7, None)]
+    assert answers == [Begun(round=7, step=None)]
     assert not membership.gate.passes(0), "and it begins no step before the members have agreed"

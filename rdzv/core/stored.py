@@ -1,0 +1,127 @@
+"""Pure: what stands in the keys of a run: nouns that say their fields and types once, and are packed and read by that.
+
+    class Drain(Stored):
+        called = "a drain"
+        within: float
+        reason: str = ""
+
+A noun is packed as a map by name, without what is as ever; or, `by_place`, as the list of its fields: what every node
+is sent, and what there are many of. To a map, a later release may add anything, to a list at its end. Nouns inside of
+others always go by place.
+
+Something else may write under the same prefix, so nothing that is read is believed: see `store.records`. And what could
+not be read back is not packed: whoever wants to write it gets the error, and nobody else.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgpack
+
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from store.records import Record, Unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import ClassVar
+
+__all__ = ["Stored", "pack", "unpack"]
+
+T = TypeVar("T")
+
+
+class Stored(Record):
+    """Base of what stands in a key.
+
+    Attributes:
+        called: What it is called in errors.
+        by_place: Whether it is packed as a list.
+        outside: Which of its fields do not stand in the value, but are known from the key or the entry.
+    """
+
+    if TYPE_CHECKING:
+        called: ClassVar[str]
+        by_place: ClassVar[bool]
+        outside: ClassVar[tuple[str, ...]]
+    else:
+        by_place, outside = False, ()
+
+    def pack(self) -> bytes:
+        """Pack it into bytes.
+
+        Raises:
+            RendezvousSettingsError: A field has a value that nobody could read.
+        """
+        return _packed(self.called, lambda: _plain_of(self))
+
+    @classmethod
+    def unpack(cls, value: bytes, **outside: object) -> Self:
+        """Make one of what a key holds, and of what is known of it otherwise.
+
+        Raises:
+            RendezvousStateError: It is none.
+        """
+        return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
+
+    @classmethod
+    def pack_all(cls, nouns: Iterable[Self]) -> bytes:
+        """Pack several into one value; they are to be in it by place."""
+        return _packed(cls.called, lambda: [noun.check() for noun in nouns])
+
+    @classmethod
+    def unpack_all(cls, value: bytes) -> list[Self]:
+        """Unpack several from one value."""
+        return unpack(cls.called, value, lambda plain: [cls.read(row) for row in plain])
+
+
+@functools.cache
+def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
+    """Which fields stand in the value: the place of each, its name, and what it is as ever."""
+    fields = enumerate(kind.fields)
+    return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
+
+
+def _plain_of(noun: Stored) -> object:
+    row: Any = noun.check()
+    if not noun.by_place:
+        return {name: row[place] for place, name, as_ever in _inside(type(noun)) if row[place] != as_ever}
+    return [row[place] for place, _, _ in _inside(type(noun))] if noun.outside else row
+
+
+def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
+    if type(plain) is not dict:
+        if not outside:
+            return plain
+        plain = {name: value for (_, name, _), value in zip(_inside(kind), plain, strict=False)}
+    plain.update(outside)
+    return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
+
+
+def _packed(what: str, plain: Callable[[], object]) -> bytes:
+    try:
+        return pack(plain())
+    except (Unfit, TypeError, ValueError, OverflowError) as error:  # or the value is one that msgpack cannot carry
+        raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
+
+
+def pack(plain: object) -> bytes:
+    """Return plain data as bytes."""
+    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    return packed
+
+
+def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
+    """Build something from what a key holds; `what` names it in the error.
+
+    Raises:
+        RendezvousStateError: It cannot be built from that.
+    """
+    try:
+        return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
+    except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data
+        raise RendezvousStateError(
+            f"{what} cannot be read ({type(error).__name__}: {error}): something else writes under this prefix, "
+            f"or another release of rdzv"
+        ) from error
