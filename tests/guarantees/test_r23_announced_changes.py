@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -328,7 +328,7 @@ async def test_r23_a_decision_where_to_stop_is_never_written_over() -> None:
             """As another coordinator does, of whose word this one has not heard yet."""
             for put in getattr(request, "then", ()):
                 if when == "before" and put.key == keys.stop and Stop.unpack(put.value).decided and not decided:
-                    decided.append(replace(Stop.unpack(put.value), step=20))
+                    decided.append(Stop.unpack(put.value).replace(step=20))
                     await link.store.put(keys.stop, decided[0].pack())
 
         for client in run.clients.values():
