@@ -62,7 +62,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
     from types import TracebackType
     from typing import Self
 
@@ -166,6 +166,8 @@ class Store(ABC):
         writes_max: Operations that one transaction may have.
         lease_ttl_max: The longest lease that it grants, in seconds, as far as is known.
         fail_over: Seconds for which the store may be away while one of its own servers replaces another.
+        last_problem: What was last in the way of reaching it, in words, as far as is known.
+        answered_in: Seconds that it took to answer when this client first came, as far as was noted.
     """
 
     tells_causes: bool = True
@@ -173,6 +175,8 @@ class Store(ABC):
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
+    last_problem: str = ""
+    answered_in: float = 0.0
     _keeping: Keeping | None = None  # made for the first lease that keeps itself
 
     @property
@@ -204,6 +208,12 @@ class Store(ABC):
     def failure(self) -> StoreError | None:
         """Why this client is of no more use, if so."""
         return None
+
+    def on_connection(self, callback: Callable[[bool], None]) -> None:  # noqa: B027  it need not have one to lose
+        """Call back with True after each welcome, with False after each loss, and when the client is of no more use."""
+
+    def fail(self, error: StoreError) -> None:  # noqa: B027  it need not be able to
+        """End whatever waits for the store with this error: somebody knows that it will not come back."""
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:

@@ -119,8 +119,6 @@ class Candidacy:
                 if role is not None or self._follower.head.coordinator is None:
                     await self._lead_and_survive(role)
                 role = None
-                if self._follower.head.closed is not None:  # a term may end as soon as it has begun
-                    await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
         finally:
             self._running = None
 

@@ -154,10 +154,9 @@ class Term:
         )
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or the run is over.
+        """Decide, and do what was decided, until the role is lost (`ConditionFailed`) or this node leaves it.
 
-        A run that is closed is over once the last live member has left it: until then they may be at work, and are to
-        hear of one another's deaths.
+        Also once the run is closed: its members may be at work, and are to hear of one another's deaths.
 
         Args:
             round_entry: The last round, when this node took the role.
@@ -178,7 +177,7 @@ class Term:
         try:
             with self._follower.listeners.listening(self._wakeup):
                 await self._take_over(round, progress_entry, history)
-                await self._decide_until_over()
+                await self._decide_for_ever()
         finally:
             self._agreement.stop()
             for task in tasks:
@@ -221,7 +220,7 @@ class Term:
             self._watch_failed = error
             self._wakeup.changed()
 
-    async def _decide_until_over(self) -> None:
+    async def _decide_for_ever(self) -> None:
         while True:
             await self._heed_resize()
             await self._take_in_until(0)
@@ -237,10 +236,6 @@ class Term:
                     wake_at = await self._report(decision.progress)
                     await self._count_losses()
                     await self._agree_where_to_stop(decision.progress)
-                    # By what was decided, not by what is known now: it may have been closed while that was written.
-                    is_over = decision.progress.phase is Phase.CLOSED and not decision.progress.live
-                    if is_over and self._reported == decision.progress:
-                        return
                     if until is not None:
                         wake_at = until if wake_at is None else min(wake_at, until)
                     await self._wakeup.sleep_until(wake_at)

@@ -108,14 +108,14 @@ class Follower:
         try:
             async with self._store.watch(self._keys.head, snapshot=True) as watch:
                 # A watch that was asked for with the hello is open by now.
-                self.opened_in = max(opening.stop(), getattr(self._store, "answered_in", 0.0))
+                self.opened_in = max(opening.stop(), self._store.answered_in)
                 async for events in watch.batches():
                     for event in events:
                         self._take(event)
                         self._seen = max(self._seen, event.revision)
                     self.listeners.changed()
         except (ConnectionLost, StoreTimeoutError) as error:
-            if self.opened_in is not None or getattr(self._store, "failure", None) is not None:
+            if self.opened_in is not None or self._store.failure is not None:
                 raise
             log.debug("the head of run %s is asked for once more: %s", self._keys.run_id, error)
             self.unanswered = error

@@ -210,7 +210,7 @@ class Node:
     async def give_up_store(self, reason: str) -> None:
         """End whatever waits for the store: somebody knows that it will not come back."""
         if self._link is not None:
-            self._link.give_up(ConnectionLost(reason, maybe_applied=True))
+            self._link.store.fail(ConnectionLost(reason, maybe_applied=True))
 
     def connection_error(self, error: BaseException) -> RendezvousError:
         """The error to raise when the store fails us."""

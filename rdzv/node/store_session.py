@@ -97,9 +97,7 @@ class Link:
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
         self._closed = False
-        on_connection = getattr(store, "on_connection", None)
-        if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
-            on_connection(self._note_connection)
+        store.on_connection(self._note_connection)
         self.keeper.tell_silence(self._note_silence)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -118,7 +116,7 @@ class Link:
     @property
     def in_reach(self) -> bool:
         """Whether the store is in reach now, as far as is known."""
-        return bool(getattr(self.store, "connected", True))
+        return self.store.connected
 
     @property
     def if_hosted(self) -> str:
@@ -127,8 +125,7 @@ class Link:
         A node that hosted the store and has ended leaves a host that answers for it. One that does not answer at all
         may be cut off, and the store with it.
         """
-        problem: str = getattr(self.store, "last_problem", "")
-        return f"; {IF_HOSTED}" if not self.in_reach and problem == NOBODY_LISTENS else ""
+        return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     def num_nodes_changed(self, membership: Membership, *, on_loss: bool) -> int:
         """How many nodes wait to come in, or have gone since this round completed; from any thread."""
@@ -145,14 +142,7 @@ class Link:
     @property
     def failure(self) -> StoreError | None:
         """Why the client is of no more use, if so."""
-        failure: StoreError | None = getattr(self.store, "failure", None)
-        return failure
-
-    def give_up(self, error: StoreError) -> None:
-        """The store will not come back: everything that waits for it ends with this error, if its client can say so."""
-        fail = getattr(self.store, "fail", None)
-        if fail is not None:
-            fail(error)
+        return self.store.failure
 
     async def in_reach_again(self, *, within: float) -> bool:
         """Wait until the store is in reach again, or known to be lost; False if so many seconds have passed first."""

@@ -211,7 +211,7 @@ class ClientAtFirstUse:
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request, and give its response."""
         client = self._client
-        if client is None or getattr(client, "failure", None) is not None:
+        if client is None or client.failure is not None:
             began = self.time()
             with anyio.move_on_after(timeout) as limit:
                 client = await self._connect()
@@ -224,7 +224,7 @@ class ClientAtFirstUse:
 
     async def _connect(self) -> Store:
         async with self._opening:  # of several that come first at once, one connects
-            if self._client is not None and getattr(self._client, "failure", None) is not None:
+            if self._client is not None and self._client.failure is not None:
                 await self._close()
             if self._client is None:
                 self._opened = AsyncExitStack()

@@ -334,6 +334,7 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
         for name, method in inspect.getmembers(kind, callable)
         if not name.startswith("_")
         and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # a task is cancelled instead
+        and name not in ("fail", "on_connection")  # who blocks is in a call, and hears it there
     }
 
 

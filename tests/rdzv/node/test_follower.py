@@ -34,6 +34,9 @@ PROGRESS = Progress(phase=Phase.GATHERING, joined=1, needed=2)
 class ScriptedStore:
     """A store whose watch says what a test tells it to say."""
 
+    answered_in: float = 0.0
+    failure: StoreError | None = None
+
     def __init__(self) -> None:
         self.script: deque[list[Event] | Exception] = deque()
         self.news = asyncio.Event()
