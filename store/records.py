@@ -26,7 +26,6 @@ Fields are therefore only ever added at the end, with a default.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
 from collections import namedtuple
@@ -129,12 +128,13 @@ class Record(_Base, metaclass=RecordType):
         Raises:
             Unfit: It is none; the message says why.
         """
-        return cast("R", _shape_of(cls).read(values))
+        cls.read = _Shape(cls).read  # type: ignore[method-assign]  # from now on: this is the hot path
+        return cls.read(values)
 
     @classmethod
     def read_in_steps(cls: type[R], values: object) -> Steps[R]:
         """Do what `read` does, and pause after each thousand elements of an array."""
-        return cast("Steps[R]", _shape_of(cls).read_in_steps(values))
+        return cast("Steps[R]", _Shape(cls).read_in_steps(values))
 
     def check(self: R) -> R:
         """Return this record as it is sent, which is itself unless a value is of a subclass of what it should be.
@@ -142,7 +142,7 @@ class Record(_Base, metaclass=RecordType):
         Raises:
             Unfit: A field has a value that could not be read back.
         """
-        return cast("R", _shape_of(type(self)).read(self))
+        return type(self).read(self)
 
     def unfit(self) -> str | None:
         """Say what is wrong with the fields together, for a noun that overrides this."""
@@ -303,21 +303,21 @@ def _either(of: tuple[Any, ...]) -> _Kind:
     plain = tuple(itertools.chain.from_iterable(kind.plain for kind in others))
     at_once = frozenset(plain)
 
-    def shape_of(value: Any) -> _Shape:
-        if only is not None:
-            return _shape_of(only)
+    def kind_of(value: Any) -> Any:
         code = value[0] if value else None
+        if only is not None:
+            return only
         if type(code) is not int:
             raise _NotOf
         if code not in by_code:
             raise UnknownWord(f"operation {code}")
-        return _shape_of(by_code[code])
+        return by_code[code]
 
     def check(value: Any) -> Any:
         if type(value) in at_once:
             return value
         if by_code and isinstance(value, _ARRAYS):
-            return shape_of(value).read(value)
+            return (only or kind_of(value)).read(value)
         for kind in others:
             try:
                 return kind.check(value)
@@ -328,7 +328,7 @@ def _either(of: tuple[Any, ...]) -> _Kind:
     def in_steps(value: Any) -> Steps[Any]:
         if not isinstance(value, _ARRAYS):
             return check(value)
-        return (yield from shape_of(value).read_in_steps(value))
+        return (yield from kind_of(value).read_in_steps(value))
 
     return _Kind(check, plain, in_steps if by_code else None)
 
@@ -354,14 +354,15 @@ class _Shape:
         if not isinstance(values, _ARRAYS):
             raise Unfit(f"{shown(values)} stands where {self._record.__name__} belongs")
         if tuple(map(type, values)) in self._plain:
-            return self._whole(values if type(values) is self._record else _new(self._record, values))
+            made = values if type(values) is self._record else _new(self._record, values)
+            return made if self._unfit is None else self._whole(made)
         checked = []
         for (name, plain, check, _), value in zip(self._fields, values, strict=False):
             try:
                 checked.append(value if type(value) in plain else check(value))
             except _NotOf:
                 raise self._cannot_have(name, value) from None
-        return self._whole(self._filled(checked))
+        return self._filled(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         """Do what `read` does, and pause in between."""
@@ -371,7 +372,7 @@ class _Shape:
                 checked.append(check(value) if in_steps is None else (yield from in_steps(value)))
             except _NotOf:
                 raise self._cannot_have(name, value) from None
-        return self._whole(self._filled(checked))
+        return self._filled(checked)
 
     def _filled(self, values: list[Any]) -> Any:
         """The record of these values, and of the defaults of those that are not given."""
@@ -380,7 +381,8 @@ class _Shape:
             if any(name not in self._record.defaults for name in missing):
                 raise Unfit(f"{self._record.__name__} has {len(self._names)} fields, not {len(values)}")
             values += [self._record.defaults[name] for name in missing]
-        return _new(self._record, values)
+        made = _new(self._record, values)
+        return made if self._unfit is None else self._whole(made)
 
     def _whole(self, made: Any) -> Any:
         if self._unfit is not None and (why := self._unfit(made)) is not None:
@@ -390,6 +392,3 @@ class _Shape:
     def _cannot_have(self, name: str, value: Any) -> Unfit:
         given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
-
-
-_shape_of = functools.cache(_Shape)

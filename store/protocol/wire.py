@@ -353,7 +353,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any]) ->
     if getattr(request, "code", None) not in REQUESTS:
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
-        body = _pack((request_id, acknowledged, request.check()))
+        body = _pack((request_id, acknowledged, type(request).read(request)))
     except Unfit as error:
         raise StoreUsageError(str(error)) from None
     return frame(body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -75,7 +74,7 @@ class UnfencedCommits(HeardClient):
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
             left = tuple(one for one in request.when if not one.key.endswith("/head/coordinator"))
-            request = replace(request, when=left)
+            request = request.replace(when=left)
         return await super().call(request, timeout=timeout)
 
 
@@ -84,7 +83,7 @@ class CommitsOfClosedRuns(HeardClient):
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
-            request = replace(request, when=tuple(one for one in request.when if not one.key.endswith("/head/closed")))
+            request = request.replace(when=tuple(one for one in request.when if not one.key.endswith("/head/closed")))
         return await super().call(request, timeout=timeout)
 
 
@@ -93,7 +92,7 @@ class CarelessCommits(HeardClient):
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         if isinstance(request, Transact) and commits(request):
-            request = replace(request, when=tuple(one for one in request.when if "/nodes/" not in one.key))
+            request = request.replace(when=tuple(one for one in request.when if "/nodes/" not in one.key))
         return await super().call(request, timeout=timeout)
 
 
@@ -105,7 +104,7 @@ class LateRanks(HeardClient):
             return await super().call(request, timeout=timeout)
         late = tuple(one for one in request.then if "/ranks/" in one.key)
         rest = tuple(one for one in request.then if one not in late)
-        response = await super().call(replace(request, then=rest), timeout=timeout)
+        response = await super().call(request.replace(then=rest), timeout=timeout)
         await super().call(Transact(when=(), then=late), timeout=timeout)
         return response
 

@@ -12,7 +12,7 @@ The clients here are the real ones, with an ear to what passes through them.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -247,7 +247,7 @@ class Books:
                 return self._at(revision, began) or _same(entries, right)
             case List(prefix=prefix, keys_only=keys_only), Listing(entries=entries, revision=revision):
                 there = sorted(self.under(prefix, revision).items())
-                right = tuple(replace(entry, value=b"") if keys_only else entry for _, entry in there)
+                right = tuple(entry.replace(value=b"") if keys_only else entry for _, entry in there)
                 return self._at(revision, began) or _same(entries, right)
             case Count(prefix=prefix), Counted(count=count, revision=revision):
                 return self._at(revision, began) or _same(count, len(self.under(prefix, revision)))

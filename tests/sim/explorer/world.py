@@ -191,7 +191,7 @@ class _Connection(interface.Store):
         """Take the next of what is queued."""
         self.has_read += 1
         id, item = self.down.popleft()
-        if isinstance(item, tuple):
+        if type(item) is tuple:  # of events; a message is a record, which is a tuple, too
             if id in self._watches:
                 self._watches[id].deliver(item)
         else:
