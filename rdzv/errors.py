@@ -19,6 +19,8 @@ distinguish them.
 
 from __future__ import annotations
 
+import operator
+
 __all__ = [
     "GiveUp",
     "MembersLostError",
@@ -98,14 +100,15 @@ class GiveUp(RendezvousError):
     """Raised in the body of a round: the run is to end everywhere, with this reason.
 
     Attributes:
-        reason: Why it is no use to go on.
+        reason: Why it is no use to go on; what is no text, an error perhaps, is shown as Python shows it.
         status: The exit status that every launcher ends with; 0 for none in particular.
     """
 
-    def __init__(self, reason: str = "", *, status: int = 0) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
+    def __init__(self, reason: object = "", *, status: int = 0) -> None:
+        text = reason if isinstance(reason, str) else repr(reason)
+        self.reason: str = text.encode(errors="backslashreplace").decode()  # whatever it is, it is to be carried out
+        self.status: int = operator.index(status)
+        super().__init__(self.reason)
 
 
 class RoundChanged(RendezvousError):

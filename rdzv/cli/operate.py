@@ -66,7 +66,7 @@ async def _reopen(options: argparse.Namespace) -> int:
         entry = await client.get(keys.closed)
         if entry is None:
             raise RendezvousStateError(f"run {settings.run_id} is not closed; there is nothing to open")
-        closed = Closed.unpack(entry.value)
+        closed = Closed.of(entry.value)
         # Not one that somebody has written meanwhile: that closing is another's, who was told that it counts.
         await client.delete(keys.closed, when=(when.mod_revision(keys.closed) == entry.mod_revision,))
         before = (

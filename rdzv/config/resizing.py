@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse
-from rdzv.config.settings import capacity_of, describe_difference, needed_of
+from rdzv.config.settings import PARAMETERS, capacity_of, describe_difference, needed_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +30,10 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
         RendezvousSettingsError: They contradict each other.
     """
     old = [agreed["min_nodes"], agreed["max_nodes"]]
-    new = [old[0] if min_nodes is None else min_nodes, old[1] if max_nodes is None else max_nodes]
-    least, most = new
-    if least < 1 or most < least:
+    given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
+    read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]
+    new = least, most = [was if number is None else number for was, number in zip(old, read, strict=True)]
+    if most < least:
         refuse(
             f"min_nodes={least} and max_nodes={most}: the run is resized to at least 1 node, and its minimum is not "
             f"more than its maximum; give both"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rdzv.core.absent import NAMED_OF_MANY, Absent
 from rdzv.core.stopping import Resized
 from rdzv.core.stored import Stored, pack, unpack
+from rdzv.errors import RendezvousStateError
 from store.printable import in_words
 
 if TYPE_CHECKING:
@@ -147,6 +148,14 @@ class Closed(Stored, kw_only=True):
     by: str = ""
     given_up: bool = False
     status: int = 0
+
+    @classmethod
+    def of(cls, value: bytes) -> Closed:
+        """Unpack what the key holds. Whatever it is, the run is closed: nothing is committed while it is there."""
+        try:
+            return cls.unpack(value)
+        except RendezvousStateError as error:
+            return cls(reason=str(error))
 
 
 _WITH = "with/"  # no node is called so: names have no slash

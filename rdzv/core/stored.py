@@ -16,18 +16,22 @@ not be read back is not packed: whoever wants to write it gets the error, and no
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgpack
 
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from store.printable import escaping
 from store.records import Record, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import ClassVar
 
-__all__ = ["Stored", "pack", "unpack"]
+__all__ = ["Stored", "pack", "pass_over", "unpack"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
@@ -64,6 +68,15 @@ class Stored(Record):
             RendezvousStateError: It is none.
         """
         return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
+
+    @classmethod
+    def unpack_at(cls, key: str, value: bytes, **outside: object) -> Self | None:
+        """Do the same for who goes on without it: None, if it is none, and the log names the key."""
+        try:
+            return cls.unpack(value, **outside)
+        except RendezvousStateError as error:
+            pass_over(key, error)
+            return None
 
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
@@ -104,6 +117,16 @@ def _packed(what: str, plain: Callable[[], object]) -> bytes:
         return pack(plain())
     except (Unfit, TypeError, ValueError, OverflowError) as error:  # or the value is one that msgpack cannot carry
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
+
+
+def pass_over(key: str, error: RendezvousStateError) -> None:
+    """Name a key that cannot be read, once in a while: it may be looked at every second."""
+    _warn(f"{key} is passed over: {error}")
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(sentence: str) -> None:
+    log.warning("%s", sentence)
 
 
 def pack(plain: object) -> bytes:

@@ -330,7 +330,7 @@ async def resize_run(
             return resized.replace(revision=result.revision)
         settings, closing = result.results
         if isinstance(closing, Entry):
-            closed = Closed.unpack(closing.value)
+            closed = Closed.of(closing.value)
             raise RendezvousClosedError(
                 f"run {keys.run_id} is closed{f': {closed.reason}' if closed.reason else ''}; it cannot be resized",
                 reason=closed.reason,
@@ -378,6 +378,7 @@ async def put_ban(store: Store, keys: Keys, node_id: str, ban: Ban, *, keep: flo
 
 
 async def _write_ban(store: Store, keys: Keys, name: str, ban: Ban, *, keep: float) -> None:
+    ban.pack()  # what nobody could read is refused before anything is written
     if ban.lasts is None:
         lease = await take_run_lease(store, keys, keep)
     else:

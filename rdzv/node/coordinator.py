@@ -16,7 +16,6 @@ what happens during the one round trip of the commit itself can slip in: a loss 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -49,7 +48,6 @@ from rdzv.core.round import (
 )
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import View
-from rdzv.errors import RendezvousStateError
 from rdzv.node.accusing import AccusationWatch
 from rdzv.node.admission import LossCount, OverruledError, take_settings
 from rdzv.node.agreement import Agreement
@@ -191,7 +189,7 @@ class Term:
         """Learn where the last coordinator was. The watch is being opened meanwhile."""
         head = self._follower.head
         # The progress as it stands, not as heard: what we take for said already is not said again.
-        progress = Progress.unpack(progress_entry.value) if progress_entry else None
+        progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
         if round is not None:
@@ -201,9 +199,8 @@ class Term:
         if progress is not None:
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         self._reported, self._reported_at = progress, progress_at
-        remembered = History()
-        with contextlib.suppress(RendezvousStateError):  # what is no history of ours is written over some day
-            remembered = History.unpack(history.value) if history is not None else remembered
+        # What is no history of ours is written over some day.
+        remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         self._chronicle.took_over(
             remembered, began=self._follower.round_at, now=self._store.time(), waited=waited or 0.0

@@ -17,6 +17,7 @@ from rdzv.core.asking import Question
 from rdzv.core.round import Round
 from rdzv.core.state import Ban, Closed, Coordinator, Head, LastCoordinator, Leaving, Progress, ban_names
 from rdzv.core.stopping import Drain, Resized, Stop
+from rdzv.core.stored import pass_over
 from rdzv.errors import RendezvousStateError
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Listeners
@@ -58,6 +59,7 @@ class Follower:
         before: Who was the last coordinator that has gone.
         resets: How often history was missed.
         error: Why it is not followed any more, if so.
+        unreadable: Why the last round is not known, if so: while its key cannot be read, no other one is completed.
         unanswered: What came of the last attempt to begin, if that has failed; there is another one.
         synced: Set once the head is known as it stands.
         listeners: Who is woken at every change.
@@ -78,6 +80,7 @@ class Follower:
         self.round_at: float | None = None  # when the round completed, on this node's clock, if it was there
         self._anew: Head | None = None  # what a snapshot has said so far, until it is whole
         self.error: Exception | None = None
+        self.unreadable: RendezvousStateError | None = None
         self.synced: asyncio.Event = asyncio.Event()
         self.listeners: Listeners = Listeners()
 
@@ -94,8 +97,7 @@ class Follower:
             self.error = error
             self.synced.set()
             self.listeners.changed()
-            if not isinstance(error, RendezvousStateError):
-                log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
+            log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
         """Open the watch, and take in what it tells; return if it could not be opened, and is to be asked for again.
@@ -166,14 +168,23 @@ class Follower:
                 # look open for the moment between the two. Rounds only go up.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
-            case "put" | "delete" if event.key == self._keys.round:
-                if event.kind == "put":
-                    self._take_round(Round.unpack(event.value, revision=event.revision))
             case "put" | "delete":
-                if self._anew is None:
-                    self.head = self._changed(self.head, event)
-                else:
-                    self._anew = self._changed(self._anew, event)
+                try:
+                    self._change(event)
+                except RendezvousStateError as error:  # it says nothing, and all else that is there holds
+                    pass_over(event.key, error)
+                    if event.key == self._keys.round:
+                        self.unreadable = error
+
+    def _change(self, event: Event) -> None:
+        if event.key == self._keys.round:
+            self.unreadable = None
+            if event.kind == "put":
+                self._take_round(Round.unpack(event.value, revision=event.revision))
+        elif self._anew is None:
+            self.head = self._changed(self.head, event)
+        else:
+            self._anew = self._changed(self._anew, event)
 
     def _changed(self, head: Head, event: Event) -> Head:
         """The head after one event of any key but the round's."""
@@ -184,7 +195,7 @@ class Follower:
                 self.before = LastCoordinator(node_id=head.coordinator.node_id, cause=event.cause)
             return replace(head, coordinator=coordinator if put else None)
         if event.key == keys.closed:
-            return replace(head, closed=Closed.unpack(event.value) if put else None)
+            return replace(head, closed=Closed.of(event.value) if put else None)
         if event.key == keys.progress:
             progress = Progress.unpack(event.value) if put else None
             found = self._anew is not None or not self.synced.is_set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
@@ -12,6 +12,7 @@ from rdzv.core.history import History, gone_before
 from rdzv.core.report import RunStatus, StepOf
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
+from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from rdzv.node.accusing import read_accusations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from rdzv.core.stopping import Resized
-    from store import KeyGroup, Store
+    from store import Entry, KeyGroup, Store
 
 __all__ = [
     "count_by_run",
@@ -81,11 +82,14 @@ async def read_run(store: Store, keys: Keys, head: Head) -> tuple[RunStatus, His
         world_size=head.round.size if head.round else 0,
         bans=bans,
         bans_where={ban.where: ban for ban in all_bans.values() if ban.where},
-        settings=unpack_settings(shared.value) if shared is not None else {},
+        settings=_settings(shared),
         bootstrap_address=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
         refused={
-            **{entry.key.removeprefix(keys.unfits): entry.value.decode() for entry in await store.list(keys.unfits)},
+            **{
+                entry.key.removeprefix(keys.unfits): entry.value.decode(errors="replace")
+                for entry in await store.list(keys.unfits)
+            },
             **{node_id: str(ban) for node_id, ban in bans.items()},
             **{f"{WITH}{ban.where}": str(ban.replace(where="")) for ban in all_bans.values() if ban.where},
         },
@@ -116,7 +120,7 @@ async def _take_members(
     if head.round is None:
         return members, ranked
     for entry in await store.list(keys.ranks(head.round.number, head.round.term)):
-        for member in Member.unpack_all(entry.value):
+        for member in _bucket(entry):
             ranked.add(member.node_id)
             held = records.get(member.node_id)
             if held is None or held.arrival != member.arrival:
@@ -134,11 +138,31 @@ async def _take_members(
     return members, ranked
 
 
+def _settings(entry: Entry | None) -> dict[str, Any]:
+    """What the nodes have agreed on, as far as it can be read."""
+    try:
+        return unpack_settings(entry.value) if entry is not None else {}
+    except RendezvousStateError as error:
+        pass_over(entry.key if entry is not None else "", error)
+        return {}
+
+
+def _bucket(entry: Entry) -> list[Member]:
+    """One bucket of ranks, as far as it can be read."""
+    try:
+        return Member.unpack_all(entry.value)
+    except RendezvousStateError as error:
+        pass_over(entry.key, error)
+        return []
+
+
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
     """The bans, and of those that end by themselves how long they last yet."""
     bans = {}
     for entry in await store.list(keys.bans):
-        ban = Ban.unpack(entry.value)
+        ban = Ban.unpack_at(entry.key, entry.value)
+        if ban is None:
+            continue
         if ban.lasts is not None and entry.lease is not None:
             try:
                 left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
@@ -216,7 +240,7 @@ def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
 async def read_history(store: Store, keys: Keys) -> History:
     """What happened in a run, as far as it is remembered."""
     entry = await store.get(keys.history)
-    return History.unpack(entry.value) if entry is not None else History()
+    return (History.unpack_at(entry.key, entry.value) if entry is not None else None) or History()
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:

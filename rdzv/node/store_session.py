@@ -241,7 +241,7 @@ class Link:
         lease = await self.run_lease()
         result = await self.store.compare_and_set(self._keys.closed, closed.pack(), expected_revision=0, lease=lease)
         # Whoever has closed the run finds it closed, before the watch has said so.
-        self.follower.take_closing(Closed.unpack(result.entry.value) if result.entry else closed)
+        self.follower.take_closing(Closed.of(result.entry.value) if result.entry else closed)
         await lease.keep_alive()  # whoever closes it may be in no round, and then nobody else does
 
     async def keep(self, membership: Membership, name: str, data: bytes) -> bool:

@@ -11,10 +11,12 @@ and closing. `Node` has those.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
+from rdzv.config.parameters import Parameter
+from rdzv.config.value_types import duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.state import Ban, Closed, ban_name
 from rdzv.core.stopping import Drain
@@ -78,6 +80,8 @@ Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
 WHY_LETTERS_MOST = 200
 
+WITHIN: Final = Parameter("within", duration(), "120", "seconds after which the node leaves in any case")
+
 _MUST_END: set[object] = set()
 
 
@@ -139,7 +143,7 @@ async def drain_node(node: Node, node_id: str, *, within: float = 120.0, reason:
         RendezvousStateError: No such node is in the run.
     """
     check_node_id(node_id)
-    drain = Drain(within=within, reason=reason)
+    drain = Drain(within=WITHIN.read(within), reason=reason)
     await node.ask_the_store(lambda store: put_drain(store, node.keys, node_id, drain))
 
 

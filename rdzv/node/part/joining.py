@@ -191,8 +191,8 @@ class Joining:
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         with part.listeners.listening(wakeup):
             while True:
-                if link.follower.error is not None:
-                    raise link.follower.error
+                if (error := link.follower.error or link.follower.unreadable) is not None:
+                    raise error
                 if part.refusal is not None:
                     raise part.refusal
                 if not part.arrival.stands(me.arrival):

@@ -1,0 +1,126 @@
+"""What one caller gives must never break the others: wrong arguments, keys that nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rdzv
+from rdzv import GiveUp, RendezvousSettingsError, RunGivenUpError
+from rdzv.core.state import Closed
+from rdzv.loop.rounds import rounds_of
+from tests.support.runs import VirtualRun, assert_one_round, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rdzv.node.handler import Handler
+
+pytestmark = pytest.mark.virtual_time
+
+CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
+    "resize(max_nodes=4.0)": lambda it: it.resize(max_nodes=4.0),  # type: ignore[arg-type]
+    "resize(min_nodes=True)": lambda it: it.resize(min_nodes=True),
+    "resize(reason=None)": lambda it: it.resize(max_nodes=3, reason=None),  # type: ignore[arg-type]
+    "drain(reason=None)": lambda it: it.drain(reason=None),  # type: ignore[arg-type]
+    "drain(within=None)": lambda it: it.drain(within=None),  # type: ignore[arg-type]
+    "drain(within=nan)": lambda it: it.drain(within=float("nan")),
+    "set_closed(None)": lambda it: it.set_closed(None),  # type: ignore[arg-type]
+    "set_closed(surrogate)": lambda it: it.set_closed("\ud800"),
+    "set_closed(status=1.5)": lambda it: it.set_closed("done", given_up=True, status=1.5),  # type: ignore[arg-type]
+    "ban(reason=None)": lambda it: it.ban("z", None),  # type: ignore[arg-type]
+    "ban(now=1)": lambda it: it.ban("z", now=1),  # type: ignore[arg-type]
+    "ban_where(reason=7)": lambda it: it.ban_where("rack", "r1", 7),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_wrong_argument_is_refused_to_who_gave_it_and_nobody_else_hears_of_it(call: str) -> None:
+    """Readers checked what writers did not: every follower of the run ended, and so did its status and history."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        assert_one_round(await run.meet(a, b))
+        heard, before = await listen(run, b), run.keys("")
+        with pytest.raises(RendezvousSettingsError):
+            await CALLS[call](a)
+        await asyncio.sleep(1)
+        assert run.keys("") == before
+        assert not heard.changes
+        assert (await b.status()).closed is None
+        assert_one_round(await run.meet(a, b))
+
+
+@pytest.mark.parametrize("reason", [None, ValueError("no data"), b"no data", "\ud800"])
+async def test_whatever_a_member_gives_up_with_the_run_is_given_up(reason: object) -> None:
+    """An error instead of a text gave nothing up, or kept all others from hearing of it."""
+    async with VirtualRun(min_nodes=2, max_nodes=2) as run:
+
+        async def live(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                async with round:
+                    if name == "a":
+                        raise GiveUp(reason, status=7)
+                    await asyncio.sleep(3600)
+
+        ends = await asyncio.gather(live("a"), live("b"), return_exceptions=True)
+        assert [type(end) for end in ends] == [GiveUp, RunGivenUpError]
+        assert all(isinstance(end, GiveUp | RunGivenUpError) and end.status == 7 for end in ends)
+    with pytest.raises(TypeError):
+        GiveUp("no data", status="7")  # type: ignore[arg-type]
+
+
+UNREADABLE = (
+    "head/progress",
+    "head/stop",
+    "head/resized",
+    "head/draining/a",
+    "head/banned/z",
+    "head/banned/with/rack=r1",
+    "head/asked/q",
+    "head/unknown",
+    "nodes/stranger",
+    "nodes//accused/a/b",
+    "begun/a",
+    "unfit/z",
+    "history",
+)
+
+
+@pytest.mark.parametrize("key", UNREADABLE)
+async def test_a_key_that_nobody_can_read_is_named_and_passed_over(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with VirtualRun(min_nodes=2, max_nodes=2, rank_order="name") as run:
+        a, b = run.handler("a"), run.handler("b")
+        first = await run.meet(a, b)
+        await run.clients["b"].put(f"/rdzv/job/{key}", b"\xff\xc1 not ours")
+        await asyncio.sleep(5)
+        for handler in (a, b, run.handler("observer", min_nodes=None, max_nodes=None)):
+            assert len((await handler.status()).members) == 2
+            await handler.history()
+            assert not await handler.is_closed()
+        again = await run.meet(a, b)
+        assert_one_round(again)
+        assert again[0].round == first[0].round + 1
+        run.crash("a")
+        await asyncio.sleep(20)
+        assert_one_round(await run.meet(b, run.handler("c")))
+        await b.set_closed("done")
+        assert await b.is_closed()
+    if key.startswith("head/") and key != "head/unknown":
+        assert f"/rdzv/job/{key} is passed over" in caplog.text
+
+
+async def test_a_closing_that_nobody_can_read_is_a_closing() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        heard = await listen(run, a)
+        await run.clients["a"].put("/rdzv/job/head/closed", b"\xc1")
+        await heard.until(Closed)
+        await a.set_closed("done")
+        assert await a.is_closed()
+        with pytest.raises(rdzv.RendezvousClosedError):
+            await a.next_rendezvous()
