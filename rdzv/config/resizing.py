@@ -35,7 +35,7 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
     new = least, most = [was if number is None else number for was, number in zip(old, read, strict=True)]
     if most < least:
         refuse(
-            f"min_nodes={least} and max_nodes={most}: the run is resized to at least 1 node, and its minimum is not "
+            f"min_nodes={least} and max_nodes={most}: the minimum of a run that is resized is not "
             f"more than its maximum; give both"
         )
     needed, capacity = sizes_of({**agreed, "min_nodes": least, "max_nodes": most})
