@@ -166,6 +166,7 @@ CORE_DEPENDENCIES = frozenset({"anyio", "msgpack"})
 
 EXTRA_ROOMS = (
     "rdzv.http.app",
+    "rdzv.http.listening",
     "rdzv.http.metrics",
     "rdzv.http.node",
     "store.etcd.rpc.extra",

@@ -140,7 +140,7 @@ async def shoot_page(path: Path) -> None:
 
     async with (
         store.serve() as server,
-        app.serve(server, "127.0.0.1", 0, token=None, tls=None, loopback=True, prefix="/rdzv", closed_ttl=60.0) as port,
+        app.serve(server, "127.0.0.1", 0, token=None, tls=None, loopback=True, prefix="/rdzv") as port,
     ):
         url = f"{server.url}/job-7?min_nodes=4"
         handlers = [await rdzv.connect(url, node_id=f"gpu-{number:03}", is_host=False) for number in range(4)]

@@ -64,7 +64,6 @@ def serve_page(
             tls=tls,
             loopback=loopback,
             prefix=settings.prefix,
-            closed_ttl=settings.closed_ttl,
         )
         page = contextlib.ExitStack()
         port = page.enter_context(serving.beside(context))

@@ -42,7 +42,6 @@ __all__ = ["COMMANDS", "add_arguments", "serve"]
 log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
-CLOSED_TTL = 86400.0  # seconds for which a closing or a ban over HTTP outlives the run: the parameter's default
 TIDY_EVERY = 60.0  # seconds; how soon it is seen that nobody is connected, so that a long collection harms nobody
 AT_ONCE = 1  # the exit status of a server that was told twice
 
@@ -159,7 +158,6 @@ async def _serve_http(
         tls=tls,
         loopback=loopback,
         prefix=SCHEMES["tcp"].prefix,
-        closed_ttl=CLOSED_TTL,
     )
     port = await stack.enter_async_context(serving)
     named = host or socket.gethostname()

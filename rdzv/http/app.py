@@ -8,9 +8,9 @@
     /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
     /api/events?run=RUN both, again at each change, as server-sent events
     /                   a page that shows them
-    POST /api/runs/RUN/close {"reason"}   and   /api/runs/RUN/ban {"node_id" or "where", "reason", "for", "now"}
 
-Who may ask what is decided in `door`. The page is one file, and its security policy lets it load nothing else.
+Nothing is changed over HTTP: that is the command's. Who may ask what is decided in `door`. The page is one file, and
+its security policy lets it load nothing else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from aiohttp import web
 
-from rdzv.config.config_errors import shown
-from rdzv.config.value_types import duration
-from rdzv.core.state import Ban
 from rdzv.display.pages import timeline_script
 from rdzv.http.door import Door
-from rdzv.http.looking import BY, NoSuchRun, Runs, client_of
+from rdzv.http.listening import Visitors, listening
+from rdzv.http.looking import NoSuchRun, Runs, client_of
 from rdzv.http.metrics import Metrics
 from store import StoreError
 from store.net.tasks import cancel_and_wait
@@ -49,7 +47,7 @@ BEAT = b"event: beat\ndata: 1\n\n"  # a comment would not be told to the page
 LISTENERS_MOST = 64  # pages that are followed at one time
 LAG_EVERY = 1.0
 WRONG_GUESS_COSTS = 0.5  # seconds
-BODY_BYTES_MOST = 64 * 1024
+BODY_BYTES_MOST = 1024  # nobody sends any
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +60,6 @@ async def serve(
     tls: ssl.SSLContext | None,
     loopback: bool,
     prefix: str,
-    closed_ttl: float,
 ) -> AsyncIterator[int]:
     """Serve HTTP about a store for as long as the context lasts; gives the port.
 
@@ -74,22 +71,18 @@ async def serve(
         tls: The store's context, if it speaks TLS.
         loopback: Whether only this machine can connect.
         prefix: What the keys of all runs start with.
-        closed_ttl: Seconds for which a closing outlives the run's last node.
     """
-    async with client_of(server, token=token) as client:
-        site = _Site(server, Runs(client, prefix=prefix, closed_ttl=closed_ttl))
-        door = Door(token=token, loopback=loopback, secure=tls is not None)
-        runner = web.AppRunner(site.application(door), access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        await runner.setup()
+    visitors = Visitors(server.table)
+    async with client_of(server, token=token) as client, Runs(client, prefix=prefix) as runs:
+        site = _Site(server, runs)
+        application = site.application(Door(token=token, loopback=loopback, secure=tls is not None), visitors)
         measuring = asyncio.create_task(site.measure_lag(), name="measure the loop's lag")
         try:
-            listening = web.TCPSite(runner, host or None, port, ssl_context=tls)
-            await listening.start()
-            yield runner.addresses[0][1]
+            async with listening(application, visitors, server.table, host, port, tls) as bound:
+                yield bound
+                site.leave()
         finally:
-            site.leave()
             await cancel_and_wait(measuring)
-            await runner.cleanup()
 
 
 class _Site:
@@ -104,8 +97,8 @@ class _Site:
         self._page = page.replace("/*TIMELINE*/", timeline_script())
         self._policy = _policy(self._page)
 
-    def application(self, door: Door) -> web.Application:
-        application = web.Application(middlewares=[guarded(door)], client_max_size=BODY_BYTES_MOST)
+    def application(self, door: Door, visitors: Visitors) -> web.Application:
+        application = web.Application(middlewares=[visitors.serve_one, guarded(door)], client_max_size=BODY_BYTES_MOST)
         application.add_routes(
             [
                 web.get("/", self.page),
@@ -116,8 +109,6 @@ class _Site:
                 web.get("/api/runs/{run_id}", self.one_run),
                 web.get("/api/runs/{run_id}/timeline", self.timeline),
                 web.get("/api/events", self.events),
-                web.post("/api/runs/{run_id}/close", self.close_run),
-                web.post("/api/runs/{run_id}/ban", self.ban_node),
             ]
         )
         return application
@@ -149,8 +140,10 @@ class _Site:
         return web.Response(text="ok\n")
 
     async def metrics(self, _: web.Request) -> web.Response:
-        text = self._metrics.text(self._server.figures(), await self._runs.summaries())
-        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        runs = await self._runs.live()
+        text = await self._metrics.text(self._server.figures(), runs, ended=self._runs.ended)
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=text.encode(), headers=headers)
 
     async def all_runs(self, _: web.Request) -> web.Response:
         return web.json_response({"version": 1, "runs": await self._runs.summaries()})
@@ -191,58 +184,6 @@ class _Site:
         except NoSuchRun:
             run = None
         return {"store": self._server.store_id, "runs": runs, "chosen": chosen, "run": run}
-
-    async def close_run(self, request: web.Request) -> web.Response:
-        body = await _object_in(request)
-        await self._runs.close(request.match_info["run_id"], _text_in(body, "reason", ""))
-        return web.json_response({"closed": True})
-
-    async def ban_node(self, request: web.Request) -> web.Response:
-        body = await _object_in(request)
-        node_id, where, reason = (_text_in(body, name, "") for name in ("node_id", "where", "reason"))
-        if bool(node_id) == bool(where):
-            raise web.HTTPBadRequest(text="either node_id is to be there, or where: attribute=value")
-        ban = Ban(reason=reason, by=BY, now=_flag_in(body, "now"), lasts=_seconds_in(body, "for"))
-        if where:
-            here = await self._runs.ban_where(request.match_info["run_id"], where, ban)
-            return web.json_response({"banned_where": where, "here": here, "for": ban.lasts})
-        await self._runs.ban(request.match_info["run_id"], node_id, ban)
-        return web.json_response({"banned": node_id, "for": ban.lasts})
-
-
-async def _object_in(request: web.Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.read())
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="the body is no JSON object")
-    return body
-
-
-def _text_in(body: dict[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name, default)
-    if not isinstance(value, str):
-        raise web.HTTPBadRequest(text=f"{name} is missing, or no string")
-    return value
-
-
-def _flag_in(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise web.HTTPBadRequest(text=f"{name} must be true or false, and is neither")
-    return value
-
-
-def _seconds_in(body: dict[str, Any], name: str) -> float | None:
-    """A duration, in seconds or as the command takes it; None if there is none."""
-    value, kind = body.get(name), duration()
-    if value is None:
-        return None
-    try:
-        return float(kind.convert(value))
-    except (TypeError, ValueError):
-        raise web.HTTPBadRequest(text=f"{name}={shown(value)} must be {kind.limit}") from None
 
 
 def guarded(door: Door) -> Any:

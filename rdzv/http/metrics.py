@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rdzv.core.state import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["LAG_BUCKETS", "Metrics"]
 
@@ -71,14 +72,18 @@ OF_STEPS = {
 """Only of runs whose members say it."""
 
 
+OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
+LINES_AT_ONCE = 500  # that are written before others have a turn: a millisecond or two
+
+Sample = tuple[tuple[str, ...], float]
+"""The values of a metric's labels, in order, and its own."""
+
+
 class Metrics:
     """What `/metrics` says. A registry of its own: whoever embeds a store may have one for the process."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(self)
-        self._figures: Mapping[str, Any] = {}
-        self._runs: Sequence[Mapping[str, Any]] = ()
         self.loop_lag: Histogram = Histogram(
             "rdzv_loop_lag_seconds",
             "How much later than asked the event loop woke a sleeper.",
@@ -97,61 +102,69 @@ class Metrics:
         """Count a request that was carried out."""
         self._requests.labels(kind, outcome).observe(seconds)
 
-    def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> bytes:
-        """Return all metrics, given what the server and its runs show now."""
-        self._figures, self._runs = figures, runs
-        text: bytes = generate_latest(self._registry)
-        return text
+    async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
+        """Return all metrics, written in pieces, between which the store has its turns.
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield what there is; called by the registry."""
-        limits = GaugeMetricFamily("rdzv_store_limit", "What the store does not go beyond.", labels=["limit"])
-        for name, value in self._figures.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                continue
-            if name in COUNTERS:
-                yield CounterMetricFamily(f"rdzv_store_{name}", COUNTERS[name], value=value)
-            elif name.endswith("_max"):
-                limits.add_metric([name], value)
-            else:
-                full = f"{name}_seconds" if name.endswith(IN_SECONDS) else name
-                yield GaugeMetricFamily(f"rdzv_store_{full}", GAUGES.get(full, f"{name} of rdzv stats."), value=value)
-        yield limits
-        for name, text in OF_RUNS.items():
-            gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run"])
-            for run in self._runs:
-                gauge.add_metric([run["run_id"]], run[name])
-            yield gauge
-        for name, text in OF_STEPS.items():
-            gauge = GaugeMetricFamily(f"rdzv_run_{name}", text, labels=["run", "node"])
-            for run in self._runs:
-                for node_id, values in run["steps"].items():
-                    gauge.add_metric([run["run_id"], node_id], values[name])
-            yield gauge
-        completed = CounterMetricFamily("rdzv_run_rounds_completed", "Rounds that have completed.", labels=["run"])
-        phases = GaugeMetricFamily("rdzv_run_phase", "1 for the phase that a run is in.", labels=["run", "phase"])
-        for run in self._runs:
-            completed.add_metric([run["run_id"]], 0 if run["round"] is None else run["round"] + 1)
-            for phase in Phase:
-                phases.add_metric([run["run_id"], phase.value], float(run["phase"] == phase.value))
-        yield completed
-        lost = CounterMetricFamily("rdzv_run_nodes_lost", "Members that were lost.", labels=["run", "reason"])
-        spent = CounterMetricFamily(
-            "rdzv_run_seconds",
-            "Seconds since the run began: with a round, regrouping, waiting.",
-            labels=["run", "spent"],
-        )
-        met = GaugeMetricFamily(
-            "rdzv_run_last_meeting_seconds", "Last arrival to completion of the last round.", labels=["run"]
-        )
-        for run in self._runs:
-            for reason, count in run["lost"].items():
-                lost.add_metric([run["run_id"], reason or "not known"], count)
-            for what, seconds in run["spent"].items():
-                spent.add_metric([run["run_id"], what], seconds)
-            if run["met"] is not None:
-                met.add_metric([run["run_id"]], run["met"])
-        yield lost
-        yield spent
-        yield met
-        yield phases
+        Args:
+            figures: What the server shows now.
+            runs: How each run stands that somebody is in.
+            ended: How many there are besides.
+        """
+        pieces = [generate_latest(self._registry).decode()]
+        lines: list[str] = []
+        for line in chain(_of_store(figures, ended), _of_runs(runs)):
+            lines.append(line)
+            if len(lines) == LINES_AT_ONCE:
+                pieces.append("".join(lines))
+                lines.clear()
+                await anyio.lowlevel.checkpoint()
+        return "".join([*pieces, *lines])
+
+
+def _family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
+    """The lines of one metric, in the text format of Prometheus."""
+    yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+    for values, value in samples:
+        named = ",".join(f'{label}="{_escaped(one)}"' for label, one in zip(labels, values, strict=True))
+        yield f"{name}{{{named}}} {float(value)}\n" if named else f"{name} {float(value)}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
+    numbers = {
+        name: value
+        for name, value in figures.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    for name, value in numbers.items():
+        if name in COUNTERS:
+            yield from _family(f"rdzv_store_{name}_total", "counter", COUNTERS[name], (), [((), value)])
+        elif not name.endswith("_max"):
+            full = f"{name}_seconds" if name.endswith(IN_SECONDS) else name
+            text = GAUGES.get(full, f"{name} of rdzv stats.")
+            yield from _family(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
+    limits = (((name,), value) for name, value in numbers.items() if name.endswith("_max"))
+    yield from _family("rdzv_store_limit", "gauge", "What the store does not go beyond.", ("limit",), limits)
+    yield from _family("rdzv_runs_ended", "gauge", "Runs that nobody is in any more.", (), [((), ended)])
+
+
+def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for name, text in OF_RUNS.items():
+        yield from _family(f"rdzv_run_{name}", "gauge", text, ("run",), (((run["run_id"],), run[name]) for run in runs))
+    for name, text in OF_STEPS.items():
+        steps = [((node_id, run["run_id"]), told[name]) for run in runs for node_id, told in run["steps"].items()]
+        yield from _family(f"rdzv_run_{name}", "gauge", text, ("node", "run"), steps)
+    rounds = (((run["run_id"],), 0 if run["round"] is None else run["round"] + 1) for run in runs)
+    yield from _family("rdzv_run_rounds_completed_total", "counter", "Rounds that have completed.", ("run",), rounds)
+    lost = (((reason or "not known", run["run_id"]), count) for run in runs for reason, count in run["lost"].items())
+    yield from _family("rdzv_run_nodes_lost_total", "counter", "Members that were lost.", ("reason", "run"), lost)
+    spent = (((run["run_id"], what), seconds) for run in runs for what, seconds in run["spent"].items())
+    yield from _family("rdzv_run_seconds_total", "counter", OF_TIME, ("run", "spent"), spent)
+    met = (((run["run_id"],), run["met"]) for run in runs if run["met"] is not None)
+    text = "Last arrival to completion of the last round."
+    yield from _family("rdzv_run_last_meeting_seconds", "gauge", text, ("run",), met)
+    phases = (((phase.value, run["run_id"]), run["phase"] == phase.value) for run in runs for phase in Phase)
+    yield from _family("rdzv_run_phase", "gauge", "1 for the phase that a run is in.", ("phase", "run"), phases)

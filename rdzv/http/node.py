@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from rdzv.http.app import LAG_EVERY, guarded
+from rdzv.http.listening import Visitors, listening, own_table
 from rdzv.http.metrics import LAG_BUCKETS
 from rdzv.node.wakeup import Wakeup
 from store.net.address import host_and_port
@@ -60,19 +61,18 @@ async def serve_node(node: Node, host: str, port: int, *, door: Door, tls: ssl.S
         with node.listeners.listening(wakeup := Wakeup()):
             while not (node.joining or node.membership is not None):
                 await wakeup.sleep_until(None)
+        table = own_table()
+        visitors = Visitors(table)
         async with contextlib.AsyncExitStack() as stack:
-            application = metrics.application(door)
-            runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
+            serving = listening(metrics.application(door, visitors), visitors, table, host, port, tls)
             try:
-                await web.TCPSite(runner, host or None, port, ssl_context=tls).start()
+                bound = await stack.enter_async_context(serving)
             except OSError as error:
                 why = error.strerror or error
                 remedy = "give each node of a machine a port of its own"
                 log.warning("node %s: metrics_port=%d serves nothing: %s; %s", node.node_id, port, why, remedy)
             else:
-                at = host_and_port(host or "*", runner.addresses[0][1])
+                at = host_and_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)
             await metrics.measure_lag()
     finally:
@@ -105,9 +105,9 @@ class NodeMetrics:
             registry=self._registry,
         )
 
-    def application(self, door: Door) -> web.Application:
+    def application(self, door: Door, visitors: Visitors) -> web.Application:
         """Return what answers."""
-        application = web.Application(middlewares=[guarded(door)])
+        application = web.Application(middlewares=[visitors.serve_one, guarded(door)])
         application.add_routes([web.get("/metrics", self.answer), web.get("/healthz", self.health)])
         return application
 

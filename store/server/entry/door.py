@@ -43,11 +43,18 @@ class Door:
         table: Where all connections are counted.
         socks: Bound sockets; they are closed with the door.
         protocol: Makes the protocol object of a connection.
+        beside: Whether it leads to something else than the store.
     """
 
     def __init__(
-        self, table: Table, socks: Sequence[socket.socket], protocol: Callable[[], asyncio.BaseProtocol]
+        self,
+        table: Table,
+        socks: Sequence[socket.socket],
+        protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        beside: bool = False,
     ) -> None:
+        self._beside = beside
         self._table = table
         self.socks: list[socket.socket] = list(socks)
         self._protocol = protocol
@@ -113,7 +120,7 @@ class Door:
 
     def _has_room(self) -> bool:
         """Whether one more stranger may come."""
-        return self._table.make_room() and len(self._table) + len(self._tasks) < self._table.most
+        return self._table.make_room(coming=len(self._tasks), beside=self._beside)
 
     def _say_that_files_ran_out(self, error: OSError) -> None:
         now = self._table.clock()

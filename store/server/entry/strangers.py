@@ -35,6 +35,7 @@ LATELY = 30.0  # seconds
 HELLO_FACTOR = 6  # times the handshake_timeout that a hello may take at most, where all take long
 GUESSES_AT_ONCE = 100.0  # wrong tokens of one address; a job of so many nodes on one host is told of each
 GUESSES_PER_SECOND = 1.0  # after that
+BESIDE_SHARE = 4  # a flood of those who want a page or metrics takes no more than one part in so many of the room
 LATE_ANSWER = 1.0  # seconds after which who gives another one is told so
 ADDRESSES_MOST = 10_000  # of wrong guesses, that are remembered
 
@@ -54,6 +55,7 @@ class _Row:
     address: str
     since: float  # when it came, or was last of use
     cost: int  # bytes
+    beside: bool
     due: float = math.inf  # when it is given up
     patiently: bool = False
     give_up: Callable[[], None] | None = None
@@ -104,14 +106,21 @@ class Strangers:
         """Everybody, proven or not."""
         return tuple(self._rows)
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room for another."""
-        return len(self._unproven) >= self.most
+    def is_full(self, *, coming: int = 0, beside: bool = False) -> bool:
+        """Whether there is no room for another.
 
-    def came(self, who: Stranger, address: str, now: float, *, cost: int = 0) -> None:
-        """Somebody has connected."""
-        row = self._rows[who] = self._unproven[who] = _Row(address, now, cost)
+        Args:
+            coming: How many have been accepted that are not here yet.
+            beside: Whether they come to something beside the store, for which there is only a part of the room.
+        """
+        if len(self._unproven) + coming >= self.most:
+            return True
+        share = max(self.most // BESIDE_SHARE, 1)
+        return beside and sum(row.beside for row in self._unproven.values()) + coming >= share
+
+    def came(self, who: Stranger, address: str, now: float, *, cost: int = 0, beside: bool = False) -> None:
+        """Somebody has connected; `beside`: to a page or to metrics, and not to the store itself."""
+        row = self._rows[who] = self._unproven[who] = _Row(address, now, cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
 
@@ -180,14 +189,19 @@ class Strangers:
             return 0.0
         return min(self.patience(now), HELLO_FACTOR * self._within) - (now - self._unproven[who].since)
 
-    def to_make_way(self, now: float) -> Stranger | None:
+    def to_make_way(self, now: float, *, beside: bool = False) -> Stranger | None:
         """Who must go so that another may come; None while nobody has been silent for long."""
-        if not self.full:
+        if not self.is_full(beside=beside):  # whoever is still coming has not been silent
             return None
+        among = beside and len(self._unproven) < self.most  # they have used up their part
         yield_after = max(YIELD_AFTER, min(self.patience(now), YIELD_MOST))
         if now - next(iter(self._unproven.values())).since < yield_after:  # the first has been silent for longest
             return None
-        silent = [(who, row.address) for who, row in self._unproven.items() if now - row.since >= yield_after]
+        silent = [
+            (who, row.address)
+            for who, row in self._unproven.items()
+            if now - row.since >= yield_after and row.beside >= among
+        ]
         if not silent:
             return None
         ((most, _),) = Counter(address for _, address in silent).most_common(1)

@@ -71,9 +71,9 @@ class Table(Strangers):
             self._timer.cancel()
             self._timer = None
 
-    def make_room(self) -> bool:
+    def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
         """Whether one more may come, if need be in the place of one who has been silent for long."""
-        while (silent := self.to_make_way(self.clock())) is not None:
+        while (silent := self.to_make_way(self.clock(), beside=beside)) is not None:
             self.went(silent)
             if self.turned_away():
                 log.warning(
@@ -81,7 +81,7 @@ class Table(Strangers):
                     self.most,
                 )
             silent.abort()
-        return not self.full
+        return not self.is_full(coming=coming, beside=beside)
 
     def _look_in(self, seconds: float) -> None:
         if self._timer is not None:

@@ -55,12 +55,21 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         table: Where it is counted until then.
         within: Seconds that the handshake may take.
         farewell: What a client without TLS is told.
+        beside: Whether it leads to something else than the store.
     """
 
     def __init__(
-        self, inner: asyncio.BaseProtocol, context: ssl.SSLContext, table: Table, *, within: float, farewell: bytes
+        self,
+        inner: asyncio.BaseProtocol,
+        context: ssl.SSLContext,
+        table: Table,
+        *,
+        within: float,
+        farewell: bytes,
+        beside: bool = False,
     ) -> None:
         super().__init__()
+        self._beside = beside
         self._inner = inner
         self._context = context
         self._table = table
@@ -90,7 +99,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if sock is not None:
             let_go_in_children(self, sock)
         self._came_at = self._table.clock()
-        self._table.came(self, str(peername[0]) if peername else "", self._came_at, cost=TLS_BYTES)
+        self._table.came(self, str(peername[0]) if peername else "", self._came_at, cost=TLS_BYTES, beside=self._beside)
         self._table.expect(self, min(SILENCE, self._within / 2), self._is_silent)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is

@@ -18,6 +18,7 @@ import trustme
 import rdzv
 import store
 from rdzv.http import app
+from store.server.entry.strangers import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.processes import ROOT, start, start_python
 from tools.pictures import write_timeline
@@ -32,16 +33,16 @@ TOKEN = "correct horse battery staple"
 
 
 @contextlib.asynccontextmanager
-async def served(token: str | None = None) -> AsyncIterator[tuple[store.Server, str]]:
+async def served(
+    token: str | None = None, *, tls: ssl.SSLContext | None = None, limits: store.Limits | None = None
+) -> AsyncIterator[tuple[store.Server, str]]:
     """A store with an HTTP server, and the URL of that."""
     secret = token.encode() if token is not None else None
     async with (
-        store.serve(token=token) as server,
-        app.serve(
-            server, "127.0.0.1", 0, token=secret, tls=None, loopback=True, prefix="/rdzv", closed_ttl=60.0
-        ) as port,
+        store.serve(token=token, limits=limits) as server,
+        app.serve(server, "127.0.0.1", 0, token=secret, tls=tls, loopback=True, prefix="/rdzv") as port,
     ):
-        yield server, f"http://127.0.0.1:{port}"
+        yield server, f"http{'' if tls is None else 's'}://127.0.0.1:{port}"
 
 
 @contextlib.asynccontextmanager
@@ -149,54 +150,122 @@ async def test_events_tell_of_a_node_that_has_gone_by_name() -> None:
                     break
 
 
-async def test_closing_and_banning_take_the_token_and_are_seen_by_the_nodes() -> None:
+async def test_nothing_is_changed_over_http_and_all_but_health_wants_the_token() -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with served(TOKEN) as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
+    async with served(TOKEN) as (_, url), aiohttp.ClientSession(url) as session, asyncio.timeout(LIMIT):
         async with session.get("/api/runs") as answer:
             assert answer.status == 401
             assert "Basic" in answer.headers["WWW-Authenticate"]
-        connecting = rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="a", is_host=False, token=TOKEN)
-        async with connecting as handler:
+        async with session.get("/api/runs", headers=headers) as answer:
+            assert answer.status == 200
+        for path in ("/api/runs/job/close", "/api/runs/job/ban", "/"):
+            async with session.post(path, json={"reason": "enough"}, headers=headers) as answer:
+                assert answer.status == 405
+
+
+async def test_a_token_that_is_no_text_is_a_wrong_one_and_costs_as_much(caplog: pytest.LogCaptureFixture) -> None:
+    """It gave a traceback each, 984 in 3 s."""
+    async with served(TOKEN) as (_, url), asyncio.timeout(LIMIT):
+        port = int(url.rpartition(":")[2])
+        for secret in (b"Bearer \xff\xfe", b"Basic \xff\xfe", b"\xff"):
+            began = asyncio.get_running_loop().time()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: " + secret + b"\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"401"
+            assert asyncio.get_running_loop().time() - began >= app.WRONG_GUESS_COSTS * 0.9
+            writer.close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["HTTP", "HTTPS"])
+async def test_silent_connections_are_counted_bounded_and_do_not_shut_the_stores_door(secure: bool) -> None:
+    """1,100 of them shut it, at 1,024 files, and were counted nowhere."""
+    tls = None
+    if secure:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    limits = store.Limits(handshakes_max=20)
+    async with (
+        served(tls=tls, limits=limits) as (server, url),
+        asyncio.timeout(LIMIT),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        port, share = int(url.rpartition(":")[2]), limits.handshakes_max // BESIDE_SHARE
+        before = server.figures()["memory_bytes"]
+        for number in range(20):
+            writer = await stack.enter_async_context(silent(port))
+            writer.write(b"\x16\x03\x01" if secure else b"GET / HTTP/1.1\r\n"[: number % 10])
+        while server.figures()["strangers"] < share:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        assert server.figures()["memory_bytes"] - before > share * 10_000
+        async with store.connect(server.url, timeout=LIMIT) as client:
+            await client.put("a", b"")
+        assert server.figures()["strangers"] <= share
+        async with aiohttp.ClientSession(url) as session, session.get("/healthz", ssl=False) as answer:
+            assert answer.status == 200, "in its turn"
+
+
+@contextlib.asynccontextmanager
+async def silent(port: int) -> AsyncIterator[asyncio.StreamWriter]:
+    """A connection on which nobody reads."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield writer
+    finally:
+        assert reader is not None, "or asyncio would close it"
+        writer.transport.abort()
+
+
+async def test_a_page_that_is_followed_makes_way_for_nobody() -> None:
+    limits = store.Limits(handshakes_max=2)
+    async with (
+        served(limits=limits) as (server, url),
+        asyncio.timeout(LIMIT),
+        aiohttp.ClientSession(url) as session,
+        session.get("/api/events") as answer,
+    ):
+        await answer.content.readany()
+        await asyncio.sleep(YIELD_AFTER * 1.1)
+        for _ in range(4):
+            async with store.connect(server.url, timeout=LIMIT) as client:
+                await client.ping()
+        assert b"event: beat" in await answer.content.readany()
+
+
+async def test_what_has_ended_costs_a_scrape_next_to_nothing_and_is_counted() -> None:
+    """Each of a thousand was read anew by each scrape: 3 s of processor time."""
+    ended = 300
+    async with served() as (server, url), aiohttp.ClientSession(url) as session, asyncio.timeout(2 * LIMIT):
+        async with store.connect(server.url) as client:
+            for number in range(ended):
+                await client.put(f"/rdzv/old-{number}/head/closed", b"")
+                await client.put(f"/rdzv/old-{number}/settings", b"")
+
+        async def scrape() -> tuple[list[str], int]:
+            before = server.figures()["requests"]
+            async with session.get("/metrics") as answer:
+                return (await answer.text()).splitlines(), server.figures()["requests"] - before
+
+        lines, _ = await scrape()
+        assert f"rdzv_runs_ended {ended}.0" in lines
+        assert not [line for line in lines if 'run="old-' in line]
+        async with node(server, "a") as handler:
             await handler.next_rendezvous()
-            ban: dict[str, Any] = {"node_id": "b", "reason": "slow disk"}
-            async with session.post("/api/runs/job/ban", json=ban, headers=headers) as answer:
-                assert answer.status == 200, await answer.text()
-            for_a_while = {"node_id": "c", "reason": "hot", "for": "10m"}
-            async with session.post("/api/runs/job/ban", json=for_a_while, headers=headers) as answer:
-                assert await answer.json() == {"banned": "c", "for": 600.0}
-            rack = {"where": "rack=17", "reason": "its switch"}
-            async with session.post("/api/runs/job/ban", json=rack, headers=headers) as answer:
-                assert await answer.json() == {"banned_where": "rack=17", "here": [], "for": None}
-            wrong: list[dict[str, Any]] = [
-                {"node_id": 7},
-                {**ban, **rack},
-                {"where": "rack"},
-                {"reason": "nobody"},
-                {**ban, "for": "soon"},
-                {**ban, "for": True},
-                {**ban, "now": 1},
-            ]
-            for body in [*wrong, {**ban, "for": 1e9}]:  # the last is beyond what the store lets a lease
-                async with session.post("/api/runs/job/ban", json=body, headers=headers) as answer:
-                    assert answer.status == 400, body
-            async with session.post("/api/runs/job/close", json=[], headers=headers) as answer:
-                assert answer.status == 400
-            async with session.post("/api/runs/job/close", json={}) as answer:
-                assert answer.status == 401
-            async with session.post("/api/runs/jbo/close", json={}, headers=headers) as answer:
-                assert answer.status == 404
-            assert not await handler.is_closed()
-            async with session.post("/api/runs/job/close", json={"reason": "enough"}, headers=headers) as answer:
-                assert answer.status == 200, await answer.text()
-            async with handler.changes() as changes:
-                async for change in changes:
-                    if isinstance(change, rdzv.Closed):
-                        break
-            status = await handler.status()
-            assert status.closed == "enough"
-            assert status.bans_where["rack=17"].reason == "its switch"
-            assert (status.bans["b"].reason, status.bans["b"].lasts) == ("slow disk", None)
-            assert (status.bans["c"].reason, status.bans["c"].lasts) == ("hot", 600.0)
+            await asyncio.sleep(app.LOOK_EVERY)
+            lines, _ = await scrape()
+            assert 'rdzv_run_members{run="job"} 1.0' in lines
+            assert f"rdzv_runs_ended {ended}.0" in lines
+            await asyncio.sleep(app.LOOK_EVERY)
+            lines, asked = await scrape()
+            assert asked < 40, "one run is read"
+            await handler.set_closed("done")
+        while f"rdzv_runs_ended {ended + 1}.0" not in lines:
+            await asyncio.sleep(app.LOOK_EVERY)
+            lines, asked = await scrape()
+        async with session.get("/api/runs") as answer:
+            runs = (await answer.json())["runs"]
+        assert {run["phase"] for run in runs if run["run_id"] != "job"} == {"unreadable"}, "named, and passed over"
+        assert [run["closed"] for run in runs if run["run_id"] == "job"] == ["done"]
 
 
 async def test_the_page_may_load_nothing_and_run_only_its_own_script() -> None:

@@ -26,7 +26,7 @@ def test_who_proves_himself_makes_room() -> None:
     fullness = []
     for who in (first, second):
         strangers.came(who, "10.0.0.1", 0.0)
-        fullness.append(strangers.full)
+        fullness.append(strangers.is_full())
     assert fullness == [False, True]
     strangers.went(first)
     strangers.went(first)

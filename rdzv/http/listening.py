@@ -1,0 +1,175 @@
+"""Shell: takes HTTP connections in, and counts them in a table of connections. Needs the extra `http`.
+
+aiohttp's own listener takes whoever comes, for as long as it says nothing: a thousand such connections shut the store's
+door, whose process has only so many files. Here they stand in the one table with those of the store: who asks nothing
+counts among the strangers, and makes way for others. TLS is that of the store, too, which holds little for a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.to_thread
+from aiohttp import web
+
+from store.net.sockets import bound_sockets
+from store.server.entry.door import Door
+from store.server.entry.strangers import BESIDE_SHARE
+from store.server.entry.table import Table
+from store.server.entry.tls import TLS_BYTES, TlsLayer
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+__all__ = ["Visitors", "listening", "own_table"]
+
+VISITOR_BYTES: Final = 16 * 1024  # what a connection takes that asks nothing
+ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
+ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two; as long as aiohttp itself keeps a connection for
+VISITORS_MOST: Final = 256  # of a process that serves no store, where all of the room is theirs
+
+
+def own_table() -> Table:
+    """Return a table for a process that serves no store; to be made in the loop that listens."""
+    clock = asyncio.get_running_loop().time
+    within = ASKS_WITHIN
+    table = Table(
+        most=VISITORS_MOST * BESIDE_SHARE,
+        per_address_max=VISITORS_MOST,
+        within=within,
+        clock=clock,
+        turned_away=lambda: False,
+    )
+    table.connections_max = VISITORS_MOST
+    return table
+
+
+class Visitors:
+    """The connections to one HTTP server.
+
+    Args:
+        table: Where they are counted.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._by_handler: dict[asyncio.BaseProtocol, _Visitor] = {}
+
+    @web.middleware
+    async def serve_one(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Count nobody as a stranger while it is being answered; for the list of an application's middlewares."""
+        visitor = self._by_handler.get(request.protocol)
+        if visitor is None:  # it has gone
+            return await handler(request)
+        self._table.is_served(visitor)
+        try:
+            return await handler(request)
+        finally:
+            self._table.stands_again(visitor, self._table.clock())
+            self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
+
+    def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
+        """Return what receives a new connection, given aiohttp's protocol for it."""
+        visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
+        if tls is None:
+            return visitor
+        farewell = b"HTTP/1.1 400 this is HTTPS\r\n\r\n"
+        return TlsLayer(visitor, tls, self._table, within=ASKS_WITHIN, farewell=farewell, beside=True)
+
+
+class _Visitor(asyncio.Protocol):
+    """One connection: it passes everything on to aiohttp, and tells the table when it comes and goes."""
+
+    def __init__(
+        self,
+        table: Table,
+        inner: asyncio.Protocol,
+        by_handler: dict[asyncio.BaseProtocol, _Visitor],
+        *,
+        secure: bool,
+    ) -> None:
+        self._table = table
+        self._inner = inner
+        self._by_handler = by_handler
+        self._cost = VISITOR_BYTES + (TLS_BYTES if secure else 0)
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        peername = transport.get_extra_info("peername")
+        address = str(peername[0]) if peername else ""
+        self._transport = transport
+        self._by_handler[self._inner] = self
+        self._inner.connection_made(transport)
+        if not self._table.has_room or self._table.refusal(address) is not None:
+            self._table.turned_away()
+            self.abort()
+            return
+        self._table.came(self, address, self._table.clock(), cost=self._cost, beside=True)
+        self._table.expect(self, ASKS_WITHIN, self.abort)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._table.went(self)
+        self._by_handler.pop(self._inner, None)
+        self._inner.connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        transport = self._transport
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    application: web.Application, visitors: Visitors, table: Table, host: str, port: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[int]:
+    """Serve an application for as long as the context lasts; gives the port.
+
+    Args:
+        application: What answers, with `visitors.serve_one` as its first middleware.
+        visitors: Those who come.
+        table: Where they are counted.
+        host: Where to listen; "" is every address.
+        port: Where; 0 takes a free one.
+        tls: The context to speak TLS with, if any.
+
+    Raises:
+        OSError: The address cannot be bound.
+    """
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        server = runner.server
+        assert server is not None, "it is set up"
+        door = Door(
+            table,
+            await anyio.to_thread.run_sync(bound_sockets, host, port),
+            lambda: visitors.protocol(server(), tls),
+            beside=True,
+        )
+        bound = door.socks[0].getsockname()[1]
+        door.open()
+        try:
+            yield bound
+        finally:
+            door.close()
+            await door.wait_closed()
+    finally:
+        await runner.cleanup()
