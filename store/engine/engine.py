@@ -18,7 +18,8 @@ overtaken by its own lease (S5).
 from __future__ import annotations
 
 import math
-from itertools import islice
+from collections import deque
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
@@ -61,6 +62,8 @@ LAPSES_AT_ONCE = 256  # leases that one tick ends; the next one comes a millisec
 WAITS_AT_ONCE = 512  # that one change may end in its own step: about four milliseconds ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
+
+ENDED = object()
 
 _make_applied = tuple.__new__  # a named tuple's own constructor takes twice as long, and every request makes one
 
@@ -83,7 +86,7 @@ class Engine:
     Attributes:
         read_only: Why nothing can be written now; None if it can.
         only_deletes: Why nothing but deletes can be written now; None if more can.
-        stirred: The waits that changes have ended and that are still to be answered, by `answer_waits`; by change.
+        stirred: The waits that changes have ended and that are still to be answered, by `do_chore`; by change.
         on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
@@ -125,6 +128,7 @@ class Engine:
             figures=self.figures,
         )
         self.stirred: list[Stirred] = self._changes.stirred
+        self._ends: deque[Iterator[None]] = deque()  # what is left to be done for peers that have gone
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
         self._now = -math.inf  # the reading of the clock at the last request
@@ -211,12 +215,13 @@ class Engine:
     def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
         """The connection of `peer` has closed."""
         self._leases.advance(now)
-        self._leases.peer_closed(peer, how)
-        self._watches.peer_closed(peer)
         work = self._works.pop(peer, None)
         if work is not None and work.snapshot is not None:
             self._snapshots.end(work.snapshot)
-        self._waits.peer_closed(peer)
+        leases = self._leases.peer_closed(peer, how)
+        end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer))
+        if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together, too
+            self._ends.append(end)
         session = self._session_of.pop(peer, None)
         if session is not None:
             if how is Closing.GOODBYE:
@@ -419,22 +424,38 @@ class Engine:
         if self._waits.parked and (stirred_now := self._waits.stirred(changes)):
             self._look_at_waits(stirred_now)
 
-    def _look_at_waits(self, watchers: dict[Watcher, None]) -> None:
+    def _look_at_waits(self, heaps: list[dict[Watcher, None]]) -> None:
         """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
-        if len(watchers) > WAITS_AT_ONCE or self._waits.weigh(watchers) > WAITED_KEYS_AT_ONCE:
-            for watcher in watchers:
-                self._waits[watcher].stirred = True
-            stirred = Stirred(watchers, self._keys.entries, self.revision)
-            self.stirred.append(stirred)
-        else:
-            self._asked.look_at_waits(watchers)
+        if sum(map(len, heaps)) <= WAITS_AT_ONCE:
+            # Who is to be looked at later anyway is looked at for this change then, after those that came before it:
+            # looked at now, it would be answered though its condition has failed in between.
+            watchers = {
+                watcher: None
+                for heap in heaps
+                for watcher in heap
+                if not any(watcher in stirred for stirred in self.stirred)
+            }
+            if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
+                self._asked.look_at_waits(watchers)
+                return
+            heaps = [watchers]
+        self.stirred.append(Stirred(heaps, self._keys.entries, self.revision))
 
-    def answer_waits(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Answer some of the waits that the last of these changes has ended; earlier ones may have ended far more."""
-        stirred = self.stirred[-1]
-        self._asked.look_at_stirred(stirred)
-        if stirred.over:
-            self.stirred.pop()
+    # -------------------------------------------------------------------------------------- what is left for later
+
+    @property
+    def has_chores(self) -> bool:
+        """Whether something is left to be done by `do_chore`."""
+        return bool(self.stirred or self._ends)
+
+    def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
+        """Do some of what is left to be done: answer waits, the first change's first, and let go of who has gone."""
+        if self.stirred:
+            self._asked.look_at_stirred(self.stirred[0])
+            if self.stirred[0].over:
+                del self.stirred[0]
+        if self._ends and next(self._ends[0], ENDED) is ENDED:
+            self._ends.popleft()
         return self._take_deliveries()
 
 

@@ -8,6 +8,9 @@ A lease is kept by whichever connection last granted or renewed it. When that co
 `disconnect_ttl` has at most so long left, unless another connection renews it first. If by then the whole process has
 died, as far as its connections tell (`processes`), a lease with a `gone_ttl`, too, has at most so long left, unless the
 process comes back; then it has again what it had before.
+
+Which leases are to be looked at when is kept by slots of about a millisecond, in one of which each of them stands. Who
+renews a lease leaves it where it stands: it moves on when that slot comes.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from store.engine.processes import Closing, Processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from store.engine.changeset import SavedLease
     from store.engine.processes import Process
@@ -32,20 +36,23 @@ STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so that mor
 SOONEST = 1e-6  # seconds; less may be lost when added to a clock's reading, and who waited would wait for ever
 LOOK_AGAIN_AFTER = 0.1  # seconds; how late a lease lapses whose keeper was not heard out when it was due
 PUT_RIGHT_AHEAD = 0.1  # seconds; the server looks again in so many, and need not for leases that were renewed
-PUT_RIGHT_AT_ONCE = 4096  # out-of-date entries: a few milliseconds
-UNTIDY = 64  # out-of-date entries that are not worth a tidying
+PUT_RIGHT_AT_ONCE = 4096  # leases that stand too early: a few milliseconds
+SHORTENED_AT_ONCE = 512  # when their connection or process has gone: half a millisecond
+SLOTS_A_SECOND = 1024  # a power of two, so that nothing is lost in rounding
+UNTIDY = 64  # slots that are empty by now and not worth a tidying
 
 
 @dataclass(slots=True, kw_only=True)
 class LeaseRecord:
-    """One lease; `lapses_at` and `gone_at` are served time, and the earlier one counts."""
+    """One lease; its times are served time, and the earliest counts."""
 
     id: int
     ttl: float
     disconnect_ttl: float | None
     gone_ttl: float | None
     lapses_at: float
-    gone_at: float = math.inf  # when it ends for the death of the process that keeps it
+    slot: int = -1  # in which it stands; -1: in none
+    process: Process | None = None  # which keeps it, if it ends early with that
     keeper: int | None  # the peer whose closing shortens it
     anonymous: bool  # made by a put with `ttl=`: it ends with its one key
     disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
@@ -53,6 +60,13 @@ class LeaseRecord:
     keys: dict[str, None] = field(default_factory=dict)  # in the order in which they came
     note: bytes = b""  # what came with the last keep-alive; in memory only
     noted_at: float = 0.0  # on the server's clock, as `advance` was told it
+
+    @property
+    def gone_at(self) -> float:
+        """When it ends for the death of the process that keeps it."""
+        if self.process is None or self.process.died_at is None or self.gone_ttl is None:
+            return math.inf
+        return self.process.died_at + self.gone_ttl
 
     @property
     def ends_at(self) -> float:
@@ -81,7 +95,8 @@ class Leases:
         self._leases: dict[int, LeaseRecord] = {}
         self._processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
-        self._due: list[tuple[float, int]] = []  # a heap; entries may be out of date, `ends_at` decides
+        self._slots: dict[int, set[int]] = {}  # the leases that stand in each
+        self._order: list[int] = []  # a heap of their numbers; some may be empty by now
         self._last_id = 0
         self._served = 0.0
         self._looked_at = math.inf  # nothing has passed at the first look
@@ -136,8 +151,7 @@ class Leases:
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
         """Give the lease its full TTL again; `peer` keeps it from now on."""
-        lease.lapses_at = self._served + lease.ttl  # its older, earlier place in the heap is put right when it comes up
-        lease.gone_at = math.inf
+        lease.lapses_at = self._served + lease.ttl  # it stands in an earlier slot, until that comes
         lease.disconnected = False
         self._keep(lease, peer)
 
@@ -145,45 +159,52 @@ class Leases:
         """A lease has lapsed or was revoked, and has more keys than go at once: it is due until the last has gone."""
         lease.ending = True
         lease.lapses_at = self._served
-        heapq.heappush(self._due, (lease.lapses_at, lease.id))
+        self.due_again(lease)
         self._let_go(lease)
 
     def end(self, lease: LeaseRecord) -> None:
         """Forget a lease that lapsed or was revoked. Its keys are the caller's to delete."""
         del self._leases[lease.id]
+        self._step_away(lease)
         self._let_go(lease)
-        self._tidy()
 
     def _let_go(self, lease: LeaseRecord) -> None:
         self._keep(lease, None)
         self._processes.lets_go(lease.id)
+        lease.process = None
 
     def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
         """The connection of `peer` was made by this process, which is alive; it takes the place of `previous`."""
-        back = self._processes.connected(peer, process, previous=previous)
-        if back is not None:
-            self._spare(back)
+        self._processes.connected(peer, process, previous=previous)
 
-    def peer_closed(self, peer: int, how: Closing) -> None:
-        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left, or less."""
-        for id in self._kept_by.pop(peer, ()):
-            lease = self._leases[id]
-            lease.keeper = None
-            if lease.disconnect_ttl is not None:
-                sooner = self._served + lease.disconnect_ttl
-                if sooner < lease.lapses_at:
-                    lease.lapses_at, lease.disconnected = sooner, True
-                    heapq.heappush(self._due, (sooner, id))
-        verdict = self._processes.closed(peer, how, now=self._served)
-        for process in verdict.dead:
-            for id in process.leases:
-                lease = self._leases[id]
-                assert lease.gone_ttl is not None, "only such leases are judged by their process"
-                lease.gone_at = self._served + lease.gone_ttl
-                heapq.heappush(self._due, (lease.gone_at, id))
-        for process in verdict.spared:
-            self._spare(process)
-        self._tidy()
+    def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
+        """The connection of `peer` has closed: what it kept has at most its `disconnect_ttl` left, or less.
+
+        What is to be done for each of these leases is done in steps, as far as the caller takes them.
+        """
+        return self._shorten(peer, self._processes.closed(peer, how, now=self._served), self._served)
+
+    def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
+        kept = self._kept_by.get(peer, set())  # whoever renews one of them meanwhile takes it out
+        while kept:
+            for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
+                lease = self._leases[kept.pop()]
+                lease.keeper = None
+                if lease.disconnect_ttl is not None:
+                    sooner = closed_at + lease.disconnect_ttl
+                    if sooner < lease.lapses_at:
+                        lease.lapses_at, lease.disconnected = sooner, True
+                        self._stand(lease, _slot_of(sooner))
+            if kept:
+                yield
+        self._kept_by.pop(peer, None)
+        if dead is not None:
+            of_the_dead = iter(tuple(dead.leases))
+            while dead.died_at == closed_at and (some := [*islice(of_the_dead, SHORTENED_AT_ONCE)]):
+                for lease in filter(None, map(self._leases.get, some)):
+                    if _slot_of(lease.ends_at) < lease.slot:
+                        self._stand(lease, _slot_of(lease.ends_at))
+                yield
 
     def kept_by(self, peer: int) -> list[LeaseRecord]:
         """The leases that this connection keeps, in the order in which they were granted."""
@@ -200,11 +221,6 @@ class Leases:
             if lease.keeper is not None and lease.lapses_at - self._served < (1 - fraction) * lease.ttl
         ]
 
-    def _spare(self, process: Process) -> None:
-        """A process is not taken for dead any more."""
-        for id in process.leases:
-            self._leases[id].gone_at = math.inf
-
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Keep what came with a keep-alive, in place of what came before."""
         lease.note, lease.noted_at = note, self._looked_at or 0.0
@@ -219,62 +235,87 @@ class Leases:
 
     def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
         """The leases whose time is over, `most` of them, the first ones first; they are the caller's to end."""
-        over: dict[int, LeaseRecord] = {}
-        while self._due and self._due[0][0] <= self._served and len(over) < most:
-            _, id = heapq.heappop(self._due)
-            lease = self._leases.get(id)
-            if lease is None:
-                continue
+        over: list[LeaseRecord] = []
+        for _ in range(PUT_RIGHT_AT_ONCE):
+            slot = self._first_slot()
+            if slot is None or slot > self._served * SLOTS_A_SECOND or len(over) >= most:
+                break
+            lease = self._leases[self._slots[slot].pop()]
+            lease.slot = -1
             if lease.ends_at > self._served:
-                heapq.heappush(self._due, (lease.ends_at, id))
+                self._stand(lease, _slot_of(lease.ends_at))
             else:
-                over[id] = lease
-        return sorted(over.values(), key=lambda lease: (lease.ends_at, lease.id))
+                over.append(lease)
+        return sorted(over, key=lambda lease: (lease.ends_at, lease.id))
 
     def was_due_for(self, lease: LeaseRecord) -> float:
         """How many seconds ago a lease's time was over."""
         return self._served - lease.ends_at
 
     def due_again(self, lease: LeaseRecord) -> None:
-        """A lease of those that were due has not come to its end yet."""
-        heapq.heappush(self._due, (lease.ends_at, lease.id))
+        """A lease that is due has not come to its end yet."""
+        self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
         """A lease of those that were due may have been renewed already, as will be seen in a moment."""
-        heapq.heappush(self._due, (self._served + LOOK_AGAIN_AFTER, lease.id))
+        self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
         """Seconds of served time until `due` may have something, enough to wait for or 0; None if there is no lease.
 
-        Thousands of members that renew in turn leave thousands of out-of-date entries, each of which comes up at a
-        moment of its own: those that would soon are put right together, and nobody looks at a lease that is not due.
+        Thousands of members that renew in turn stand in thousands of slots, each of which comes at a moment of its own:
+        those that soon would are moved on together, and nobody looks at a lease that is not due.
         """
-        self._put_right(self._served + PUT_RIGHT_AHEAD)
-        if not self._due:
+        for _ in range(PUT_RIGHT_AT_ONCE):
+            slot = self._first_slot()
+            if slot is None or slot > (self._served + PUT_RIGHT_AHEAD) * SLOTS_A_SECOND:
+                break
+            standing = self._slots[slot]
+            lease = self._leases[standing.pop()]
+            if lease.ends_at <= self._served or _slot_of(lease.ends_at) <= slot:
+                standing.add(lease.id)
+                break
+            lease.slot = -1
+            self._stand(lease, _slot_of(lease.ends_at))
+        first = self._first_slot()
+        if first is None:
             return None
-        due_in = self._due[0][0] - self._served
+        due_in = first / SLOTS_A_SECOND - self._served
         return max(due_in, SOONEST) if due_in > 0 else 0.0
 
-    def _put_right(self, until: float) -> None:
-        """Move the entries before `until` whose leases have been renewed, or are no more."""
-        due = self._due
-        for _ in range(PUT_RIGHT_AT_ONCE):
-            if not due or due[0][0] > until:
-                return
-            at, id = due[0]
-            lease = self._leases.get(id)
-            if lease is None:
-                heapq.heappop(due)
-            elif lease.ends_at > at:
-                heapq.heapreplace(due, (lease.ends_at, id))
-            else:
-                return
+    def _first_slot(self) -> int | None:
+        """The first slot in which any lease stands."""
+        order, slots = self._order, self._slots
+        while order:
+            if slots.get(order[0]):
+                return order[0]
+            slots.pop(heapq.heappop(order), None)
+        return None
 
-    def _tidy(self) -> None:
-        """Throw out-of-date entries away before they outnumber the leases: else who grants and revokes fills memory."""
-        if len(self._due) > 2 * len(self._leases) + UNTIDY:
-            self._due = [(lease.ends_at, lease.id) for lease in self._leases.values()]
-            heapq.heapify(self._due)
+    def _stand(self, lease: LeaseRecord, slot: int) -> None:
+        """Have a lease looked at then, and not when it was to be looked at before."""
+        if slot == lease.slot:
+            return
+        self._step_away(lease)
+        lease.slot = slot
+        standing = self._slots.get(slot)
+        if standing is None:
+            self._slots[slot] = {lease.id}
+            heapq.heappush(self._order, slot)
+        else:
+            standing.add(lease.id)
+
+    def _step_away(self, lease: LeaseRecord) -> None:
+        if lease.slot < 0:
+            return
+        standing = self._slots[lease.slot]
+        standing.remove(lease.id)
+        if not standing:
+            del self._slots[lease.slot]
+            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # else who grants and revokes fills memory
+                self._order = list(self._slots)
+                heapq.heapify(self._order)
+        lease.slot = -1
 
     def _add(
         self, id: int, ttl: float, disconnect_ttl: float | None, gone_ttl: float | None, *, anonymous: bool
@@ -289,7 +330,7 @@ class Leases:
             anonymous=anonymous,
         )
         self._leases[id] = lease
-        heapq.heappush(self._due, (lease.lapses_at, id))
+        self._stand(lease, _slot_of(lease.lapses_at))
         return lease
 
     def _keep(self, lease: LeaseRecord, peer: int | None) -> None:
@@ -304,4 +345,9 @@ class Leases:
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
             if lease.judged_by_process:
-                self._processes.keeps(peer, lease.id)
+                lease.process = self._processes.keeps(peer, lease.id)
+
+
+def _slot_of(at: float) -> int:
+    """The first slot that is not before this time."""
+    return math.ceil(at * SLOTS_A_SECOND)

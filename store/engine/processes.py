@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["AT_ONCE", "MANY", "Closing", "Process", "Processes", "Verdict"]
+__all__ = ["AT_ONCE", "MANY", "Closing", "Process", "Processes"]
 
 AT_ONCE = 0.05  # seconds; resets by one proxy or switch come within a few milliseconds, on a busy server a few more
 # A machine that fails takes one process with leases along, and rarely more than a few. Eight at once are the work of a
@@ -44,17 +44,7 @@ class Process:
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # that its connections kept last
     cut: bool = False  # one of its connections was cut, and none has been made since
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Who has just died, and who must no longer be taken for dead, since too many seem to have died at once."""
-
-    dead: tuple[Process, ...] = ()
-    spared: tuple[Process, ...] = ()
-
-
-_NOBODY = Verdict()
+    died_at: float | None = None  # when it was taken for dead, in served time; None: it is not, or not any more
 
 
 class Processes:
@@ -70,40 +60,39 @@ class Processes:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def connected(self, peer: int, id: bytes, *, previous: int | None) -> Process | None:
-        """A connection of a process was made; `previous` is the one whose place it takes, if any.
-
-        Returns:
-            The process, if it was known and had no connection left: it may be taken for dead, and is alive. None for
-            any other, of which nobody doubts that it is alive, or if the client does not say which it is.
-        """
+    def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
+        """A connection of a process was made, which is alive; `previous` is the one whose place it takes, if any."""
         if previous is not None:  # its end, which may not have been seen yet, is no news any more
             self._detach(previous)
         if not id:
-            return None
-        known = self._by_id.get(id)
-        process = known or Process(id=id)
-        in_doubt = not process.peers
+            return
+        process = self._by_id.get(id) or Process(id=id)
         self._by_id[id] = self._of_peer[peer] = process
         process.peers.add(peer)
         process.cut = False
-        return known if in_doubt else None
+        process.died_at = None
 
-    def closed(self, peer: int, how: Closing, *, now: float) -> Verdict:
-        """A connection has ended; `now` is served time, as leases know it."""
+    def closed(self, peer: int, how: Closing, *, now: float) -> Process | None:
+        """A connection has ended; `now` is served time, as leases know it. Who has just died by that, if anybody has.
+
+        If too many seem to die at once, none of them has.
+        """
         process = self._detach(peer)
         if process is None:
-            return _NOBODY
+            return None
         process.cut = process.cut or how is Closing.CUT
         if process.peers or process.cut or how is not Closing.DROPPED or not process.leases:
-            return _NOBODY
+            return None
         self._fallen.pop(process, None)
         self._fallen[process] = now
         while self._fallen[first := next(iter(self._fallen))] < now - AT_ONCE:
             del self._fallen[first]
         if self._are_many():
-            return Verdict(spared=tuple(self._fallen))
-        return Verdict(dead=(process,))
+            for fallen in self._fallen:
+                fallen.died_at = None
+            return None
+        process.died_at = now
+        return process
 
     def _are_many(self) -> bool:
         """Whether so many have fallen at once that it is more likely the network than themselves.
@@ -115,14 +104,15 @@ class Processes:
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
-    def keeps(self, peer: int, lease: int) -> None:
-        """The process of this connection holds this lease from now on, and no other one does."""
+    def keeps(self, peer: int, lease: int) -> Process | None:
+        """The process of this connection, if it said which it is, holds this lease from now on, and no other one."""
         self.lets_go(lease)
         process = self._of_peer.get(peer)
         if process is not None:
             self._holders += not process.leases
             process.leases.add(lease)
             self._of_lease[lease] = process
+        return process
 
     def lets_go(self, lease: int) -> None:
         """Nobody holds this lease any more."""

@@ -11,7 +11,6 @@ at once (`Stirred`, promise S11).
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from heapq import merge
 from itertools import groupby
@@ -30,6 +29,7 @@ __all__ = ["WAIT_OVERHEAD", "Parked", "Stirred", "Waits", "wait_bytes"]
 
 _Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
 
+FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
 WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
 
 
@@ -40,7 +40,6 @@ class Parked:
     keys: tuple[str, ...]
     missing: int  # the place in `keys` of one that does not exist, at which the wait stands
     when: tuple[Condition, ...]
-    stirred: bool = False  # it is to be looked at later, and will then be for all that happens until then
 
     @property
     def names(self) -> set[str]:
@@ -104,16 +103,14 @@ class Waits:
         self.parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
         self._bytes += cost
-        self._stand(self._at, parked.keys[parked.missing], watcher)
-        for condition in parked.when:
-            self._stand(self._under, condition.key, watcher)
+        self._stand_at_its_keys(watcher, parked)
 
     def move(self, watcher: Watcher, missing: int) -> None:
-        """The key at which a wait stands exists now; this one does not."""
+        """A wait was looked at, and is not over: it stands at this key, which does not exist."""
         parked = self.parked[watcher]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
-        parked.missing, parked.stirred = missing, False
-        self._stand(self._at, parked.keys[missing], watcher)
+        parked.missing = missing
+        self._stand_at_its_keys(watcher, parked)
 
     def remove(self, watcher: Watcher) -> None:
         """A wait is over."""
@@ -126,18 +123,23 @@ class Waits:
         for condition in parked.when:
             self._step_away(self._under, condition.key, watcher)
 
-    def _stand(self, places: _Places, key: str, watcher: Watcher) -> None:
-        places.setdefault(key, {})[watcher] = None
+    def _stand_at_its_keys(self, watcher: Watcher, parked: Parked) -> None:
+        self._at.setdefault(parked.keys[parked.missing], {})[watcher] = None
+        for condition in parked.when:
+            self._under.setdefault(condition.key, {})[watcher] = None
 
     def _step_away(self, places: _Places, key: str, watcher: Watcher) -> None:
         standing = places.get(key)
         if standing is not None and standing.pop(watcher, self) is None and not standing:
             del places[key]
 
-    def peer_closed(self, peer: int) -> None:
-        """Forget all waits of a peer."""
-        for request_id in list(self._by.get(peer, ())):
-            self.remove((peer, request_id))
+    def peer_closed(self, peer: int) -> Iterator[None]:
+        """Forget all waits of a peer, in steps."""
+        for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
+            if (peer, request_id) in self.parked:  # it was not answered meanwhile
+                self.remove((peer, request_id))
+            if count % FORGOTTEN_AT_ONCE == 0:
+                yield
 
     def __getitem__(self, watcher: Watcher) -> Parked:
         return self.parked[watcher]
@@ -146,20 +148,18 @@ class Waits:
         """What is waited for; None if the wait is over."""
         return self.parked.get(watcher)
 
-    def stirred(self, changes: Iterable[Change]) -> dict[Watcher, None]:
+    def stirred(self, changes: Iterable[Change]) -> list[dict[Watcher, None]]:
         """The waits that the changes of one revision bear on: what they wait for has come, or a condition may fail.
 
-        They are the caller's to be looked at, now or later: each ends then, or moves.
+        They are the caller's to be looked at, now or later: each ends then, or moves. Until then they stand nowhere.
         """
-        stirred: dict[Watcher, None] = {}
+        stirred = []
         for change in changes:
-            if isinstance(change, Entry) or change.kind == "put":
-                stirred.update(self._at.pop(change.key, {}))
-            stirred.update(self._under.get(change.key, {}))
-        parked = self.parked
-        # Who is to be looked at later anyway is looked at for this change then, after those that came before it: looked
-        # at now, it would be answered though its condition has failed in between.
-        return {watcher: None for watcher in stirred if not parked[watcher].stirred}
+            if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
+                stirred.append(self._at.pop(change.key))
+            if change.key in self._under:
+                stirred.append(self._under.pop(change.key))
+        return stirred
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
         """About what it takes to look at these waits: their keys and conditions."""
@@ -173,7 +173,7 @@ class Stirred:
     finds is what was there at that revision, and then what came after it, one revision after the other.
 
     Args:
-        watchers: The waits.
+        heaps: The waits.
         entries: The keys as they are; at first as they are at that revision.
         revision: That revision.
 
@@ -181,18 +181,21 @@ class Stirred:
         found: What was answered as of that revision, by keys: thousands may wait for the same ones.
     """
 
-    def __init__(self, watchers: Iterable[Watcher], entries: Mapping[str, Entry], revision: int) -> None:
-        self._left = deque(watchers)
+    def __init__(self, heaps: list[dict[Watcher, None]], entries: Mapping[str, Entry], revision: int) -> None:
+        self._heaps = heaps
         self._entries = entries
         self._revision = revision
         self._before: dict[str, Entry | None] = {}
         self._since: dict[str, list[Event]] = {}  # the changes of each key, in order
         self.found: dict[tuple[str, ...], Response] = {}
 
+    def __contains__(self, watcher: Watcher) -> bool:
+        return any(watcher in heap for heap in self._heaps)
+
     @property
     def over(self) -> bool:
         """Whether all were looked at."""
-        return not self._left
+        return not self._heaps
 
     def note(self, key: str, before: Entry | None) -> None:
         """A key is about to be changed; `before` is what it holds."""
@@ -205,7 +208,10 @@ class Stirred:
 
     def next(self) -> Watcher:
         """The next wait to be looked at; there is one until it is `over`."""
-        return self._left.popleft()
+        watcher, _ = self._heaps[-1].popitem()
+        if not self._heaps[-1]:
+            self._heaps.pop()
+        return watcher
 
     def states(self, names: set[str]) -> Iterator[tuple[int, Mapping[str, Entry]]]:
         """What there was of these keys at that revision, and then at each later one that changed any of them.

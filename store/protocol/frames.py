@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 from store.errors import LimitExceeded, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["FrameReader", "check_frame", "frame"]
 
@@ -36,8 +40,11 @@ class FrameReader:
         size = len(data) - 4
         return data[4:] if _length.unpack_from(data) == (size,) and size <= self.bytes_max else None
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[memoryview]:
-        """Take in bytes; give back the bodies that are complete. They are valid until the next call.
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
+        """Take in bytes; give back the bodies that are complete, one by one. They are valid until the next call.
+
+        A body is cut out when it is asked for: a buffer may hold tens of thousands, each of which would take more than
+        it has bytes. All of them are to be asked for before the next call.
 
         Raises:
             ProtocolError: A frame is announced that is longer than allowed, which is also how strangers are recognized.
@@ -45,10 +52,9 @@ class FrameReader:
         if self._held:
             self._held += data
             if len(self._held) < self._wanted:  # else each piece of a large frame would copy all that came before it
-                return []
+                return
             data, self._held = self._held, bytearray()
         view = memoryview(data)
-        bodies = []
         at, end = 0, len(view)
         self._wanted = 4
         while end - at >= 4:
@@ -58,11 +64,10 @@ class FrameReader:
             if end - at - 4 < size:
                 self._wanted = 4 + size
                 break
-            bodies.append(view[at + 4 : at + 4 + size])
+            yield view[at + 4 : at + 4 + size]
             at += 4 + size
         if at < end:
             self._held = bytearray(view[at:])
-        return bodies
 
 
 def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:

@@ -170,6 +170,8 @@ class Conversations:
         self._slowed.pop(peer, None)
         self._turns.leave(peer)
         self._host.lost(peer)
+        if self.engine.has_chores:
+            self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
         """So many bytes have come into the buffer. No await here: a change and its announcements are one step."""
@@ -346,7 +348,7 @@ class Conversations:
         if response is not None:
             self.telling.say(peer, wire.encode_response(request_id, response), number, alone and not deliveries)
         peer.work = work
-        if deliveries or self.engine.stirred:
+        if deliveries or self.engine.has_chores:
             self.telling.deliver(deliveries, opening=type(request) is Watch)
         return response
 

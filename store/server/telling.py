@@ -94,7 +94,7 @@ class Telling:
     @property
     def goes_on(self) -> bool:
         """Whether there is more to be told, or written, in the next pass."""
-        return bool(self.dirty or self._announcements or self._later or self.engine.stirred)
+        return bool(self.dirty or self._announcements or self._later or self.engine.has_chores)
 
     def holding(self) -> Iterator[Peer]:
         """The peers that may be told nothing more before the disk has come further."""
@@ -128,22 +128,22 @@ class Telling:
                     self.say(self._peers[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
             self._ended.clear()
-        if self.engine.stirred:
+        if self.engine.has_chores:
             self._have_pass()
 
     def go_on(self, turn: float) -> None:
         """Tell more of what is still to be told, for a turn of each kind."""
         began = self._stopwatch()
-        self._answer_waits(began + turn)
+        self._do_chores(began + turn)
         self._announce_on(began + 2 * turn)
         self._flush_later(began + 3 * turn)
 
-    def _answer_waits(self, until: float) -> None:
-        """Answer more of the waits that one change has ended with thousands of others, for so long."""
+    def _do_chores(self, until: float) -> None:
+        """Do more of what the engine has left for later, for so long: answer waits that one change has ended, say."""
         self._no_hurry = True
         try:
-            while self.engine.stirred:
-                self.deliver(self.engine.answer_waits())
+            while self.engine.has_chores:
+                self.deliver(self.engine.do_chore())
                 if self._stopwatch() >= until:
                     return
         finally:
@@ -163,9 +163,9 @@ class Telling:
             self._have_pass()
             return
         for peer_id, what in items:
-            peer = self._peers[peer_id]
-            self._catch_up(peer)
-            tell(peer, what, number)
+            if (peer := self._peers.get(peer_id)) is not None:  # its watches may be there for a moment longer
+                self._catch_up(peer)
+                tell(peer, what, number)
 
     def _catch_up(self, peer: Peer) -> None:
         """Tell a peer what is still to come of earlier changes, before it is told anything else."""

@@ -61,6 +61,7 @@ class Desk:
     def disconnect(self, peer: int = 1, *, how: Closing = Closing.DROPPED) -> None:
         """Close a peer's connection."""
         self.engine.disconnect(peer, now=self.now, how=how)
+        self.do_chores()
 
     def ask(
         self, request: Request[Any], *, peer: int = 1, request_id: int | None = None, acknowledged: int | None = None
@@ -87,13 +88,13 @@ class Desk:
             self.take(applied.deliveries)
             if isinstance(applied.response, Listing):
                 response = applied.response.replace(entries=(*parts, *applied.response.entries))
-        self.answer_waits()
+        self.do_chores()
         return response
 
-    def answer_waits(self) -> None:
-        """Do the steps that are left after changes which many wait for."""
-        while self.engine.stirred:
-            self.take(self.engine.answer_waits())
+    def do_chores(self) -> None:
+        """Do what the engine has left for later, as after a change which many wait for."""
+        while self.engine.has_chores:
+            self.take(self.engine.do_chore())
 
     def fails(self, request: Request[Any], *, peer: int = 1) -> Failed:
         """Hand in a request that is to be refused."""

@@ -23,7 +23,8 @@ def several(*ids: bytes) -> Processes:
 
 
 def dead(processes: Processes, peer: int, how: Closing = Closing.DROPPED, *, now: float = 0.0) -> list[bytes]:
-    return [process.id for process in processes.closed(peer, how, now=now).dead]
+    process = processes.closed(peer, how, now=now)
+    return [] if process is None else [process.id]
 
 
 def test_a_process_is_dead_once_the_last_of_its_connections_was_closed_from_its_side() -> None:
@@ -50,17 +51,15 @@ def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made
 
 def test_a_connection_in_the_place_of_another_makes_the_end_of_that_no_news() -> None:
     processes = several(A, B, C)
-    known = processes.connected(9, A, previous=1)
-    assert known is not None
-    assert known.id == A
+    processes.connected(9, A, previous=1)
     assert dead(processes, 1) == []
     assert dead(processes, 9) == [A]
 
 
 def test_nobody_is_judged_who_holds_no_lease_or_does_not_say_who_it_is() -> None:
     processes = several(B)
-    assert processes.connected(8, A, previous=None) is None
-    assert processes.connected(9, b"", previous=None) is None
+    processes.connected(8, A, previous=None)
+    processes.connected(9, b"", previous=None)
     processes.keeps(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
     assert len(processes) == 1
@@ -69,10 +68,10 @@ def test_nobody_is_judged_who_holds_no_lease_or_does_not_say_who_it_is() -> None
 def test_many_at_once_are_spared_those_too_that_came_first() -> None:
     ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
     processes = several(*ids)
-    for peer in range(1, MANY):
-        assert dead(processes, peer, now=peer / 1000) == [ids[peer - 1]]
-    verdict = processes.closed(MANY, Closing.DROPPED, now=MANY / 1000)
-    assert (verdict.dead, {process.id for process in verdict.spared}) == ((), set(ids[:MANY]))
+    fallen = [processes.closed(peer, Closing.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
+    assert [process.id for process in fallen if process and process.died_at is not None] == ids[: MANY - 1]
+    assert dead(processes, MANY, now=MANY / 1000) == []
+    assert {process.died_at for process in fallen if process} == {None}
 
 
 def test_as_many_one_after_the_other_are_not() -> None:
@@ -84,8 +83,11 @@ def test_as_many_one_after_the_other_are_not() -> None:
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
     processes = several(A, B, C)
-    assert dead(processes, 1) == [A]
-    assert {process.id for process in processes.closed(2, Closing.DROPPED, now=AT_ONCE / 2).spared} == {A, B}
+    first = processes.closed(1, Closing.DROPPED, now=0.0)
+    assert first is not None
+    assert (first.id, first.died_at) == (A, 0.0)
+    assert dead(processes, 2, now=AT_ONCE / 2) == []
+    assert first.died_at is None
     assert dead(several(A), 1) == [A]
     four = several(A, B, C, D)
     assert [dead(four, 1), dead(four, 2)] == [[A], [B]]  # half
@@ -94,7 +96,8 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
     processes.keeps(2, 1)
-    (process,) = processes.closed(2, Closing.DROPPED, now=0.0).dead
+    process = processes.closed(2, Closing.DROPPED, now=0.0)
+    assert process is not None
     assert process.leases == {1, 2}
     assert dead(processes, 1, now=1.0) == []
 
@@ -112,13 +115,13 @@ def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes.closed(2, Closing.DROPPED, now=0.0)
 
 
-def test_one_that_connects_beside_another_connection_is_not_in_doubt() -> None:
-    """Else each connection of a process that carries thousands of nodes went through the leases of all of them."""
+def test_one_that_comes_back_is_not_taken_for_dead_any_more() -> None:
     processes = several(B)
     holding(processes, A, 10)
-    assert processes.connected(11, A, previous=None) is None
+    processes.connected(11, A, previous=None)
     assert dead(processes, 10) == []
-    assert dead(processes, 11) == [A]
-    back = processes.connected(12, A, previous=None)
-    assert back is not None
-    assert back.id == A
+    died = processes.closed(11, Closing.DROPPED, now=1.0)
+    assert died is not None
+    assert died.died_at == 1.0
+    processes.connected(12, A, previous=None)
+    assert died.died_at is None

@@ -268,15 +268,15 @@ def test_half_a_frame_is_known_as_such() -> None:
     reader = FrameReader(100)
     seen = [reader.half_a_frame]
     for piece in (b"\0\0", b"\0\2a", b"b"):
-        reader.feed(piece)
+        list(reader.feed(piece))
         seen.append(reader.half_a_frame)
     assert seen == [False, True, True, False]
 
 
 def test_a_frame_may_be_as_long_as_allowed_and_no_longer() -> None:
-    assert FrameReader(5).feed(b"\0\0\0\5") == []
+    assert list(FrameReader(5).feed(b"\0\0\0\5")) == []
     with pytest.raises(ProtocolError, match="a frame of 6 bytes is announced, and 5 is the limit"):
-        FrameReader(5).feed(b"\0\0\0\6")
+        list(FrameReader(5).feed(b"\0\0\0\6"))
 
 
 def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
@@ -285,7 +285,7 @@ def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
     frame = wire.frame(bytes(1000))
     held = []
     for at in range(0, len(frame) - 4, 10):
-        reader.feed(frame[at : at + 10])
+        list(reader.feed(frame[at : at + 10]))
         held.append(id(reader._held))
     assert len(set(held)) == 1
     assert [len(body) for body in reader.feed(frame[at + 10 :])] == [1000]
@@ -293,7 +293,7 @@ def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
 
 def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
     reader = FrameReader(10**9)
-    reader.feed(b"\x30\0\0\0")
+    list(reader.feed(b"\x30\0\0\0"))
     assert len(reader._held) == 4
 
 
@@ -309,7 +309,7 @@ def test_what_is_announced_takes_no_memory_before_it_comes() -> None:
 )
 def test_strangers_are_recognized(start: bytes, name: str) -> None:
     with pytest.raises(ProtocolError, match=name):
-        FrameReader(64 * 1024 * 1024).feed(start)
+        list(FrameReader(64 * 1024 * 1024).feed(start))
 
 
 def test_a_message_that_the_peer_would_not_take_is_not_sent() -> None:
