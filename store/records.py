@@ -55,6 +55,7 @@ R = TypeVar("R", bound="Record")
 Steps = Generator[None, None, T]  # what is done in several steps, so that others can be served in between
 
 _new: Any = tuple.__new__
+_ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # whose accessors are written in C
 
 
 class Unfit(ValueError):
@@ -91,9 +92,8 @@ class RecordType(type):
         made.fields, made.code = fields, code
         type.__setattr__(made, "__match_args__", fields)
         made.defaults = {each: body[each] for each in fields if each in body}
-        row: Any = namedtuple("row", fields if code is None else ("code", *fields))  # type: ignore[misc]  # for its accessors, which are written in C
-        for each in fields:
-            setattr(made, each, getattr(row, each))
+        for place, each in enumerate(fields, start=code is not None):
+            setattr(made, each, getattr(_ROW, f"at_{place}"))
         taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
         values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
         # As `namedtuple` does it: names of our own sources, and a function that is as quick as one written by hand.

@@ -215,7 +215,7 @@ def test_every_option_that_is_named_exists() -> None:
         if (match := re.match(r"(?:rdzv \w+ )?(--[a-z-]+)(?![=\w])", span))
     }
     assert named
-    assert named <= options_of(command._parser())
+    assert named <= options_of(command._parser(command.ROOMS))
 
 
 def test_every_module_and_test_that_a_command_names_is_there() -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "DONE",
     "FAILED",
     "NO_CONNECTION",
+    "OF_RUN",
     "TIMED_OUT",
     "WRONG_USAGE",
     "Command",
@@ -41,11 +42,18 @@ __all__ = [
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
+OF_RUN: Final = 119
+"""What is added to an exit status of ours under `rdzv run`: commands seldom end with 120 to 124 themselves."""
+
 ANSWER_WITHIN: Final = 10.0
 """Seconds in which a store must answer somebody who only looks."""
 
 LAST_WORD_WITHIN: Final = 1.0
 """Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
+
+
+def _is_url(word: str) -> bool:
+    return "://" in word
 
 
 def _add_nothing(_: argparse.ArgumentParser) -> None:
@@ -62,6 +70,7 @@ class Command:
         run: Carries it out, and returns the exit status.
         add_arguments: Describes its arguments to a parser.
         takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
+        means_url: Whether a word of its line stands for a URL.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
         limited: Whether `--timeout` limits the whole command; else it limits the time until its first output.
     """
@@ -71,6 +80,7 @@ class Command:
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
     add_arguments: Callable[[argparse.ArgumentParser], None] = _add_nothing
     takes_url: bool = False
+    means_url: Callable[[str], bool] = _is_url
     takes_command: bool = False
     limited: bool = False
 

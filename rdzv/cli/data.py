@@ -1,4 +1,4 @@
-"""Shell: the subcommands for a durable store's directory: check, backup, restore. They need no connection to a server.
+"""Shell: the subcommands that need no server: check, backup and restore of a durable store's directory, and token.
 
 What they do is in `store.disk.copies`; a store that is damaged ends `check` and `backup` with 1, and one line.
 """
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from store.disk.copies import Report
 
 __all__ = ["COMMANDS"]
+
+TOKEN_BYTES = 32  # as many as the HMAC-SHA256 that proves it has
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
@@ -81,6 +83,11 @@ async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
     return DONE
 
 
+async def _token(_: argparse.Namespace) -> int:
+    print(secrets.token_urlsafe(TOKEN_BYTES))
+    return DONE
+
+
 COMMANDS = (
     Command(
         name="check",
@@ -100,4 +107,5 @@ COMMANDS = (
         run=_restore,
         add_arguments=_add_restore_arguments,
     ),
+    Command(name="token", help="print a new token, to be kept in a file for --token-file", run=_token),
 )

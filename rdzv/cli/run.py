@@ -196,6 +196,7 @@ COMMANDS = (
         run=_run,
         add_arguments=_add_arguments,
         takes_url=True,
+        means_url=lambda word: "://" in word or slurm.is_meant_by(word),
         takes_command=True,
     ),
 )

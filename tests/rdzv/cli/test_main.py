@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import pytest
 import rdzv
 import store
 from rdzv.cli import main as cli
+from rdzv.cli import operate, outcome
 from rdzv.cli.command import DONE, Command, limited_by_timeout
 from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
 from tests.rdzv.core.test_report import SCHEMA
@@ -262,7 +264,8 @@ def test_each_kind_of_error_has_its_status(
     async def fail(_: object) -> int:
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "ping", dataclasses.replace(cli.COMMANDS["ping"], run=fail))
+    failing = dataclasses.replace(cli.command_named("ping"), run=fail)
+    monkeypatch.setattr(operate, "COMMANDS", (failing,))
     assert cli.main(["ping", "tcp://127.0.0.1"]) == status
     assert capsys.readouterr().err == "rdzv ping: x\n"
     assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
@@ -300,7 +303,7 @@ def test_without_a_subcommand_the_help_is_shown(arguments: tuple[str, ...], caps
     assert status_of(*arguments) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: rdzv")
-    assert all(name in shown for name in cli.COMMANDS)
+    assert all(name in shown for name in cli.ROOMS)
 
 
 @pytest.mark.parametrize("arguments", [("help", "run"), ("run", "--help"), ("--debug", "help", "run")])
@@ -319,6 +322,15 @@ def status_of(*arguments: str) -> object:
 def test_the_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of("--version") == 0
     assert capsys.readouterr().out == f"rdzv {rdzv.__version__}\n"
+
+
+@pytest.mark.parametrize(("word", "rooms"), [("--version", set()), ("token", {"command", "outcome", "data"})])
+def test_a_subcommand_imports_no_other(word: str, rooms: set[str]) -> None:
+    """To say the version took as long as a whole run, since every command imported all others."""
+    code = "import sys; from rdzv.cli.main import main\ntry: main()\nexcept SystemExit: pass\nprint(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.removeprefix("rdzv.cli.") for name in said if name.startswith("rdzv.cli.")} == {"main", *rooms}
+    assert ("asyncio" in said) == bool(rooms)
 
 
 async def test_the_url_may_come_from_the_environment_and_a_given_one_beats_it() -> None:
@@ -360,10 +372,10 @@ async def test_the_timeout_of_a_command_limits_all_of_it_but_for_what_is_to_go_o
     options = argparse.Namespace(timeout=10.0, watch=False)
     looks = Command(name="status", help="look", run=takes_long, limited=True)
     with pytest.raises(store.StoreTimeoutError, match="not done within 10 s"):
-        await cli._run(looks, options)
+        await outcome._run(looks, options)
     goes_on = argparse.Namespace(timeout=10.0, watch=True)
-    assert await cli._run(looks, goes_on) == DONE
-    assert await cli._run(dataclasses.replace(looks, limited=False), options) == DONE
+    assert await outcome._run(looks, goes_on) == DONE
+    assert await outcome._run(dataclasses.replace(looks, limited=False), options) == DONE
 
 
 @pytest.mark.virtual_time
@@ -377,5 +389,5 @@ async def test_what_goes_on_for_long_is_limited_until_its_first_word() -> None:
 
 
 def test_every_command_that_asks_is_limited_by_its_timeout_but_for_those_that_see_to_it_themselves() -> None:
-    asks = {name for name, command in cli.COMMANDS.items() if command.takes_url and not command.takes_command}
-    assert {name for name in asks if not cli.COMMANDS[name].limited} == {"top", "doctor", "chaos"}
+    asks = {each for each in map(cli.command_named, cli.ROOMS) if each.takes_url and not each.takes_command}
+    assert {command.name for command in asks if not command.limited} == {"top", "doctor", "chaos"}

@@ -139,7 +139,7 @@ async def test_without_rich_a_terminal_is_told_which_extra_to_install(monkeypatc
         options = command._parse(["top", f"{server.url}/job"])
         assert options is not None
         with pytest.raises(ImportError, match=r"a live screen needs rich: pip install 'rdzv\[live\]'"):
-            await command.COMMANDS["top"].run(options)
+            await command.command_named("top").run(options)
 
 
 @pytest.mark.parametrize("words", [["top"], ["status", "--watch"]], ids=["top", "watch"])
@@ -157,7 +157,7 @@ async def test_what_is_never_answered_ends_with_the_timeout_and_is_not_waited_fo
         options = command._parse([*words, f"{server.url}/job", "--timeout", "0.3"])
         assert options is not None
         with pytest.raises(store.StoreTimeoutError, match=r"not done within 0\.3 s"):
-            await command.COMMANDS[words[0]].run(options)
+            await command.command_named(words[0]).run(options)
 
 
 async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_before(
@@ -181,7 +181,7 @@ async def test_a_reading_that_is_lost_later_leaves_on_the_screen_what_was_read_b
         options = command._parse(["top", f"{server.url}/job"])
         assert options is not None
         async with asyncio.timeout(LIMIT):
-            assert await command.COMMANDS["top"].run(options) == 0
+            assert await command.command_named("top").run(options) == 0
     assert "seen enough" in capsys.readouterr().out
 
 
@@ -189,7 +189,7 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
     async def reopen(url: str) -> int:
         options = command._parse(["reopen", url])
         assert options is not None
-        return await command.COMMANDS["reopen"].run(options)
+        return await command.command_named("reopen").run(options)
 
     async with store.serve() as server:
         url = f"{server.url}/job"
