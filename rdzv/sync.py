@@ -1,342 +1,35 @@
-"""Shell: the same handler for blocking callers: a front of its node, which forwards, and never decides.
+"""Façade: the rendezvous for blocking callers.
 
     with rdzv.sync.connect("tcp://head:29400/job-7?min_nodes=2") as handler:
         store, rank, world_size = handler.next_rendezvous()
 
-The node lives in the process's node thread (`node.loops`), as that of an async caller does, and each call here waits
-for the answer of the same call there. A call is safe from any thread. Ctrl-C, or a signal handler that raises, gets out
-of it at once; what it has begun is seen to its end in the node's thread: a call of `next_rendezvous` is undone, which
-takes the node's arrival back, and the next call waits for that. Between calls the caller may compute for as long as it
-likes.
-
-The shared store alone does not go through that thread: its calls have a socket of their own, one round trip each.
-
-A backend of somebody else's, which is an async handler, runs in a thread with an event loop of its own.
+The handler is in `rdzv.node.front.blocking`, the loop over rounds in `rdzv.loop.blocking`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-import os
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from rdzv.backends import builtin
-from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
 from rdzv.loop.member import check_no_progress, check_on_waiting
-from rdzv.loop.round_barrier import wait_for_all
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
-from rdzv.membership import Membership
-from rdzv.node import verbs
-from rdzv.node.admission import examine
+from rdzv.node.front.blocking import Handler
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.handler import blocking_share, shared_store
 from rdzv.node.loops import NodeThread
-from rdzv.node.node import Ticket
-from rdzv.node.queries import BlockingChanges, Changes
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
-    from rdzv.config.settings import Settings
-    from rdzv.core.state import Change
-    from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.loop.member import OnWaiting
-    from rdzv.node.loops import NodeLoop
-    from rdzv.node.node import Node
-    from store import BlockingStore
-    from store.net.threads import Call
 
 __all__ = ["Handler", "RendezvousHandler", "RendezvousInfo", "Round", "SharedStore", "connect", "rounds"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Verbs, P], T]:
-    """Make of a verb the method of the blocking handler: it begins it in the node's loop, and waits for it.
-
-    What somebody else's backend has under the same name is called likewise.
-    """
-
-    @functools.wraps(verb)
-    def method(self: _Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        node = self.node
-        call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
-        done: T = self._call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
-        return done
-
-    return method
-
-
-class _Verbs:
-    """The verbs, for those who block. Apart from `Handler`, whose base class has some of them, too."""
-
-    @property
-    def node(self) -> Node | None:
-        """Our own node; None if the backend is somebody else's."""
-        raise NotImplementedError
-
-    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        raise NotImplementedError
-
-    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        raise NotImplementedError
-
-    leave = blocking(verbs.leave)
-    num_nodes_waiting = blocking(verbs.num_nodes_waiting)
-    is_closed = blocking(verbs.is_closed)
-    set_closed = blocking(verbs.set_closed)
-    drain = blocking(verbs.drain)
-    drain_node = blocking(verbs.drain_node)
-    resize = blocking(verbs.resize)
-    keep = blocking(verbs.keep)
-    restore = blocking(verbs.restore)
-    accuse = blocking(verbs.accuse)
-    suspect = blocking(verbs.suspect)
-    change_tally = blocking(verbs.change_tally)
-    note_failure = blocking(verbs.note_failure)
-    ban = blocking(verbs.ban)
-    ban_where = blocking(verbs.ban_where)
-    unban = blocking(verbs.unban)
-    unban_where = blocking(verbs.unban_where)
-    answer = blocking(verbs.answer)
-    status = blocking(verbs.status)
-    status_and_history = blocking(verbs.status_and_history)
-    history = blocking(verbs.history)
-    whole_history = blocking(verbs.whole_history)
-    ping = blocking(verbs.ping)
-    store_health = blocking(verbs.store_health)
-    _roster = blocking(verbs.roster)
-
-
-class Handler(_Verbs, RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
-
-    Args:
-        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
-            `loop`.
-        loop: Where it lives.
-    """
-
-    def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
-        self._inner = inner
-        self._loop = loop
-        self._shared_client: BlockingStore | None = None  # of the current round
-        self._membership: Membership | None = None  # of the same
-        self._pid = os.getpid()
-
-    @property
-    def node(self) -> Node | None:
-        """Our own node; None if the backend is somebody else's."""
-        return self._inner.node if isinstance(self._inner, AsyncHandler) else None
-
-    @property
-    def _called(self) -> Node | AsyncRendezvousHandler:
-        """What answers, in the loop where it lives."""
-        return self.node or self._inner
-
-    @property
-    def run_id(self) -> str:
-        """Which run this is."""
-        return self._inner.run_id
-
-    @property
-    def node_id(self) -> str:
-        """What this node is called in the run."""
-        return self._inner.node_id
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if in one, and return once this node is a member of the next; see the async twin."""
-        node = self.node
-        if node is None:  # what somebody else's backend gives is what its user gets
-            return cast("RendezvousInfo", self._call(self._inner.next_rendezvous()))
-        ticket = Ticket()
-        self._membership = None
-        joining: Call[Membership] | None = None
-        try:
-            joining = self._start(node.next_rendezvous(ticket, self._health_check(node)))
-            return self._info(_result_of(joining))
-        except BaseException:
-            # A signal handler may raise anything, anywhere in here: before the call has come to the node, while it is
-            # under way, and when its answer has just come. The node knows which. What failed has undone itself.
-            if joining is None or not joining.has_failed:
-                try:
-                    self._abandon(node, ticket)
-                except BaseException:
-                    self._abandon(node, ticket)  # a second Ctrl-C came just then; to be undone twice does no harm
-                    raise
-            raise
-
-    def _abandon(self, node: Node, ticket: Ticket) -> None:
-        with contextlib.suppress(RendezvousStateError):
-            self._start(node.abandon(ticket))
-
-    def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
-        """The user's health check, apart from the node's loop; this thread waits for it."""
-        check = node.settings.health_check
-        if check is None:
-            return None
-        return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
-
-    def _info(self, membership: Membership) -> RendezvousInfo:
-        """What the caller gets of a round, with a shared store on a socket of its own."""
-        assert isinstance(self._inner, AsyncHandler)
-        if self._shared_client is not None:
-            self._shared_client.close()
-        self._membership = membership
-        shared, self._shared_client = blocking_share(self._inner, membership)
-        round = membership.round
-        return RendezvousInfo(
-            run_id=self.run_id,
-            round=round.number,
-            node_id=self.node_id,
-            rank=membership.rank,
-            world_size=round.size,
-            store=shared,
-            bootstrap_address=(round.host, round.port),
-            _read_roster=lambda: self._roster(membership),
-        )
-
-    def all_here(self, *, timeout: float) -> bool:
-        """Wait until every member of this round has called this; False if one has gone first (`loop.round_barrier`)."""
-        node, membership = self.node, self._membership
-        if membership is None or node is None:
-            return True
-        return self._call(_all_here(node, membership, timeout))
-
-    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
-        """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
-        node = self.node
-        if node is None:
-            return self.num_nodes_waiting()
-        self._check_usable()
-        return node.num_nodes_changed(on_loss=on_loss)
-
-    @property
-    def settings(self) -> Settings:
-        """What was chosen."""
-        node = self.node
-        if node is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} has no settings of ours")
-        return node.settings
-
-    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """A verb of somebody else's backend, which need not have it."""
-        method = getattr(self._inner, name, None)
-        if method is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
-        found: Callable[..., Coroutine[Any, Any, Any]] = method
-        return found
-
-    def changes(self) -> BlockingChanges:
-        """What happens to the round, as it happens, beginning with what already holds; see the async twin.
-
-        `with handler.changes() as changes: for change in changes`; or `changes.poll(seconds)`, which gives one or None.
-        """
-        node = self.node
-        if node is None:
-            return cast("BlockingChanges", _ChangesElsewhere(self._inner, self._call))
-        return BlockingChanges(node, lambda: self._call(node.connect()))
-
-    def connect(self) -> None:
-        """Connect, as entering the context does."""
-        node = self.node
-        self._call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
-
-    def close(self) -> None:
-        """Leave for good: the round, the run's coordination, and the store. May be called twice."""
-        if self._pid != os.getpid():
-            return  # a forked child has nothing here to let go of
-        client, self._shared_client = self._shared_client, None
-        if client is not None:
-            client.close()
-        try:
-            closing = self._begin_to_close()
-        except RendezvousStateError:
-            return  # it was closed before, and its thread has ended
-        except BaseException:
-            self._begin_to_close()  # a signal's handler has raised just then; to be closed twice does no harm
-            raise
-        _result_of(closing)
-
-    def _begin_to_close(self) -> Call[None]:
-        closing = self._loop.start(self._called.aclose())
-        closing.over.call(self._loop.leave)  # not before: what is begun there is to end there
-        return closing
-
-    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        """Have the node do something, and wait for it; who gets out of here by force does not wait for its end."""
-        call = self._start(cast("Coroutine[Any, Any, T]", work))
-        try:
-            return _result_of(call)
-        except BaseException:
-            if not see_to_its_end:
-                call.cancel()  # which does nothing to what is over
-            raise
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        try:
-            self._check_usable()
-        except BaseException:
-            work.close()
-            raise
-        return self._loop.start(work)  # which may run it from now on, whatever is raised here
-
-    def _check_usable(self) -> None:
-        if self._pid != os.getpid():
-            raise RendezvousStateError(
-                f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
-            )
-        if isinstance(self._inner, AsyncHandler):
-            self._inner.check_usable()
-
-
-class _ChangesElsewhere:
-    """The changes of somebody else's backend, which are asked for in its loop."""
-
-    def __init__(self, inner: AsyncRendezvousHandler, call: Callable[[Awaitable[Any]], Any]) -> None:
-        self._changes = inner.changes()
-        self._call = call
-
-    def __enter__(self) -> Iterator[Change]:
-        stream = self._call(self._changes.__aenter__())
-        return self._each(stream)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._call(self._changes.__aexit__(None, None, None))
-
-    def _each(self, stream: Any) -> Iterator[Change]:
-        async def next_one() -> Change | None:
-            return await anext(stream, None)
-
-        while (change := self._call(next_one())) is not None:
-            yield change
-
-
-async def _all_here(node: Node, membership: Membership, timeout: float) -> bool:
-    """In the node's loop, and over its connection: it is a few small requests."""
-    link = await node.connect()
-    shared = shared_store(node, membership, link.store)
-    membership.call_when_over(shared.supersede)
-    changes = Changes(node, node.connect)
-    return await wait_for_all(changes, shared, membership.round.size, timeout=timeout)
-
-
-def _result_of(call: Call[T]) -> T:
-    try:
-        return call.wait()
-    except asyncio.CancelledError:
-        raise RendezvousStateError("the thread in which nodes live has ended, with the process") from None
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:

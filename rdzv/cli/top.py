@@ -23,8 +23,8 @@ from rdzv.display.history import account
 from rdzv.display.live import Frame, draw
 from rdzv.display.status import exceptions, member_lines, summary
 from rdzv.errors import RendezvousError, RendezvousSettingsError
+from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
-from rdzv.node.queries import WakeupHere
 from store.printable import printable, without_durations
 
 if TYPE_CHECKING:

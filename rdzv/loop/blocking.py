@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from rdzv.errors import (
     GiveUp,
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import SupportsIndex
 
-    from rdzv.config.settings import Settings
     from rdzv.core.round import Participant
     from rdzv.membership import BlockingRendezvousInfo, Membership
+    from rdzv.node.front.blocking import Handler
     from rdzv.node.node import Node
     from rdzv.shared_store.store import BlockingSharedStore
 
@@ -64,28 +64,8 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 
-class BlockingHandler(Protocol):
-    """What the loop needs of `rdzv.sync.Handler`, which stands above it."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def node(self) -> Node | None: ...
-    @property
-    def settings(self) -> Settings: ...
-
-    def next_rendezvous(self) -> BlockingRendezvousInfo: ...
-    def is_closed(self) -> bool: ...
-    def set_closed(self, reason: str = "", *, given_up: bool = False, status: int = 0) -> None: ...
-    def keep(self, key: str, data: bytes) -> None: ...
-    def restore(self, key: str) -> bytes | None: ...
-    def accuse(self, rank: int, why: str) -> None: ...
-    def change_tally(self, change: Callable[[bytes], bytes]) -> bytes: ...
-    def suspect(self, why: str) -> None: ...
-
-
 def rounds_of(
-    handler: BlockingHandler,
+    handler: Handler,
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], SupportsIndex] | None = None,
@@ -97,7 +77,7 @@ def rounds_of(
 
 def rounds_made_by(
     make: Callable[..., SomeRound],
-    handler: BlockingHandler,
+    handler: Handler,
     *,
     on_waiting: OnWaiting = "now",
     progress: Callable[[], SupportsIndex] | None = None,
@@ -139,7 +119,7 @@ class Round(MemberOfRound):
 
     def __init__(
         self,
-        handler: BlockingHandler,
+        handler: Handler,
         node: Node,
         info: BlockingRendezvousInfo,
         membership: Membership,

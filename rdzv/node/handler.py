@@ -20,24 +20,19 @@ import asyncio
 import contextlib
 import functools
 import os
-import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import anyio
 
-from rdzv.core.round import BUCKET_SIZE, Participant
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
-from rdzv.node import verbs
 from rdzv.node.admission import examine
+from rdzv.node.front import verbs
+from rdzv.node.front.queries import Changes, WakeupHere
+from rdzv.node.front.sharing import shared_store
 from rdzv.node.node import Node, Ticket
-from rdzv.node.queries import Changes, WakeupHere
-from rdzv.shared_store.company import Company
-from rdzv.shared_store.fencing import nobody
-from rdzv.shared_store.store import ClientAtFirstUse, SharedStore
-from store import ConnectionLost, when
+from rdzv.shared_store.store import ClientAtFirstUse
 from store.net.threads import Call
 
 if TYPE_CHECKING:
@@ -47,10 +42,9 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.asking import Question
     from rdzv.core.report import RunStatus
-    from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store
 
-__all__ = ["Handler", "RendezvousInfo", "absence_of"]
+__all__ = ["Handler", "RendezvousInfo"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,6 +80,7 @@ class _Verbs:
     keep = awaited(verbs.keep)
     restore = awaited(verbs.restore)
     accuse = awaited(verbs.accuse)
+    all_here = awaited(verbs.all_here)
     suspect = awaited(verbs.suspect)
     change_tally = awaited(verbs.change_tally)
     note_failure = awaited(verbs.note_failure)
@@ -338,61 +333,6 @@ class Handler(_Verbs, RendezvousHandler):
     def leaves_because(self, why: str) -> None:
         """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
         self.node.part.leaves_because = why[: verbs.WHY_LETTERS_MOST]
-
-
-def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
-    """What the members of a round share, for one of them: fenced by the round, and by its own record."""
-    round, keys = membership.round, node.keys
-    return SharedStore(
-        client,
-        prefix=keys.shared(round.number, round.term),
-        fence=(
-            when.mod_revision(keys.round) == round.revision,
-            when.mod_revision(keys.node(node.node_id)) == membership.arrival,
-        ),
-        lease=round.lease,
-        superseded=lambda: membership.over,
-        waiting=membership.beats.waiting,
-        lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
-        company=Company(
-            rank=membership.rank,
-            roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
-            read_roster=_names_by_rank,
-            absence=partial(absence_of, node),
-        ),
-    )
-
-
-def _names_by_rank(roster: bytes) -> dict[int, str]:
-    return {one.rank: one.node_id for one in Participant.unpack_all(roster)}
-
-
-def blocking_share(handler: Handler, membership: Membership) -> tuple[BlockingSharedStore, BlockingStore]:
-    """What the members of a round share, for those who block, and the client that it is on; the caller's to close.
-
-    Its waits end when a member is lost, and when the round is over for this node.
-    """
-    client = handler.open_blocking_store()
-
-    def supersede(reason: str) -> None:
-        # Who waits in the shared store waits on that socket: only breaking it gets them out.
-        client.interrupt(ConnectionLost(reason, maybe_applied=False))
-
-    membership.call_when_over(supersede)
-    if handler.settings.waits_end_on_loss:
-        membership.on_loss.append(lambda _: client.end_waits())
-    return shared_store(handler.node, membership, handler.shared_client).blocking(client), client
-
-
-def absence_of(node: Node, node_id: str) -> str:
-    """What is known here of a node that is gone, in words; empty if nothing is. From any thread."""
-    head = node.head
-    try:
-        now = asyncio.get_running_loop().time()
-    except RuntimeError:
-        now = time.monotonic()  # as event loops do
-    missing = head.progress.absent.missing if head.progress is not None else ()
-    return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")
 
 
 def _result_of(over: Call[T]) -> T:

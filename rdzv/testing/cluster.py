@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
-from rdzv.node import verbs
+from rdzv.node.front import verbs
 from rdzv.testing.faults import FAULTS, deal
 from rdzv.testing.machines import Process, StoreMachine, World
 from rdzv.testing.nodes import ClusterNode, ClusterRound

@@ -45,7 +45,7 @@ from rdzv.errors import RendezvousError, RendezvousSettingsError, RendezvousStat
 from rdzv.loop import blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import check_no_progress, check_on_waiting, others_have_gone
-from rdzv.node.handler import blocking_share
+from rdzv.node.front.blocking import blocking_share
 from rdzv.torch.group import RoundGroup
 from rdzv.torch.pytorch import dist, same_device
 from rdzv.torch.state import synchronize

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from rdzv.core.state import Closed, Draining, NodesLeft, NodesLost, NodesWaiting
 from rdzv.display.history import account
 from rdzv.errors import RendezvousError
-from rdzv.node.handler import absence_of
+from rdzv.node.front.sharing import absence_of
 from rdzv.node.status import read_run
 from rdzv.torch.events import EventHandler
 from rdzv.torch.pytorch import SignalException

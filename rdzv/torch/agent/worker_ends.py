@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.errors import RendezvousError, RoundSupersededError
-from rdzv.node.handler import shared_store
+from rdzv.node.front.sharing import shared_store
 from rdzv.torch.pytorch import how_ended, stops_workers
 from store import StoreError
 

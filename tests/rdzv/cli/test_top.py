@@ -18,8 +18,8 @@ import store
 from rdzv.cli import main as command
 from rdzv.cli import top
 from rdzv.node import status
+from rdzv.node.front.queries import WakeupHere
 from rdzv.node.handler import Handler
-from rdzv.node.queries import WakeupHere
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun
 

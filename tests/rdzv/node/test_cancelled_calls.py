@@ -28,6 +28,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "keep": lambda handler: handler.keep("key", b"kept"),
     "restore": lambda handler: handler.restore("key"),
     "accuse": lambda handler: handler.accuse(1, "does not answer"),
+    "all_here": lambda handler: handler.all_here(timeout=60),
     "suspect": lambda handler: handler.suspect("it has hung up"),
     "ban": lambda handler: handler.ban("z", "slow"),
     "unban": lambda handler: handler.unban("z"),

@@ -11,7 +11,7 @@ import pytest
 
 import rdzv
 from rdzv.loop.ending import EndKind
-from rdzv.node import verbs
+from rdzv.node.front import verbs
 from rdzv.testing import cluster
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 import rdzv
 import store.sync
 from rdzv.backends.registry import rendezvous_handler_registry
-from rdzv.node import verbs
+from rdzv.node.front import verbs
 from tests.support.processes import ROOT, free_port, require
 
 require("torch")  # what follows cannot be imported without

@@ -33,6 +33,9 @@ from rdzv.node.admission import (
     put_drain,
     resize_run,
 )
+from rdzv.node.front.muster import wait_for_all
+from rdzv.node.front.queries import Changes
+from rdzv.node.front.sharing import shared_store
 from rdzv.node.status import read_history, read_roster, read_run
 from store import ConnectionLost, StoreError
 
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "accuse",
+    "all_here",
     "answer",
     "ban",
     "ban_where",
@@ -191,6 +195,22 @@ async def accuse(node: Node, rank: int, why: str) -> None:
         lambda store: put_accusation(store, node.keys, membership, by=node.node_id, accused=accused, why=why)
     ):
         raise RoundSupersededError(over)
+
+
+async def all_here(node: Node, *, timeout: float) -> bool:
+    """Wait until every member of this round has called this; False if one has gone first: then all meet again.
+
+    A member that lives, and does not come within `timeout` seconds, is left to whatever the caller does next.
+
+    Raises:
+        RendezvousConnectionError: The store cannot be reached.
+    """
+    link, membership = await node.connect(), node.membership
+    if membership is None:
+        return True
+    shared = shared_store(node, membership, link.store)
+    membership.call_when_over(shared.supersede)
+    return await wait_for_all(Changes(node, node.connect), shared, membership.round.size, timeout=timeout)
 
 
 @goes_on

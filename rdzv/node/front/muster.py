@@ -23,28 +23,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from rdzv.core.state import Change
-    from rdzv.interface import RendezvousHandler
-    from rdzv.membership import RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["all_here", "wait_for_all"]
+__all__ = ["wait_for_all"]
 
 CAME: Final = "rdzv/muster/came"
 ANSWER: Final = "rdzv/muster/answer"
 GO_ON: Final = b"go on"
 MEET_AGAIN: Final = b"meet again"
-
-
-async def all_here(handler: RendezvousHandler, info: RendezvousInfo, *, timeout: float) -> bool:
-    """Wait for all members of the round; False if one has gone first, and all are to meet again.
-
-    Every member calls it, once. A member that lives, and does not come within `timeout` seconds, is left to whatever
-    the caller does next.
-
-    Raises:
-        RendezvousConnectionError: The store cannot be reached.
-    """
-    return await wait_for_all(handler.changes(), info.store, info.world_size, timeout=timeout)
 
 
 async def wait_for_all(
@@ -54,7 +40,16 @@ async def wait_for_all(
     *,
     timeout: float,
 ) -> bool:
-    """The same, given what happens to the round, what its members share, and how many they are."""
+    """Wait for all members of the round; False if one has gone first, and all are to meet again.
+
+    Every member calls it, once.
+
+    Args:
+        changes: What happens to the round.
+        shared: What its members share.
+        world_size: How many they are.
+        timeout: Seconds; see `rdzv.node.front.verbs.all_here`.
+    """
     store = shared.waiting_through_losses()  # whoever is lost, an answer comes
     store.set_timeout(timeout)
     answer = GO_ON

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import rdzv.sync
-from rdzv.node import verbs
+from rdzv.node.front import verbs
 from rdzv.node.handler import Handler
 
 NAMES = sorted({*verbs.__all__} - {"goes_on", "must_end", "roster"})

@@ -12,7 +12,7 @@ from rdzv.core.state import Change, Closed, NodesWaiting
 from tests.support.runs import VirtualRun
 
 if TYPE_CHECKING:
-    from rdzv.node.queries import Changes
+    from rdzv.node.front.queries import Changes
 
 pytestmark = pytest.mark.virtual_time
 

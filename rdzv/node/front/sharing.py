@@ -1,0 +1,60 @@
+"""Shell: what the members of a round share, as one of them is given it: fenced, and told of losses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rdzv.core.round import BUCKET_SIZE, Participant
+from rdzv.shared_store.company import Company
+from rdzv.shared_store.fencing import nobody
+from rdzv.shared_store.store import SharedStore
+from store import when
+
+if TYPE_CHECKING:
+    from rdzv.membership import Membership
+    from rdzv.node.node import Node
+    from rdzv.shared_store.store import ClientAtFirstUse
+    from store import Store
+
+__all__ = ["absence_of", "shared_store"]
+
+
+def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
+    """What the members of a round share, for one of them: fenced by the round, and by its own record."""
+    round, keys = membership.round, node.keys
+    return SharedStore(
+        client,
+        prefix=keys.shared(round.number, round.term),
+        fence=(
+            when.mod_revision(keys.round) == round.revision,
+            when.mod_revision(keys.node(node.node_id)) == membership.arrival,
+        ),
+        lease=round.lease,
+        superseded=lambda: membership.over,
+        waiting=membership.beats.waiting,
+        lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else nobody,
+        company=Company(
+            rank=membership.rank,
+            roster_key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
+            read_roster=_names_by_rank,
+            absence=partial(absence_of, node),
+        ),
+    )
+
+
+def _names_by_rank(roster: bytes) -> dict[int, str]:
+    return {one.rank: one.node_id for one in Participant.unpack_all(roster)}
+
+
+def absence_of(node: Node, node_id: str) -> str:
+    """What is known here of a node that is gone, in words; empty if nothing is. From any thread."""
+    head = node.head
+    try:
+        now = asyncio.get_running_loop().time()
+    except RuntimeError:
+        now = time.monotonic()  # as event loops do
+    missing = head.progress.absent.missing if head.progress is not None else ()
+    return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")
