@@ -4,6 +4,7 @@
     python -m tests.sim store --seed 17           one story, told
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
     python -m tests.sim full --seed 17            one history, told
+    python -m tests.sim training --seeds 0:1000   nodes that train by `rounds()`, drained, resized, closed, expelled
     python -m tests.sim bugs                      plants every bug in turn, and looks for the seed that finds it
     python -m tests.sim explore                   every order of the messages of three nodes, one of which may fail
 
@@ -21,6 +22,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.sim.checker import Violation
@@ -29,20 +31,25 @@ from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import tell_full_story
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import tell_store_story
+from tests.sim.training_bugs import TRAINING_BUGS
+from tests.sim.training_story import tell_training_story
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from tests.sim.full_story import FullOutcome
     from tests.sim.machines import Seams
     from tests.sim.store_story import StoreOutcome
 
 FRESH = 10**9
+HISTORIES = {"full": tell_full_story, "training": tell_training_story}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 if a promise was broken, 2 if nothing of this is what was asked for."""
     given = sys.argv[1:] if arguments is None else arguments
-    runs: dict[str, Callable[[list[str]], None]] = {"store": _store, "full": _full, "bugs": _bugs}
+    runs: dict[str, Callable[[list[str]], None]] = {"store": _store, "bugs": _bugs}
+    runs |= {name: partial(_histories, name, tell) for name, tell in HISTORIES.items()}
     runs["explore"] = explore_command
     if not given or given[0] not in runs:
         print(__doc__, file=sys.stderr)
@@ -103,20 +110,20 @@ def _stories_from(seed: int, *, jobs: int) -> Generator[StoreOutcome, None, None
             pool.shutdown(cancel_futures=True)
 
 
-def _full(arguments: list[str]) -> None:
+def _histories(name: str, tell: Callable[..., FullOutcome], arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.sim full", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m tests.sim {name}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="one history, told step by step")
     which.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
-        print(tell_full_story(chosen.seed, trace=print))
+        print(tell(chosen.seed, trace=print))
         return
     began, rounds, faults, answers, seconds = time.perf_counter(), 0, 0, 0, 0.0
     for seed in _range(chosen.seeds):
-        outcome = tell_full_story(seed)
+        outcome = tell(seed)
         rounds += outcome.rounds
         faults += outcome.faults
         answers += outcome.answers_checked
@@ -135,6 +142,7 @@ def _bugs(arguments: list[str]) -> None:
     planted: list[tuple[str, Seams, Callable[..., object]]] = [
         *((bug, seams, tell_store_story) for bug, seams in STORE_BUGS.items()),
         *((bug, seams, tell_full_story) for bug, seams in FULL_BUGS.items()),
+        *((bug, seams, tell_training_story) for bug, seams in TRAINING_BUGS.items()),
     ]
     for bug, seams, tell in planted:
         if chosen.only in bug:

@@ -83,6 +83,7 @@ class Checker:
         self.enough_at: float | None = None
         self.clear_at = world.now  # since when no live member of the last round remained
         self.fenced_writes = 0
+        self.writers_sign = True  # what they write to what the members of a round share
         self._values: dict[str, bytes] = {}
 
     def take(self, events: tuple[Event, ...]) -> None:
@@ -91,6 +92,8 @@ class Checker:
         self.overdue()
         for event in events:
             key = event.key
+            if key.startswith(keys.accusations):
+                continue
             if event.kind == "put":
                 if key.startswith(keys.nodes):
                     node_id = key.removeprefix(keys.nodes)
@@ -148,6 +151,10 @@ class Checker:
             f"no round yet, though {len(self.waiting())} nodes have been enough for {self.world.now - began:.1f} s, "
             f"and the last call lasts {self.rules.last_call:.1f} s",
         )
+
+    def resized(self) -> None:
+        """The rules have changed."""
+        self._count()
 
     def live(self) -> list[str]:
         """Live members of the last round that are still in it."""
@@ -256,6 +263,8 @@ class Checker:
         )
 
     def _fenced_write(self, key: str, value: bytes) -> None:
+        if not self.writers_sign:
+            return
         node_id, arrival, number = msgpack.unpackb(value)
         record = self.records.get(node_id)
         self.require(

@@ -84,9 +84,11 @@ class FullStory:
         replay: The command that plays it again.
     """
 
+    command = "full"
+
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
         self.rng = rng = random.Random(f"full story {seed}")
-        self.replay = f"python -m tests.sim full --seed {seed}"
+        self.replay = f"python -m tests.sim {self.command} --seed {seed}"
         self.durable = rng.random() < 0.85
         # A history so short that watches must begin anew, and sessions so short that answers are lost.
         limits = Limits(
@@ -213,7 +215,8 @@ class FullStory:
         """Something has become true."""
         self.troubles.revision(events)
         for event in events:
-            if event.kind == "delete" and event.key.startswith(KEYS.nodes):
+            of_a_node = event.key.startswith(KEYS.nodes) and not event.key.startswith(KEYS.accusations)
+            if event.kind == "delete" and of_a_node:
                 name = event.key.removeprefix(KEYS.nodes)
                 self.gone_at[name, self.checker.records[name].arrival] = self.now
         self.checker.take(events)

@@ -1,0 +1,50 @@
+"""Histories of nodes that train by `rounds()`, and bugs that they must find (`python -m tests.sim training`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.__main__ import hunt, main
+from tests.sim.training_bugs import TRAINING_BUGS
+from tests.sim.training_story import tell_training_story
+from tests.support.seeds import FRESH
+
+FIXED = 24
+COUNT_FRESH = 10
+
+SEEDS = {
+    "nobody coordinates once the run is closed": 0,
+    "who leaves before the agreed step is not missed": 10,
+    "nothing is heard of after newcomers that are let wait": 20,
+    "who has come to its end is forgotten": 78,
+    "who came back first stays": 0,
+    "who was expelled is told of it as of another's loss": 15,
+    "every drain is told of": 50,
+    "a decision is written over": 0,
+}
+"""Histories from which on each is found soon; any change of the product tells them differently."""
+
+WITHIN = 300
+"""Histories in which it must be found."""
+
+
+def test_no_promise_is_broken_in_fixed_histories() -> None:
+    outcomes = [tell_training_story(seed) for seed in range(FIXED)]
+    assert sum(outcome.rounds for outcome in outcomes) > FIXED, "most have more than one round, or they show little"
+    assert sum(outcome.faults for outcome in outcomes) > FIXED
+
+
+def test_no_promise_is_broken_in_fresh_histories() -> None:
+    for seed in range(FRESH, FRESH + COUNT_FRESH):
+        tell_training_story(seed)
+
+
+@pytest.mark.parametrize("bug", TRAINING_BUGS)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    said = hunt(TRAINING_BUGS[bug], tell_training_story, range(SEEDS[bug], SEEDS[bug] + WITHIN))
+    assert "python -m tests.sim training --seed" in said
+
+
+def test_one_history_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["training", "--seed", "3"]) == 0
+    assert "coordinates, term" in capsys.readouterr().out

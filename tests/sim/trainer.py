@@ -1,0 +1,153 @@
+"""A node that trains by `rounds()`: step after step, each of which needs all members, in rounds that change at steps.
+
+What it does it tells its story (`training_story.py`), which knows what must never be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from rdzv.core.state import Draining, NodesLost
+from rdzv.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from rdzv.loop.rounds import Round, rounds_of
+from store.errors import LimitExceeded
+from tests.sim.full_node import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from tests.sim.training_story import TrainingStory
+
+__all__ = ["OwnError", "Trainer"]
+
+
+class OwnError(Exception):
+    """A body's own mistake."""
+
+
+class Trainer(Node):
+    """One process that trains.
+
+    Attributes:
+        step: The step that comes next.
+        known: The last step that it has finished, as far as its `check` can tell; -1 for none.
+        inside: The round whose body it is in, and since when in true time.
+        raises: It is to fail by a mistake of its own, in the middle of its step.
+        failed_in: The last round that it has left by such a mistake.
+        to_leave: That was announced.
+    """
+
+    story: TrainingStory
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self.step = 0
+        self.known = -1
+        self.inside: Round | None = None
+        self.raises = False
+        self.failed_in = -1
+        self.to_leave = False
+        super().__init__(*arguments, **settings)
+
+    def leave(self, within: float = 30.0) -> None:
+        """Announce that it is to leave."""
+        self.to_leave = True
+        self.ask(self.handler.drain(within=within))
+
+    def ask(self, work: Coroutine[Any, Any, object]) -> None:
+        """Have something done on its behalf."""
+
+        async def see_to_it() -> None:
+            with contextlib.suppress(RendezvousError):  # it is away, or in no round any more, or the run is closed
+                await work
+
+        self.process.host.start(see_to_it())
+
+    async def _live(self) -> None:
+        story = self.story
+        listening = self.process.host.start(self._hear())
+        try:
+            async for round in rounds_of(self.handler, on_waiting=story.on_waiting):
+                story.came_in(self, round)
+                async with round:
+                    self.inside = round
+                    await self._train_in(round)
+                self.inside = None
+                story.came_out(self, round)
+            if self.to_leave and not story.checker.closed:
+                story.has_drained(self)
+                return
+            self.refused = RendezvousClosedError("the loop has ended")
+            story.truth.require(story.checker.closed, f"{self.name}'s loop has ended, and the run is not closed (R21)")
+        except RendezvousClosedError as error:
+            self.refused = error
+            story.truth.require(story.checker.closed, f"{self.name} was refused, and the run is not closed: {error}")
+        except (RendezvousTimeoutError, RendezvousConnectionError) as error:
+            story.gave_up(self, error)
+        except (OwnError, LimitExceeded):  # the disk may be full
+            story.say(f"{self.name} has failed by itself")
+            self.process.host.call_later(0.5, story.start_again, self)
+        finally:
+            self.inside = None
+            listening.cancel()
+
+    async def _train_in(self, round: Round) -> None:
+        story, begun = self.story, False
+        if round.newest is not None:
+            self.step = round.newest[1] + 1  # as who brings over the state of the newest
+        if story.silent:
+            await anyio.sleep_forever()
+        while self.step < story.total:
+            self.known, begun = self.step - 1, True
+            await round.check(self.step)
+            story.begun(self, round, self.step)
+            await self._collective(round)
+            self.step += 1
+        story.begun_by.get(round.number, {}).pop(self.name, None)  # it is at its end, and is asked for no step
+        if round.ending is None and begun:
+            self.known = self.step - 1
+
+    async def _collective(self, round: Round) -> None:
+        """All members come to the same step, or nobody gets out; on the round's own store, as a collective would."""
+        await asyncio.sleep(self.rng.uniform(0.02, 0.3))
+        if self.raises:
+            self.raises, self.failed_in = False, round.number
+            raise OwnError
+        if self.story.alone:
+            return
+        key = f"step/{self.step}"
+        if await round.store.add(key, 1) == round.world_size:
+            await round.store.set(f"{key}/all", b"")
+        await round.store.wait([f"{key}/all"], 3600.0)
+
+    async def _hear(self) -> None:
+        """What others may regroup on is about this node's round, and about others."""
+        story = self.story
+        try:
+            async with self.handler.changes() as changes:
+                async for change in changes:
+                    membership = self.node.membership
+                    story.say(f"{self.name} hears {change}")
+                    if membership is None or membership.over is not None:
+                        continue
+                    members = story.checker.rounds[membership.round.number].ranks
+                    if isinstance(change, Draining):
+                        story.truth.require(
+                            set(change.node_ids) <= members.keys(),
+                            f"{self.name} is told {change} in round {membership.round.number} of {set(members)} (R23)",
+                        )
+                    if isinstance(change, NodesLost):
+                        story.truth.require(
+                            self.name not in change.node_ids, f"{self.name} is told of its own loss, and not dropped"
+                        )
+        except (RendezvousConnectionError, RendezvousStateError):
+            pass  # its life ends likewise, and says so

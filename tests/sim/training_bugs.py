@@ -1,0 +1,124 @@
+"""Bugs for histories of training, each of which this project has had: the simulation must find every one of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rdzv.core import decision
+from rdzv.core.decision import decide
+from rdzv.core.stopping import StepGate
+from rdzv.loop import ending
+from rdzv.loop.ending import EndWatcher
+from rdzv.membership import changes_since
+from rdzv.node import coordinator, queries
+from rdzv.node.agreement import Agreement
+from rdzv.node.candidacy import Candidacy
+from store.messages import Transact
+from tests.sim.full_node import KEYS
+from tests.sim.machines import Seams
+from tests.sim.truth import HeardClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rdzv.core.decision import Decision
+    from rdzv.core.state import Change, Head, NodeRecord
+    from rdzv.core.stopping import Stop
+    from store.messages import Request
+
+__all__ = ["TRAINING_BUGS"]
+
+
+class Overwriting(HeardClient):
+    """Writes where to stop over what another coordinator has decided."""
+
+    async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        if isinstance(request, Transact):
+            request = request.replace(when=tuple(one for one in request.when if one.key != KEYS.stop))
+        return await super().call(request, timeout=timeout)
+
+
+@contextmanager
+def _nobody_coordinates_a_closed_run() -> Iterator[None]:
+    def resigning(*arguments: Any, closed: bool, **more: Any) -> Decision:
+        decided = decide(*arguments, closed=closed, **more)
+        return replace(decided, progress=decided.progress.replace(live=0)) if closed else decided
+
+    is_free = Candidacy._is_free.fget  # type: ignore[attr-defined]  # it is a property
+
+    def open_and_free(self: Candidacy) -> bool:
+        return self._follower.head.closed is None and is_free(self)
+
+    with patch.object(coordinator, "decide", resigning), patch.object(Candidacy, "_is_free", property(open_and_free)):
+        yield
+
+
+@contextmanager
+def _who_leaves_early_is_not_missed() -> Iterator[None]:
+    with patch.object(EndWatcher, "_left_early", False):
+        yield
+
+
+@contextmanager
+def _nothing_is_heard_after_newcomers() -> Iterator[None]:
+    attend = Agreement.attend
+
+    async def attend_once(self: Agreement, standing: Stop | None, **more: Any) -> None:
+        if standing is None or not standing.decided or standing.round != self._view.number:
+            await attend(self, standing, **more)
+
+    with patch.object(Agreement, "attend", attend_once):
+        yield
+
+
+@contextmanager
+def _who_has_finished_is_forgotten() -> Iterator[None]:
+    def forget(self: StepGate) -> None:
+        self.begun, self._at_end = None, True
+
+    with patch.object(StepGate, "finish", forget):
+        yield
+
+
+@contextmanager
+def _who_came_back_first_stays() -> Iterator[None]:
+    def choose(_: object, candidates: Sequence[NodeRecord], __: object, count: int) -> Sequence[NodeRecord]:
+        return sorted(candidates, key=lambda record: record.arrival)[: max(count, 0)]
+
+    with patch.object(decision, "_choose", choose):
+        yield
+
+
+@contextmanager
+def _every_drain_is_told() -> Iterator[None]:
+    def told(seen: Sequence[Change], head: Head, **more: Any) -> list[Change]:
+        progress = head.progress and head.progress.replace(draining=tuple(head.drains))
+        return changes_since(seen, replace(head, progress=progress), **more)
+
+    with patch.object(queries, "changes_since", told):
+        yield
+
+
+@contextmanager
+def _ones_own_loss_is_anothers() -> Iterator[None]:
+    def told(seen: Sequence[Change], head: Head, *, node_id: str, **more: Any) -> list[Change]:  # noqa: ARG001
+        return changes_since(seen, head, node_id="", **more)
+
+    with patch.object(ending, "changes_since", told), patch.object(queries, "changes_since", told):
+        yield
+
+
+TRAINING_BUGS = {
+    "nobody coordinates once the run is closed": Seams(plant=_nobody_coordinates_a_closed_run),
+    "who leaves before the agreed step is not missed": Seams(plant=_who_leaves_early_is_not_missed),
+    "nothing is heard of after newcomers that are let wait": Seams(plant=_nothing_is_heard_after_newcomers),
+    "who has come to its end is forgotten": Seams(plant=_who_has_finished_is_forgotten),
+    "who came back first stays": Seams(plant=_who_came_back_first_stays),
+    "who was expelled is told of it as of another's loss": Seams(plant=_ones_own_loss_is_anothers),
+    "every drain is told of": Seams(plant=_every_drain_is_told),
+    "a decision is written over": Seams(client=Overwriting),
+}
+"""Each bug by name, as it is planted."""

@@ -1,0 +1,395 @@
+"""One seed, one history of nodes that train by `rounds()`: drained, resized, closed, failing, expelled and killed.
+
+The world, its troubles, and what looks at clients and revisions are those of `full_story.py`. This adds what nobody
+looks at there (R21, R22, R23):
+
+- No step is begun by some members of a round and not by others, unless one of them is lost, or leaves before that.
+- The decision where to stop is written once, and lies above every step that has been begun.
+- Once a member was lost, or has left early, no other stays in its round's body; so it is after a closing, too.
+- Who is drained is out in time, and costs nobody a step. A resize is heeded, and the lowest ranks stay.
+- `newest` is who has finished most. Nobody is told to regroup for a node that is not in its round, nor of its own loss.
+
+    python -m tests.sim training --seed 17        one history, told step by step
+    python -m tests.sim training --seeds 0:1000   many, told if they fail
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from rdzv.config.resizing import sizes_of
+from rdzv.core.state import NodeRecord, unpack_settings
+from rdzv.core.stopping import Stop
+from rdzv.loop.ending import EndKind
+from store.messages import Delete, Transact
+from tests.sim.full_node import DISCONNECT_TTL, KEYS, Fuse
+from tests.sim.full_story import LOOK_EVERY, PATIENCE, PUSHED_WITHIN, FullOutcome, FullStory
+from tests.sim.full_troubles import Troubles
+from tests.sim.machines import Seams, quiet_logs
+from tests.sim.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.loop.rounds import Round
+    from store.messages import Event, Request
+    from tests.sim.checker import Committed
+
+__all__ = ["TrainingStory", "tell_training_story"]
+
+OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
+"""Seconds for a loss to end a body, also one that has failed first, and waits for news of whose fault that is."""
+
+LET_OUT_WITHIN = 4.0
+"""Seconds for the members to agree, and to come to the step: each takes a third of a second."""
+
+BOTH_ACCUSE = 2
+
+
+def tell_training_story(
+    seed: int, *, seams: Seams | None = None, trace: Callable[[str], None] | None = None
+) -> FullOutcome:
+    """Play one seed to its end.
+
+    Raises:
+        Violation: A promise was broken; the message says which, when, and how to replay it.
+    """
+    seams = seams or Seams()
+    with quiet_logs(), seams.plant():
+        story = TrainingStory(seed, seams, trace)
+        try:
+            return story.tell()
+        finally:
+            story.cosmos.end()
+
+
+class TrainingStory(FullStory):
+    """One history.
+
+    Attributes:
+        silent: Whether bodies never call `check`.
+        on_waiting: What becomes of such bodies when nodes wait to come in.
+        alone: Whether steps need nobody else, so that some come to their end before others.
+        total: How many steps there are to be done.
+    """
+
+    command = "training"
+
+    def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
+        super().__init__(seed, seams, trace)
+        rng = self.rng
+        self.silent = rng.random() < 0.2
+        self.on_waiting: Literal["now", "wait"] = "wait" if self.silent and rng.random() < 0.6 else "now"
+        self.alone = rng.random() < 0.3
+        self.total = rng.choice((10**9, 10, 40))
+        self.stops: dict[int, Stop] = {}
+        self.broken_at: dict[int, float] = {}  # by round: since when somebody is missing in its steps
+        self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
+        self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as the node can tell
+        self.too_large_at: float | None = None
+        self.troubles = TrainingTroubles(self)
+        self.checker.writers_sign = False
+        self.gone: set[str] = set()  # members of the last round that were lost, or have left, since it was committed
+        self.say(
+            f"silent: {self.silent}, on_waiting: {self.on_waiting}, {self.total} steps{' alone' if self.alone else ''}"
+        )
+
+    def start(self, name: str) -> None:
+        before = self.nodes.get(name)
+        if before is not None and before.alive:
+            return
+        self.say(f"{name} starts")
+        patience = PATIENCE if self.calm else self.patience
+        self.nodes[name] = Trainer(self, self.cosmos.process(name), join_timeout=patience, **self.settings)
+
+    def trainers(self) -> list[Trainer]:
+        """Those that are alive."""
+        return [node for node in self.alive() if isinstance(node, Trainer)]
+
+    # ------------------------------------------------------------------------------------------ what trainers tell
+
+    def came_in(self, node: Trainer, round: Round) -> None:
+        """A trainer has been given a round."""
+        self.joined(node, round._info)
+
+    def begun(self, node: Trainer, round: Round, step: int) -> None:
+        """A trainer begins a step."""
+        if node.node.membership is not round._membership or not self._stands(node.name, round._membership.arrival):
+            return  # it has been dropped, and does not know it yet: nobody waits for it
+        self.begun_by.setdefault(round.number, {})[node.name] = step
+        stop = self.stops.get(round.number)
+        if stop is not None and stop.decided:
+            self.truth.require(
+                stop.step is not None and step < stop.step,
+                f"{node.name} begins step {step} of round {round.number}, and {stop} was agreed on (R21)",
+            )
+
+    def came_out(self, node: Trainer, round: Round) -> None:
+        """A trainer has left a round, and goes on, or has come to the end of its loop."""
+        ending = round.ending
+        self.say(f"{node.name} is out of round {round.number} before step {node.step}: {ending}")
+        self.known[node.node.part.incarnation] = node.known
+        if ending is None:
+            return
+        self.truth.require(
+            ending.kind is not EndKind.LOST or node.name not in ending.node_ids,
+            f"{node.name} was told of its own loss, and not dropped: {ending}",
+        )
+        stop, begun = self.stops.get(round.number), self.begun_by.get(round.number, {}).get(node.name)
+        if ending.kind is EndKind.AGREED and stop is not None and stop.step is not None and begun is not None:
+            self.truth.require(
+                node.step == min(stop.step, self.total),
+                f"{node.name} has left round {round.number} before step {node.step}, and {stop} was agreed on (R21)",
+            )
+
+    def has_drained(self, node: Trainer) -> None:
+        """A trainer's loop has ended, since it was to leave."""
+        self.say(f"{node.name} has left, as was announced")
+        self.director.call_later(1.0, lambda: node.die(silently=False))
+        self.director.call_later(2.0, self.start, node.name)
+
+    # ------------------------------------------------------------------------------------------ what becomes true
+
+    def _stands(self, name: str, arrival: int) -> bool:
+        record = self.checker.records.get(name)
+        return record is not None and record.arrival == arrival and not record.left
+
+    def _revision(self, events: tuple[Event, ...]) -> None:
+        before, waiting = self.checker.last, set(self.checker.waiting())
+        for event in events:
+            if event.key.startswith(KEYS.nodes) and not event.key.startswith(KEYS.accusations):
+                self._node_changed(event)
+            elif event.key == KEYS.settings and event.kind == "put":
+                needed, capacity = sizes_of(unpack_settings(event.value))
+                self.rules = self.checker.rules = replace(self.rules, needed=needed, capacity=capacity)
+                self.checker.resized()
+            elif event.key == KEYS.stop and event.kind == "put":
+                self._stop_written(Stop.unpack(event.value))
+        super()._revision(events)
+        last = self.checker.last
+        if last is not None and last is not before:
+            self._committed(last, before, waiting)
+            self.gone.clear()
+        is_large = last is not None and not self.checker.closed and len(self.checker.live()) > self.rules.capacity
+        self.too_large_at = (self.too_large_at or self.now) if is_large else None
+
+    def _node_changed(self, event: Event) -> None:
+        """Whether somebody is missing from now on in the steps of the round."""
+        name, last = event.key.removeprefix(KEYS.nodes), self.checker.last
+        if event.kind == "delete":
+            self.gone.add(name)
+        if last is None or not self._stands(name, last.arrivals.get(name, -1)):
+            return
+        number, early = last.round.number, event.kind == "delete"
+        if event.kind == "put":
+            record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
+            early = record.left and not record.stopped
+            node = self.nodes[name]
+            self.truth.require(
+                not (record.stopped and isinstance(node, Trainer) and node.failed_in == number),
+                f"{name} has failed in the middle of a step of round {number}, and says that it has stopped (R21)",
+            )
+        if early:
+            self.say(f"{name} is missing in round {number}")
+            self.broken_at.setdefault(number, self.now)
+
+    def _stop_written(self, stop: Stop) -> None:
+        before, last = self.stops.get(stop.round), self.checker.last
+        require = self.truth.require
+        self.say(f"{stop}")
+        require(last is not None and last.round.number == stop.round, f"{stop} is about another round than the last")
+        assert last is not None
+        if before is not None and before.decided:
+            better = before.for_newcomers and before.step is None and not stop.for_newcomers and stop.step is None
+            require(better and stop.decided, f"{before} was decided, and then {stop} (R21)")
+        begun = self.begun_by.get(stop.round, {})
+        live = {name: step for name, step in begun.items() if self._stands(name, last.arrivals[name])}
+        if stop.decided and not (self.checker.closed and stop.step is None):
+            most = max(live.values(), default=None)
+            require(most is None or (stop.step is not None and most < stop.step), f"{stop}, and begun is {live} (R21)")
+        self.stops[stop.round] = stop
+
+    def _committed(self, last: Committed, before: Committed | None, waiting: set[str]) -> None:
+        """`newest` is the member that has finished most (R21); and those with the lowest ranks stay (R23)."""
+        records = self.checker.records
+        known = {rank: self.known.get(records[name].incarnation, -1) for name, rank in last.ranks.items()}
+        most = max(known.values())
+        newest = None if most < 0 else (min(rank for rank, step in known.items() if step == most), most)
+        self.truth.require(
+            last.round.newest == newest, f"{last.round} names {last.round.newest}, and {known} have been finished (R21)"
+        )
+        if before is not None:
+            # Who had gone may have come again just now: it was not known when this was decided.
+            for name in waiting & before.ranks.keys() - self.gone - last.ranks.keys():
+                rank = before.ranks[name]
+                self.truth.require(
+                    all(before.ranks.get(member, rank) < rank for member in last.ranks),
+                    f"{name} was to stay, of {before.ranks}, and {last.ranks} have (R23)",
+                )
+
+    # ------------------------------------------------------------------------------------------ what is looked at
+
+    def _look(self) -> None:
+        super()._look()
+        for node in self.trainers():
+            round, still = node.inside, node.process.node_thread.paused
+            if round is None or not node.awake or still or node.went_on_at >= self.now - LOOK_EVERY:
+                continue
+            broken_at = self.broken_at.get(round.number)
+            if broken_at is not None and node.node.membership is round._membership:
+                waits = self.now - max(broken_at, self.disturbed_until, node.went_on_at)
+                self.truth.require(
+                    waits <= OUT_WITHIN,
+                    f"{node.name} is in round {round.number} still, {waits:.2f} s after somebody was lost (R21, R22)",
+                )
+        if self.too_large_at is not None:
+            since = self.now - max(self.too_large_at, self.disturbed_until)
+            self.truth.require(
+                since <= LET_OUT_WITHIN,
+                f"{self.checker.live()} are in a round still, {since:.2f} s after a resize to {self.rules.capacity}",
+            )
+
+    def drained(self, node: Trainer, within: float) -> None:
+        """A drain was announced: if nothing else happens, the node is out in time, and nobody was interrupted (R23)."""
+        round, began = node.inside, self.now
+        if round is None or self.disturbed_until > began or round.ending is not None or within <= LET_OUT_WITHIN:
+            return
+
+        def look() -> None:
+            if self.disturbed_until > began or self.checker.closed or self.calm or not node.alive:
+                return
+            ending = round.ending
+            self.truth.require(
+                node.inside is None and ending is not None and ending.kind is EndKind.AGREED,
+                f"{node.name} was to leave {LET_OUT_WITHIN:g} s ago, and its round has come to {ending} (R23)",
+            )
+
+        self.director.call_later(LET_OUT_WITHIN, look)
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _settled(self) -> bool:
+        last = self.checker.last
+        if self.on_waiting == "wait" and last is not None and not self.checker.closed:
+            live = self.checker.live()
+            return bool(live) and all(self._is_in(self.nodes[name], last.round.revision) for name in live)
+        return super()._settled()
+
+    def _lose_one(self) -> None:
+        """One member leaves, as is announced, and another dies; no other stays in that round's body (R21, R23)."""
+        if (members := self._members()) and self.on_waiting == "wait":
+            self.start("late")  # and is let wait
+            self.cosmos.timeline.run(self.now + LET_OUT_WITHIN)
+        if members := self._members():
+            drained = self.rng.choice(members)
+            self._see_out(members, EndKind.AGREED, drained.leave)
+        if len(members := self._members()) > 1:
+            lost, *others = self.rng.sample(members, len(members))
+            self._see_out(others, EndKind.LOST, lambda: lost.die(silently=False))
+
+    def _members(self) -> list[Trainer]:
+        """All members of the last round, if all are in its body."""
+        last = self.checker.last
+        if self.checker.closed or last is None:
+            return []
+        members = [node for node in self.trainers() if node.inside and node.inside.number == last.round.number]
+        return members if len(members) == last.round.size else []
+
+    def _see_out(self, members: list[Trainer], kind: EndKind, happens: Callable[[], object]) -> None:
+        rounds = {node.name: node.inside for node in members}
+        happens()
+        self.cosmos.timeline.run(self.now + max(OUT_WITHIN, LET_OUT_WITHIN) + self.promptly)
+        for name, round in rounds.items():
+            ending = None if round is None else round.ending
+            self.truth.require(
+                self.checker.closed or (ending is not None and ending.kind is kind),
+                f"{name} is not out of its round, or for another reason than that it has {kind.value}: {ending}",
+            )
+
+
+class TrainingTroubles(Troubles):
+    """Also drains, resizes, closes, fails and accuses."""
+
+    _story: TrainingStory
+
+    def something_happens(self) -> None:
+        """Of all that can happen, one thing does."""
+        if self._story.calm:
+            return
+        if self._rng.random() < 0.4:
+            super().something_happens()
+            return
+        self.count += 1
+        ways = [self._drain] * 3 + [self._resize] * 2 + [self._fail] * 3 + [self._accuse] * 3 + [self._close]
+        self._rng.choice(ways)()
+
+    def _at_work(self) -> list[Trainer]:
+        return [node for node in self._story.trainers() if node.awake and node.inside is not None]
+
+    def _drain(self) -> None:
+        """Somebody is to leave, who may be waiting for a round."""
+        at_work = self._at_work()
+        if self._rng.random() < 0.4:
+            at_work = [node for node in self._story.trainers() if node.awake and node.connected] or at_work
+        if at_work:
+            node, within = self._rng.choice(at_work), self._rng.choice((2.0, 30.0, 30.0))
+            self._story.say(f"{node.name} is to leave within {within:g} s")
+            if within <= LET_OUT_WITHIN:
+                self._story.disturbed("which may be too soon", lasting=within + 1.0)
+            node.leave(within)
+            self._story.drained(node, within)
+            if self._rng.random() < 0.5:
+                self._later(self._rng.uniform(0.0, 0.5), self._fail)
+
+    def _resize(self) -> None:
+        if at_work := self._at_work():
+            rules, live = self._story.rules, len(self._story.checker.live())
+            most = rules.needed + rules.unit * self._rng.randint(0, 3)
+            if live > rules.needed and self._rng.random() < 0.5:
+                most = live - rules.unit
+            self._story.say(f"the run is resized to {most}")
+            node = self._rng.choice(at_work)
+            node.ask(node.handler.resize(max_nodes=most))
+
+    def _fail(self) -> None:
+        """Somebody makes a mistake of its own in its next step."""
+        if at_work := self._at_work():
+            node = self._rng.choice(at_work)
+            self._story.disturbed(f"{node.name} is about to fail", lasting=1.0 + DISCONNECT_TTL + 1.0)
+            node.raises = True
+
+    def _close(self) -> None:
+        """The run is closed, as is planned; and then something befalls one who is at work still."""
+        if at_work := self._at_work():
+            node = self._rng.choice(at_work)
+            self._story.disturbed(f"{node.name} closes the run", lasting=0.0)
+            node.close_run()
+            for _ in range(self._rng.randint(0, 2)):
+                self._later(self._rng.uniform(0.0, 0.5), self._rng.choice((self._fail, self._strike_node)))
+
+    def _accuse(self) -> None:
+        """Two members accuse a third; and whoever coordinates dies just then, perhaps."""
+        at_work = [node for node in self._at_work() if node.inside is not None and node.inside.world_size > BOTH_ACCUSE]
+        if not at_work:
+            return
+        first = self._rng.choice(at_work)
+        assert first.inside is not None
+        number, size = first.inside.number, first.inside.world_size
+        accused = self._rng.randrange(size)
+        by = [
+            one for one in at_work if one.inside and (one.inside.number, one.inside.rank != accused) == (number, True)
+        ]
+        self._story.disturbed(f"rank {accused} of round {number} is accused", lasting=2.0)
+        for node in by[:BOTH_ACCUSE]:
+            assert node.inside is not None
+            node.ask(node.inside.accuse(accused, "it does not answer"))
+        if self._rng.random() < 0.7:
+            self.fuse = Fuse(self._rng.randrange(2), _expels, lambda who: self._strike(who, "kill", 3.0))
+
+
+def _expels(request: Request[Any]) -> bool:
+    """Whether this request takes a member out of the round."""
+    return isinstance(request, Transact) and any(
+        isinstance(one, Delete) and one.key.startswith(KEYS.nodes) for one in request.then
+    )
