@@ -98,19 +98,20 @@ class Keeping:
     """The leases kept over one store client, in the loop that client lives in.
 
     Attributes:
-        on_silence: Called when keep-alives have had no answer for `UNANSWERED`, with the moment of the first of them.
+        on_silence: Called when keep-alives have had no answer for `UNANSWERED`, with the moment of the first of them;
+            and with None once there is an answer, or nothing is asked any more.
     """
 
     def __init__(self, store: GrantsLeases) -> None:
         self._store = store
-        self.on_silence: Callable[[float], None] | None = None
+        self.on_silence: Callable[[float | None], None] | None = None
         self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
         self._tasks: dict[int, tuple[AwaitedLease, asyncio.Task[None]]] = {}
         self._ours_until: dict[int, float] = {}  # by lease: when we may no longer believe in it
         self._wanted = 0  # how often renewals were asked for
         self._sleeping: set[asyncio.Future[None]] = set()  # the leases that wait until they are to be renewed
         on_connection = getattr(store, "on_connection", None)
-        if on_connection is not None:  # the embedded store's client tells; etcd's has no connection to lose
+        if on_connection is not None:
             on_connection(self._connection_changed)
         bound_pauses = getattr(store, "bound_pauses", None)
         if bound_pauses is not None:
@@ -205,6 +206,8 @@ class Keeping:
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
+            if self.on_silence is not None:
+                self.on_silence(None)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep for so long, or until `renew_now`. A scope of anyio's would cost as much as all else of a renewal."""
@@ -219,7 +222,7 @@ class Keeping:
             self._sleeping.discard(sleeping)
 
     def _drop(self, lease_id: int) -> tuple[AwaitedLease | None, asyncio.Task[None] | None]:
-        """Keep a lease no more; what is silent to nobody is not noticed."""
+        """Keep a lease no more."""
         self._ours_until.pop(lease_id, None)
         dropped = self._tasks.pop(lease_id, (None, None))
         if not self._tasks:

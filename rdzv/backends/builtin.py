@@ -252,15 +252,21 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         "receipts": f"{settings.prefix}//receipts/",
     }
 
-    def open_store() -> contextlib.AbstractAsyncContextManager[Store]:
-        monitoring.begin()
-        return etcd.Client(cluster, connect_timeout=settings.join_timeout, timeout_name="join_timeout", **options)
+    who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
+    shared_as = (cluster, settings.prefix, *who)
 
-    node = Node(settings, loop=NodeThread(), open_store=open_store)
+    def open_store(**more: Any) -> contextlib.AbstractAsyncContextManager[Store]:
+        return etcd.Client(cluster, shared_as=shared_as, **options, **more)
+
+    def open_for_node() -> contextlib.AbstractAsyncContextManager[Store]:
+        monitoring.begin()
+        return open_store(connect_timeout=settings.join_timeout, timeout_name="join_timeout")
+
+    node = Node(settings, loop=NodeThread(), open_store=open_for_node)
     monitoring = Monitoring(node, settings, credentials)
     return Handler(
         node,
-        open_store=lambda: etcd.Client(cluster, **options),
+        open_store=open_store,
         open_blocking_store=lambda: etcd_sync.Client(cluster, **options),
     )
 

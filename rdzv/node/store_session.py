@@ -43,7 +43,7 @@ ANSWERS_KEPT = 3  # of which the quickest tells how far away the store is: the o
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds for which the store is away before that is said, and then ever more rarely (R22)
 ASK_EVERY = 1.0  # seconds, while somebody waits: whether the store is still there must be known for that ...
-ASK_EVERY_PER_NODE = 0.002  # ... but it answers no more than 500 such questions a second, however many nodes there are
+ASK_EVERY_PER_NODE = 0.01  # ... but it answers no more than 100 such questions a second, however many nodes there are
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 SHARED_RENEWALS_PER_TTL = 4
 OVERHEAD_BYTES = 40  # of a condition or a write in a request, its key and value aside
@@ -96,6 +96,7 @@ class Link:
         self._who_waits: Callable[[], str] = str
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
+        self._silent = False  # what was asked has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
         self.keeper.tell_silence(self._note_silence)
@@ -175,9 +176,13 @@ class Link:
         if not connected:
             self._begin_telling(self.store.time(), SAY_AWAY_AFTER)
 
-    def _note_silence(self, since: float) -> None:
-        """The store has not answered for a while."""
-        self._begin_telling(since, 0.0)
+    def _note_silence(self, since: float | None) -> None:
+        """The store has not answered for a while; None: it has, or it is not asked any more."""
+        self._silent = since is not None
+        if since is not None:
+            self._begin_telling(since, 0.0)
+        else:
+            self._connection_changed.set()
 
     def _begin_telling(self, since: float, first_after: float) -> None:
         if not self._closed and (self._telling is None or self._telling.done()):
@@ -197,14 +202,11 @@ class Link:
 
     async def _is_back(self, *, within: float) -> bool:
         """Wait until the store answers again, or is known to be lost; False if so many seconds have passed first."""
-        until = self.store.time() + within
-        while self.failure is None and (left := until - self.store.time()) > 0:
-            if await self.in_reach_again(within=left) and self.failure is None:
-                # Connected is not answered: it may hang.
-                with contextlib.suppress(ConnectionLost, StoreTimeoutError):
-                    await self.store.ping(timeout=max(until - self.store.time(), 0.001))
-                    return True
-        return self.failure is not None
+        with anyio.move_on_after(within) as limit:
+            while self.failure is None and (self._silent or not self.in_reach):
+                self._connection_changed.clear()
+                await self._connection_changed.wait()
+        return not limit.cancelled_caught
 
     # ------------------------------------------------------------------------------------------ how far away it is
 

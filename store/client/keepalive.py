@@ -78,8 +78,8 @@ class TaskKeeper:
         """A lease that a transaction is about to grant, by this id; `keep` it once that is done."""
         return HeldLease(self, id=id, ttl=ttl, kept=False)
 
-    def tell_silence(self, told: Callable[[float], None]) -> None:
-        """Have somebody told when the store has not answered for a while, with the moment since when."""
+    def tell_silence(self, told: Callable[[float | None], None]) -> None:
+        """Have somebody told when the store has not answered for a while, and since when; and None when it has."""
         self._keeping.on_silence = told
 
     def renew_now(self) -> None:

@@ -9,6 +9,7 @@ from store.etcd.codec import Failure, FailureKind
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
 __all__ = ["Choice", "pause_after"]
 
@@ -35,6 +36,7 @@ class Choice:
         misses: How many attempts have failed, one after the other.
         try_at: When the next attempt may be made, on the caller's clock.
         problem: What is wrong, as far as it is known; empty if nothing is.
+        on_reach: Is told when the last member has failed, and when one answers again.
     """
 
     def __init__(self, members: int, rng: random.Random) -> None:
@@ -45,6 +47,7 @@ class Choice:
         self.misses: int = 0
         self.try_at: float = -math.inf
         self.problem: str = "it has never answered"
+        self.on_reach: Callable[[bool], object] = bool
 
     @property
     def alone(self) -> bool:
@@ -76,7 +79,10 @@ class Choice:
     def missed(self, place: int, failure: Failure, now: float) -> None:
         """Note that a member has failed: there is hardly a pause while there are members that were not asked yet."""
         self.note(place, failure)
+        before = self.all_fail
         self._failing.add(place)
+        if self.all_fail and not before:
+            self.on_reach(False)
         self.misses += 1
         burden = failure.silent or failure.trouble is not FailureKind.UNDONE or "no leader" in str(failure)
         most = PAUSE_MOST if burden else PAUSE_MOST_UNREACHED
@@ -85,9 +91,12 @@ class Choice:
 
     def answered(self, place: int) -> None:
         """Note that a member has answered."""
+        before = self.all_fail
         self._failing.discard(place)
         if not self._failing:
             self.problem = ""
+        if before:
+            self.on_reach(True)
 
     def jitter(self, seconds: float) -> float:
         """Return between half and one and a half times as much."""

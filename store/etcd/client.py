@@ -18,6 +18,7 @@ import math
 import os
 import random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet
 
 import anyio
 
@@ -77,7 +78,7 @@ from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Sequence
     from typing import Self
 
 
@@ -93,6 +94,38 @@ WATCHES_MOST: Final = 100
 """Keys watched for one wait at one time."""
 
 
+class _Shared:
+    """What clients share that are made in one loop under one name: the members that they ask, and who they are."""
+
+    def __init__(self, forget: Callable[[], object] = bool) -> None:
+        self.members: Members | None = None
+        self.clients: WeakSet[Client] = WeakSet()  # one that is never used is never closed
+        self.forget = forget  # have the next client begin anew
+
+    def fail(self, error: StoreError) -> None:
+        """It is another cluster: none of them is of any more use."""
+        self.forget()
+        for client in tuple(self.clients):
+            client.fail(error)
+
+    def tell(self, connected: bool) -> None:
+        """Tell all of them whether the cluster is in reach."""
+        for client in tuple(self.clients):
+            client.tell(connected)
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Shared]] = WeakKeyDictionary()
+
+
+def _shared_by(name: Hashable | None) -> _Shared:
+    if name is None:
+        return _Shared()
+    here = _shared.setdefault(asyncio.get_running_loop(), {})
+    if name not in here:
+        made = here[name] = _Shared(lambda: here.pop(name) if here.get(name) is made else None)
+    return here[name]
+
+
 class Client(interface.Store):
     """A client of an etcd cluster; use it as `async with store.connect(url) as client`.
 
@@ -106,6 +139,8 @@ class Client(interface.Store):
         timeout_name: What those who read of a wait for it know it by.
         receipts: What the keys of receipts start with; the user must be allowed to write there.
         rng: For jitter, and the member to begin with.
+        shared_as: All clients made in one event loop with equal ones share a connection, so that many nodes of a
+            process are one client to the cluster. The other arguments must then be equal, too. None: not shared.
     """
 
     tells_causes: bool = False
@@ -125,26 +160,33 @@ class Client(interface.Store):
         timeout_name: str = "the timeout",
         receipts: str = RECEIPTS,
         rng: random.Random | None = None,
+        shared_as: Hashable | None = None,
     ) -> None:
         self.name: str = str(cluster)
         self.timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._timeout_name = timeout_name
         self.hidden = receipts
-        self.members: Members = Members(
-            cluster,
-            probe=range_of(receipts, count_only=True),
-            tls=tls,
-            user=user,
-            password=password,
-            rng=rng or random.Random(),
-        )
-        self.members.identity.failed = self.fail
+        self._shared = _shared_by(shared_as)
+        if self._shared.members is None:
+            self._shared.members = Members(
+                cluster,
+                probe=range_of(receipts, count_only=True),
+                tls=tls,
+                user=user,
+                password=password,
+                rng=rng or random.Random(),
+            )
+            self._shared.members.identity.failed = self._shared.fail
+            self._shared.members.choice.on_reach = self._shared.tell
+        self.members: Members = self._shared.members
+        self._shared.clients.add(self)
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._writes = Writes(self._reads, self._receipts)
         self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
+        self._on_connection: list[Callable[[bool], None]] = []
         self._way: Way | None = None
         self._pid = os.getpid()
 
@@ -154,7 +196,10 @@ class Client(interface.Store):
         await self.open()
         try:
             told = absence_told(
-                self.name, self.members.what_is_wrong, within=self._connect_timeout, ended_by=self._timeout_name
+                self.name,
+                lambda: self.members.choice.problem,
+                within=self._connect_timeout,
+                ended_by=self._timeout_name,
             )
             with told:
                 deadline = self.time() + self._connect_timeout
@@ -183,7 +228,10 @@ class Client(interface.Store):
             if useful:
                 with anyio.move_on_after(HANG_UP_WITHIN), contextlib.suppress(StoreError, Failure):
                     await self._receipts.give_up()
-            await self.members.aclose()
+            self._shared.clients.discard(self)
+            if not self._shared.clients:
+                self._shared.forget()
+                await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
         """Make this client useless: every call under way raises the error. The first error counts."""
@@ -191,6 +239,16 @@ class Client(interface.Store):
             self._failed = error
             for scope in tuple(self._scopes):
                 scope.cancel()
+            self.tell(False)
+
+    def on_connection(self, callback: Callable[[bool], None]) -> None:
+        """Call back whenever the cluster is out of reach, or in reach again, and when this client is of no more use."""
+        self._on_connection.append(callback)
+
+    def tell(self, connected: bool) -> None:
+        """Tell whoever wants to know whether the cluster is in reach."""
+        for callback in self._on_connection:
+            callback(connected)
 
     @property
     def connected(self) -> bool:

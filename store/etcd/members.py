@@ -113,7 +113,7 @@ class Members:
         self._tls = (tls or ssl.create_default_context()) if cluster.secure else None
         self._credentials = channel_credentials(self._tls) if self._tls is not None else None
         self.login: Login = Login(self.name, user, password)
-        self._choice = Choice(len(cluster.hosts), rng or random.Random())
+        self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
         self._current: Connection | None = None
         self._left: set[Connection] = set()  # closed, perhaps with requests still under way
         self._probes_refused = 0  # for their tokens, one after the other
@@ -143,13 +143,13 @@ class Members:
     @property
     def hosts(self) -> list[tuple[str, int]]:
         """Where the members are, the one that is asked now, or was last, first."""
-        here = self._cluster.hosts[self._choice.place]
+        here = self._cluster.hosts[self.choice.place]
         return [here, *(host for host in self._cluster.hosts if host != here)]
 
     @property
     def connected(self) -> bool:
         """Whether some member has answered since it last failed, or has not been asked."""
-        return not self._choice.all_fail
+        return not self.choice.all_fail
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -202,8 +202,9 @@ class Members:
                 self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # One that answers others is busy, and not gone: it is left only if it lets us wait again.
-                busy = failure.silent and failures == 1 and connection.heard_at > asked_at
+                # One that answers others is busy, and not gone: it is left only for another, if it lets us wait again.
+                patient = failures == 1 or self.choice.alone
+                busy = failure.silent and patient and connection.heard_at > asked_at
                 if not busy:
                     await self.moved_on(connection, failure)
                 if doubt is not None and failure.trouble is FailureKind.DOUBT:
@@ -230,7 +231,7 @@ class Members:
 
     def attempt_limit(self, failures: int) -> float:
         """Return seconds for the next attempt, after so many that failed."""
-        first = ATTEMPT_ALONE if self._choice.alone else ATTEMPT_FIRST
+        first = ATTEMPT_ALONE if self.choice.alone else ATTEMPT_FIRST
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def current_revision(self, deadline: float) -> int:
@@ -327,9 +328,9 @@ class Members:
 
     async def _try_to_connect(self, most: float) -> None:
         """Make one attempt to connect, once it is time for it."""
-        await anyio.sleep(max(self._choice.try_at - self._time(), 0))
-        place = self._choice.choose()
-        limit = min(self.attempt_limit(self._choice.misses), most)
+        await anyio.sleep(max(self.choice.try_at - self._time(), 0))
+        place = self.choice.choose()
+        limit = min(self.attempt_limit(self.choice.misses), most)
         try:
             async with _turn():
                 connection = await self._connected_to(place, limit)
@@ -339,7 +340,7 @@ class Members:
                 await self._find_out(place, failure)
             return
         self._current = connection
-        self._choice.misses = 0
+        self.choice.misses = 0
         self._never_met.clear()
         self._answered(connection)
         if self._minding is None:
@@ -367,7 +368,7 @@ class Members:
 
     def _missed(self, place: int, failure: Failure) -> None:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
-        self._choice.missed(place, failure, self._time())
+        self.choice.missed(place, failure, self._time())
 
     async def _find_out(self, place: int, failure: Failure) -> None:
         """Find out why a member could not be reached, while none was ever met.
@@ -378,7 +379,7 @@ class Members:
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
-            self._choice.problem = str(found)
+            self.choice.problem = str(found)
         elif (
             found is None and self._tls is not None and not isinstance(self._tls, ClientContext) and not failure.silent
         ):
@@ -400,7 +401,7 @@ class Members:
             self._current = None
             self._missed(connection.place, failure)
         else:
-            self._choice.note(connection.place, failure)
+            self.choice.note(connection.place, failure)
         await self._leave(connection, failure)
 
     async def _leave(self, connection: Connection, reason: Failure) -> None:
@@ -410,11 +411,11 @@ class Members:
             self._left.discard(connection)
 
     def _answered(self, connection: Connection) -> None:
-        self._choice.answered(connection.place)
+        self.choice.answered(connection.place)
 
     async def pause(self, failures: int, deadline: float) -> None:
         """Before another attempt at the same request."""
-        seconds = min(self._choice.pause(failures), max(deadline - self._time(), 0))
+        seconds = min(self.choice.pause(failures), max(deadline - self._time(), 0))
         if seconds:
             await anyio.sleep(seconds)
 
@@ -446,7 +447,7 @@ class Members:
 
     async def _balance(self, connection: Connection) -> None:
         """Choose a member among all; if it is another one, and it answers, move there."""
-        place = self._choice.any()
+        place = self.choice.any()
         if place == connection.place:
             return
         async with self._connecting:
@@ -457,16 +458,12 @@ class Members:
             except Failure as failure:
                 log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
                 return
-            self._current, self._choice.place = another, place
+            self._current, self.choice.place = another, place
             self._answered(another)
         await self._leave(connection, Failure("the client chose another member", FailureKind.REOPEN))
 
     def _next_balance(self) -> float:
-        return math.inf if self._choice.alone else self._time() + self._choice.jitter(BALANCE_AFTER)
-
-    def what_is_wrong(self) -> str:
-        """Why no member has answered, as far as it is known."""
-        return self._choice.problem
+        return math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
         """The error for a caller whose time is over: which one depends on what came of its own attempts.
@@ -475,7 +472,7 @@ class Members:
         since then is chance, and tells the caller nothing.
         """
         maybe = doubt is not None and doubt.any
-        reason = told or self._choice.problem
+        reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
         message = f"{asked} in time{': ' if reason else ''}{reason}"
         if self.connected and not told:

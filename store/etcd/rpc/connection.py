@@ -1,8 +1,8 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the two streams that callers share.
 
-A connection is made, used and closed in one event loop. All watches and waits of a client share one stream, and so do
-the renewals of its leases; each stream is opened when it is first needed. When a connection is closed, its streams end
-at once, and requests that are under way may still be answered: each has a time limit of its own.
+A connection is made, used and closed in one event loop. All watches and waits of a client share one stream, and the
+renewals of its leases a few; each stream is opened when it is first needed. When a connection is closed, its streams
+end at once, and requests that are under way may still be answered: each has a time limit of its own.
 
 Every request asks for a member that has a leader (`hasleader`). So one that is cut off from the others says so, where
 it would otherwise keep a watch open for ever without a word.
@@ -47,6 +47,9 @@ METHODS: Final[dict[str, tuple[Any, Any]]] = {
     "Auth/Authenticate": (pb.AuthenticateRequest, pb.AuthenticateResponse),
 }
 """The requests that have one answer, below `etcdserverpb.`, and their messages."""
+
+RENEWING_AT_ONCE: Final = 16
+"""Streams for the renewals of many leases. Over each etcd renews one after the other, once all writes are applied."""
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of one answer; gRPC's own limit is 4 MiB, which a page of a listing passes, and a snapshot's events."""
@@ -121,7 +124,7 @@ class Connection:
         self._closed: Failure | None = None
         self._streams: dict[asyncio.Task[None], Callable[[Exception], None]] = {}  # and whom to tell of their end
         self._watches: WatchStream | None = None
-        self._renewals: _Renewals | None = None
+        self._renewals: dict[int, _Renewals] = {}
 
     @property
     def under_way(self) -> int:
@@ -205,11 +208,12 @@ class Connection:
         return watches
 
     async def _renew(self, lease: int, token: str | None, limit: float) -> pb.LeaseKeepAliveResponse:
-        renewals = self._renewals
+        place = lease % RENEWING_AT_ONCE
+        renewals = self._renewals.get(place)
         if renewals is None or renewals.over or renewals.token != token:
             if renewals is not None:
                 renewals.requests().close()  # the member answers what was asked before, and ends it
-            renewals = self._renewals = _Renewals(token)
+            renewals = self._renewals[place] = _Renewals(token)
             self._open(
                 "Lease/LeaseKeepAlive",
                 renewals.requests(),

@@ -23,8 +23,9 @@ from rdzv import Closed, MembersLostError, NodesLost, QueueEmptyError, RoundSupe
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from rdzv.node.handler import Handler
+from store.etcd import client as client_room
 from store.etcd import members as members_room
-from store.etcd.rpc.connection import Connection
+from store.etcd.rpc.connection import RENEWING_AT_ONCE, Connection
 from tests.guarantees.test_real_processes_handlers import PAUSED, told
 from tests.support.etcd import Etcd, serve_etcd
 from tests.support.processes import start_python
@@ -171,6 +172,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
     """Of a node that is not the first: it were nine and one. To connect costs two, and opens a watch."""
     for name in ("ATTEMPT_ALONE", "ATTEMPT_MOST", "IDLE"):  # nothing is asked again because the machine is busy
         monkeypatch.setattr(members_room, name, 600.0)
+    monkeypatch.setattr(client_room, "_shared_by", lambda _: client_room._Shared())  # as if each had its own process
     asked: dict[Connection, list[str]] = {}
     ask = Connection.ask
 
@@ -194,6 +196,31 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
         assert [some[2:] for some in others] == [["Lease/LeaseGrant", "KV/Txn"]] * 2
         assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
         assert [some[4:] for some in others] == [["KV/Txn"]] * 2
+
+
+async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
+    """Each had a connection and streams of its own: 300 of them kept a busy etcd from doing anything else."""
+    with serve_etcd() as served:
+
+        def streams(method: str) -> float:
+            return sum(
+                count
+                for name, count in served.metrics().items()
+                if name.startswith("grpc_server_started_total") and f'grpc_method="{method}"' in name
+            )
+
+        url = f"{served.url}/job?min_nodes=40"
+        before = streams("Range")
+        async with AsyncExitStack() as stack:
+            nodes = [await stack.enter_async_context(rdzv.connect(url, node_id=f"n{number}")) for number in range(40)]
+            assert streams("Range") - before == 41, "one to meet the cluster, and one each for what there is"
+            for _ in range(2):
+                assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in nodes)))
+            assert streams("Watch") == 1
+            assert streams("LeaseKeepAlive") <= RENEWING_AT_ONCE
+            await asyncio.gather(*(node.aclose() for node in nodes[:20]))
+            more = [await stack.enter_async_context(rdzv.connect(url, node_id=f"m{number}")) for number in range(20)]
+            assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in (*nodes[20:], *more))))
 
 
 async def test_commands_run_on_it_and_show_and_close_it(url: str) -> None:

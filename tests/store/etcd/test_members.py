@@ -205,7 +205,7 @@ async def test_while_nobody_leads_one_attempt_at_a_time_is_made_for_all_callers(
 
     member = Member(says(), probed=at_last)
     async with members_of(member) as members:
-        members._choice = Choice(1, random.Random(1))  # with pauses
+        members.choice = Choice(1, random.Random(1))  # with pauses
         async with asyncio.timeout(30):
             await asyncio.gather(*(ask(members) for _ in range(40)))
         assert member.probes == 5, "not one for each caller"
@@ -444,7 +444,7 @@ async def test_on_a_slow_clock_another_member_is_chosen_and_watches_follow(monke
     here, there = Member(says()), Member(says())
     async with members_of(here, there) as members, asyncio.timeout(30):
         stream = await members.stream([range_of("a")], deadline=soon())
-        members._choice._rng = random.Random(3)
+        members.choice._rng = random.Random(3)
         with pytest.raises(Failure, match="another member") as caught:
             await stream.read()
         assert caught.value.trouble is FailureKind.REOPEN

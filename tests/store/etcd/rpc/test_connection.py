@@ -16,7 +16,7 @@ from store.errors import ProtocolError, StoreError, StoreReplaced, StoreUsageErr
 from store.etcd.codec import Failure, FailureKind, range_of
 from store.etcd.rpc import connection as connection_room
 from store.etcd.rpc import etcd_pb2 as pb
-from store.etcd.rpc.connection import Connection
+from store.etcd.rpc.connection import RENEWING_AT_ONCE, Connection
 from tests.store.etcd.test_members import HEADER, Member, refuses, says, says_nothing
 from tests.support.processes import free_port
 
@@ -117,7 +117,7 @@ async def test_silence_and_nobody_are_told_apart() -> None:
         assert caught.value.trouble is FailureKind.UNDONE
 
 
-async def test_renewals_share_a_stream_and_each_is_answered() -> None:
+async def test_renewals_share_streams_and_each_is_answered() -> None:
     member = Renewing(says())
     async with connected(member) as connection:
         replies = await asyncio.gather(*(renew(connection, lease) for lease in (3, 4, 3)))
@@ -126,7 +126,8 @@ async def test_renewals_share_a_stream_and_each_is_answered() -> None:
             await renew(connection, 0, limit=0.1)
         assert caught.value.silent
         assert (await renew(connection, 5)).TTL == 5
-        assert len(connection._streams) == 1
+        await asyncio.gather(*(renew(connection, lease) for lease in range(3, 99)))
+        assert len(connection._streams) == RENEWING_AT_ONCE
 
 
 async def test_what_is_closed_ends_its_streams_and_lets_requests_be_answered() -> None:
