@@ -52,60 +52,28 @@ T = TypeVar("T")
 
 def awaited(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_Verbs, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[_Front, P], Coroutine[Any, Any, T]]:
     """Make of a verb the method of the async handler: it begins it in the node's loop, and waits for it."""
 
     @functools.wraps(verb)
-    async def method(self: _Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
 
     return method
 
 
-class _Verbs:
-    """The verbs, for those who await. Apart from `Handler`, whose base class has some of them, too."""
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[_Front, P], T]:
+    """Make a method of a verb that is answered from any thread."""
 
-    node: Node
+    @functools.wraps(verb)
+    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self.node, *args, **kwargs)
 
-    async def _call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
-        raise NotImplementedError
-
-    leave = awaited(verbs.leave)
-    num_nodes_waiting = awaited(verbs.num_nodes_waiting)
-    is_closed = awaited(verbs.is_closed)
-    set_closed = awaited(verbs.set_closed)
-    drain = awaited(verbs.drain)
-    drain_node = awaited(verbs.drain_node)
-    resize = awaited(verbs.resize)
-    keep = awaited(verbs.keep)
-    restore = awaited(verbs.restore)
-    accuse = awaited(verbs.accuse)
-    all_here = awaited(verbs.all_here)
-    suspect = awaited(verbs.suspect)
-    change_tally = awaited(verbs.change_tally)
-    note_failure = awaited(verbs.note_failure)
-    ban = awaited(verbs.ban)
-    ban_where = awaited(verbs.ban_where)
-    unban = awaited(verbs.unban)
-    unban_where = awaited(verbs.unban_where)
-    answer = awaited(verbs.answer)
-    status = awaited(verbs.status)
-    status_and_history = awaited(verbs.status_and_history)
-    history = awaited(verbs.history)
-    whole_history = awaited(verbs.whole_history)
-    ping = awaited(verbs.ping)
-    store_health = awaited(verbs.store_health)
-    _roster = awaited(verbs.roster)
+    return method
 
 
-class Handler(_Verbs, RendezvousHandler):
-    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
-
-    Args:
-        node: What it is a front of.
-        open_store: Makes a client of the same store in the caller's loop, for the shared store.
-        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
-    """
+class _Front:
+    """All of a handler but its being one; apart, since the base class of handlers has some of the verbs, too."""
 
     def __init__(
         self,
@@ -283,20 +251,6 @@ class Handler(_Verbs, RendezvousHandler):
 
     # ------------------------------------------------------------------------------------------ what is known
 
-    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
-        """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
-
-        Answered from what was pushed, at once and from any thread: for a loop that asks many times a second.
-
-        Args:
-            on_loss: Whether to count members that have died or left since the round completed, and this node itself
-                if it was dropped; else only arrivals that a regroup now would admit.
-
-        Returns:
-            0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
-        """
-        return self.node.num_nodes_changed(on_loss=on_loss)
-
     def changes(self) -> Changes:
         """What happens to the round, as it happens, beginning with what already holds.
 
@@ -330,9 +284,44 @@ class Handler(_Verbs, RendezvousHandler):
                 heard.update(questions)
                 await wakeup.sleep()
 
-    def leaves_because(self, why: str) -> None:
-        """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
-        self.node.part.leaves_because = why[: verbs.WHY_LETTERS_MOST]
+    leave = awaited(verbs.leave)
+    num_nodes_waiting = awaited(verbs.num_nodes_waiting)
+    num_nodes_changed = at_once(verbs.num_nodes_changed)
+    leaves_because = at_once(verbs.leaves_because)
+    is_closed = awaited(verbs.is_closed)
+    set_closed = awaited(verbs.set_closed)
+    drain = awaited(verbs.drain)
+    drain_node = awaited(verbs.drain_node)
+    resize = awaited(verbs.resize)
+    keep = awaited(verbs.keep)
+    restore = awaited(verbs.restore)
+    accuse = awaited(verbs.accuse)
+    all_here = awaited(verbs.all_here)
+    suspect = awaited(verbs.suspect)
+    change_tally = awaited(verbs.change_tally)
+    note_failure = awaited(verbs.note_failure)
+    ban = awaited(verbs.ban)
+    ban_where = awaited(verbs.ban_where)
+    unban = awaited(verbs.unban)
+    unban_where = awaited(verbs.unban_where)
+    answer = awaited(verbs.answer)
+    status = awaited(verbs.status)
+    status_and_history = awaited(verbs.status_and_history)
+    history = awaited(verbs.history)
+    whole_history = awaited(verbs.whole_history)
+    ping = awaited(verbs.ping)
+    store_health = awaited(verbs.store_health)
+    _roster = awaited(verbs.roster)
+
+
+class Handler(_Front, RendezvousHandler):
+    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
+
+    Args:
+        node: What it is a front of.
+        open_store: Makes a client of the same store in the caller's loop, for the shared store.
+        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
+    """
 
 
 def _result_of(over: Call[T]) -> T:

@@ -362,12 +362,10 @@ class Node:
         """Whether a call of `next_rendezvous` is under way; from any thread."""
         return self._join is not None and self._join.task is not None
 
-    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
-        """How many nodes wait to come in, or have gone; see `Handler.num_nodes_changed`. From any thread."""
-        link, membership = self._link, self.membership
-        if link is None or membership is None:
-            return int(membership is not None and membership.dropped and on_loss)
-        return link.num_nodes_changed(membership, on_loss=on_loss)
+    @property
+    def has_lost_store(self) -> bool:
+        """Whether the store that it was in a round at will not come back; from any thread."""
+        return self._link is not None and self._link.follower.error is not None
 
     @property
     def is_draining(self) -> bool:

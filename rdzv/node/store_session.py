@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from rdzv.core.state import Closed
-from rdzv.membership import too_large
 from rdzv.node.admission import GIVE_BACK_WITHIN, take_run_lease
 from rdzv.node.follower import Follower
 from store import ConnectionLost, Lease, LeaseNotFound, Put, StoreError, StoreTimeoutError, when
@@ -127,18 +126,6 @@ class Link:
         may be cut off, and the store with it.
         """
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
-
-    def num_nodes_changed(self, membership: Membership, *, on_loss: bool) -> int:
-        """How many nodes wait to come in, or have gone since this round completed; from any thread."""
-        head = self.follower.head
-        if head.closed is not None:
-            return 0
-        if membership.over is not None or self.follower.error is not None:
-            return int((membership.dropped or self.follower.error is not None) and on_loss)
-        surplus = int(too_large(membership.round, head.resized))
-        if head.progress is None or head.progress.round != membership.round.number:
-            return surplus
-        return surplus + head.progress.waiting + (head.progress.lost + head.progress.departed if on_loss else 0)
 
     @property
     def failure(self) -> StoreError | None:

@@ -50,14 +50,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Verbs, P], T]:
+def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Front, P], T]:
     """Make of a verb the method of the blocking handler: it begins it in the node's loop, and waits for it.
 
     What somebody else's backend has under the same name is called likewise.
     """
 
     @functools.wraps(verb)
-    def method(self: _Verbs, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
         call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
         done: T = self._call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
@@ -66,56 +66,18 @@ def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Ca
     return method
 
 
-class _Verbs:
-    """The verbs, for those who block. Apart from `Handler`, whose base class has some of them, too."""
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[_Front, P], T]:
+    """Make a method of a verb that is answered from any thread."""
 
-    @property
-    def node(self) -> Node | None:
-        """Our own node; None if the backend is somebody else's."""
-        raise NotImplementedError
+    @functools.wraps(verb)
+    def method(self: _Front, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self.node_here(verb.__name__), *args, **kwargs)
 
-    def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        raise NotImplementedError
-
-    def _call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        raise NotImplementedError
-
-    leave = blocking(verbs.leave)
-    num_nodes_waiting = blocking(verbs.num_nodes_waiting)
-    is_closed = blocking(verbs.is_closed)
-    set_closed = blocking(verbs.set_closed)
-    drain = blocking(verbs.drain)
-    drain_node = blocking(verbs.drain_node)
-    resize = blocking(verbs.resize)
-    keep = blocking(verbs.keep)
-    restore = blocking(verbs.restore)
-    accuse = blocking(verbs.accuse)
-    all_here = blocking(verbs.all_here)
-    suspect = blocking(verbs.suspect)
-    change_tally = blocking(verbs.change_tally)
-    note_failure = blocking(verbs.note_failure)
-    ban = blocking(verbs.ban)
-    ban_where = blocking(verbs.ban_where)
-    unban = blocking(verbs.unban)
-    unban_where = blocking(verbs.unban_where)
-    answer = blocking(verbs.answer)
-    status = blocking(verbs.status)
-    status_and_history = blocking(verbs.status_and_history)
-    history = blocking(verbs.history)
-    whole_history = blocking(verbs.whole_history)
-    ping = blocking(verbs.ping)
-    store_health = blocking(verbs.store_health)
-    _roster = blocking(verbs.roster)
+    return method
 
 
-class Handler(_Verbs, RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
-
-    Args:
-        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
-            `loop`.
-        loop: Where it lives.
-    """
+class _Front:
+    """All of a handler but its being one; apart, since the base class of handlers has some of the verbs, too."""
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
         self._inner = inner
@@ -193,21 +155,17 @@ class Handler(_Verbs, RendezvousHandler):
             _read_roster=lambda: self._roster(membership),
         )
 
-    def num_nodes_changed(self, *, on_loss: bool = True) -> int:
-        """How many nodes wait to come in, or have gone, as far as was pushed; at once. See the async twin."""
-        node = self.node
-        if node is None:
-            return self.num_nodes_waiting()
-        self._check_usable()
-        return node.num_nodes_changed(on_loss=on_loss)
-
     @property
     def settings(self) -> Settings:
         """What was chosen."""
-        node = self.node
-        if node is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} has no settings of ours")
-        return node.settings
+        return self.node_here("settings").settings
+
+    def node_here(self, name: str) -> Node:
+        """Our own node, which has this; it is of this process, and not closed."""
+        self._check_usable()
+        if self.node is None:
+            raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
+        return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         """A verb of somebody else's backend, which need not have it."""
@@ -278,6 +236,45 @@ class Handler(_Verbs, RendezvousHandler):
             )
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()
+
+    leave = blocking(verbs.leave)
+    num_nodes_waiting = blocking(verbs.num_nodes_waiting)
+    num_nodes_changed = at_once(verbs.num_nodes_changed)
+    leaves_because = at_once(verbs.leaves_because)
+    is_closed = blocking(verbs.is_closed)
+    set_closed = blocking(verbs.set_closed)
+    drain = blocking(verbs.drain)
+    drain_node = blocking(verbs.drain_node)
+    resize = blocking(verbs.resize)
+    keep = blocking(verbs.keep)
+    restore = blocking(verbs.restore)
+    accuse = blocking(verbs.accuse)
+    all_here = blocking(verbs.all_here)
+    suspect = blocking(verbs.suspect)
+    change_tally = blocking(verbs.change_tally)
+    note_failure = blocking(verbs.note_failure)
+    ban = blocking(verbs.ban)
+    ban_where = blocking(verbs.ban_where)
+    unban = blocking(verbs.unban)
+    unban_where = blocking(verbs.unban_where)
+    answer = blocking(verbs.answer)
+    status = blocking(verbs.status)
+    status_and_history = blocking(verbs.status_and_history)
+    history = blocking(verbs.history)
+    whole_history = blocking(verbs.whole_history)
+    ping = blocking(verbs.ping)
+    store_health = blocking(verbs.store_health)
+    _roster = blocking(verbs.roster)
+
+
+class Handler(_Front, RendezvousHandler):
+    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`.
+
+    Args:
+        inner: The async handler of the same node. If it is ours, its node is called directly; else it is called in
+            `loop`.
+        loop: Where it lives.
+    """
 
 
 class _ChangesElsewhere:

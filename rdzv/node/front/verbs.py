@@ -1,6 +1,7 @@
 """The verbs of a node: what its callers may ask of it, each written once, with its signature and its words.
 
-A verb is a coroutine function of the node, and runs in the node's loop. Both fronts are made of this list: `awaited` in
+A verb is a coroutine function of the node, and runs in the node's loop; or a plain one, which is answered at once and
+from any thread. Both fronts are made of this list: `awaited` in
 `rdzv.node.handler` makes of a verb the method of the async handler, and `blocking` in `rdzv.sync` that of the blocking
 one. So both have its name, its arguments and its docstring, and type checkers see all of that.
 
@@ -22,6 +23,7 @@ from rdzv.core.state import Ban, Closed, ban_name
 from rdzv.core.stopping import Drain
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.membership import too_large
 from rdzv.node.accusing import put_accusation
 from rdzv.node.admission import (
     attribute_ban,
@@ -63,8 +65,10 @@ __all__ = [
     "is_closed",
     "keep",
     "leave",
+    "leaves_because",
     "must_end",
     "note_failure",
+    "num_nodes_changed",
     "num_nodes_waiting",
     "ping",
     "resize",
@@ -122,6 +126,35 @@ async def num_nodes_waiting(node: Node) -> int:
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0
     return head.progress.waiting
+
+
+def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
+    """How many nodes wait to come in, or have gone: above 0, this member should meet the others again.
+
+    Answered from what was pushed, at once and from any thread: for a loop that asks many times a second.
+
+    Args:
+        node: The member.
+        on_loss: Whether to count members that have died or left since the round completed, and this node itself
+            if it was dropped; else only arrivals that a regroup now would admit.
+
+    Returns:
+        0 if this node is in no round, and once the run is closed: then there is nothing to meet again for.
+    """
+    head, membership, has_lost_store = node.head, node.membership, node.has_lost_store
+    if membership is None or head.closed is not None:
+        return 0
+    if membership.over is not None or has_lost_store:
+        return int((membership.dropped or has_lost_store) and on_loss)
+    surplus, progress = int(too_large(membership.round, head.resized)), head.progress
+    if progress is None or progress.round != membership.round.number:
+        return surplus
+    return surplus + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+
+
+def leaves_because(node: Node, why: str) -> None:
+    """Say why this node leaves, before it does: the others read it in `rdzv status` and in the history."""
+    node.part.leaves_because = why[:WHY_LETTERS_MOST]
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:

@@ -21,4 +21,4 @@ def test_both_fronts_have_each_verb_as_it_is_written(name: str, front: type) -> 
     assert [*inspect.signature(method).parameters.values()][1:] == arguments
     assert method.__doc__ == verb.__doc__
     assert method.__name__ == name
-    assert inspect.iscoroutinefunction(method) == (front is Handler)
+    assert inspect.iscoroutinefunction(method) == (front is Handler and inspect.iscoroutinefunction(verb))
