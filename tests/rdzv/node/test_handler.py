@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from rdzv.core.round import Arrivals, Member
-from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting, Phase
+from rdzv.core.state import Closed, Dropped, NodeRecord, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -43,22 +43,6 @@ async def lose_lease(run: VirtualRun, handler: Handler, by: str) -> None:
     _, keeping = link.keeper._keeping._tasks[lease.id]
     await run.clients[by].call(Revoke(lease=lease.id))
     await asyncio.wait([keeping])
-
-
-async def test_a_round_gives_each_member_its_place() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a", payload={"gpus": 8}), run.handler("b", attributes={"rack": "r1"})
-        infos = await run.meet(a, b)
-        assert_one_round(infos)
-        store, rank, world_size = infos[0]
-        assert (rank, world_size) == (infos[0].rank, 2)
-        await store.set("key", "value")
-        assert await infos[1].store.get("key") == b"value"
-        roster = await infos[0].participants()
-        assert [one.rank for one in roster] == [0, 1]
-        assert {one.node_id: one.payload for one in roster} == {"a": {"gpus": 8}, "b": None}
-        assert {one.node_id: dict(one.attributes) for one in roster} == {"a": {}, "b": {"rack": "r1"}}
-        assert infos[0].bootstrap_address[0] == roster[0].address
 
 
 async def test_the_held_port_is_free_once_the_round_has_come() -> None:
@@ -277,17 +261,6 @@ async def test_whoever_asks_late_is_told_at_once_that_the_round_is_over() -> Non
         await a.leave()
         info.on_superseded(told.append)
         assert told == ["this node has left it"] * 2
-
-
-async def test_a_wait_in_the_shared_store_ends_with_the_round() -> None:
-    async with VirtualRun(min_nodes=1) as run:
-        a = run.handler("a")
-        (info,) = await run.meet(a)
-        waiting = run.start(info.store.get("never"))
-        await asyncio.sleep(1)
-        await a.leave()
-        with pytest.raises(RoundSupersededError, match="left it"):
-            await waiting
 
 
 async def test_a_name_held_by_a_live_node_is_waited_for_and_its_holder_named() -> None:
@@ -602,18 +575,6 @@ async def test_changes_of_a_closed_handler_end_with_an_error() -> None:
                 await following
 
 
-async def test_the_first_of_several_closings_is_told() -> None:
-    async with VirtualRun(min_nodes=2) as run:
-        a, b = run.handler("a"), run.handler("b")
-        await asyncio.gather(a.set_closed("one"), b.set_closed("two"))
-        status = await a.status()
-        assert status.closed in {"one", "two"}
-        assert status.phase is Phase.CLOSED
-        assert (await b.status()).closed == status.closed
-        with pytest.raises(RendezvousClosedError, match=f"closed by [ab]: {status.closed}"):
-            await a.next_rendezvous()
-
-
 async def test_statuses_follow_the_run_until_it_is_closed() -> None:
     async with VirtualRun(min_nodes=2) as run:
         observer = run.handler("observer", min_nodes=None)
@@ -632,19 +593,6 @@ async def test_statuses_follow_the_run_until_it_is_closed() -> None:
         await a.set_closed()
         await following
         assert seen[-1] == "closed"
-
-
-async def test_different_settings_are_judged_by_live_nodes_only() -> None:
-    async with VirtualRun() as run:
-        a, b = run.handler("a", min_nodes=1), run.handler("b", min_nodes=2)
-        await run.meet(a)
-        with pytest.raises(RendezvousSettingsError, match="min_nodes is 2 here and 1 in the run"):
-            await b.next_rendezvous()
-        await a.leave()
-        joining = await run.join(b)
-        with pytest.raises(RendezvousSettingsError, match="min_nodes is 1 here and 2 in the run"):
-            await a.next_rendezvous()
-        assert_one_round([await run.handler("c", min_nodes=2).next_rendezvous(), await joining])
 
 
 async def test_a_child_process_is_told_that_the_handler_is_its_parents() -> None:

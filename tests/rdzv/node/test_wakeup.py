@@ -32,13 +32,6 @@ async def test_it_wakes_when_something_has_changed() -> None:
     assert now() == began + 7
 
 
-async def test_without_a_deadline_only_a_change_wakes_it() -> None:
-    wakeup, began = Wakeup(), now()
-    asyncio.get_running_loop().call_later(86_400, wakeup.changed)
-    assert await wakeup.sleep_until(None) is True
-    assert now() == began + 86_400
-
-
 async def test_nothing_polls_while_it_sleeps() -> None:
     wakeup, loop = Wakeup(), asyncio.get_running_loop()
     sleeping = asyncio.create_task(wakeup.sleep_until(None))
@@ -55,18 +48,6 @@ async def test_a_change_told_while_nobody_sleeps_is_not_forgotten() -> None:
     assert now() == began
 
 
-async def test_a_change_is_told_before_a_deadline_that_has_passed() -> None:
-    wakeup = Wakeup()
-    wakeup.changed()
-    assert await wakeup.sleep_until(now() - 1) is True
-
-
-async def test_a_deadline_that_has_passed_ends_the_sleep_at_once() -> None:
-    began = now()
-    assert await Wakeup().sleep_until(began - 1) is False
-    assert now() == began
-
-
 async def test_a_change_wakes_it_once() -> None:
     wakeup, began = Wakeup(), now()
     wakeup.changed()
@@ -74,14 +55,6 @@ async def test_a_change_wakes_it_once() -> None:
     assert await wakeup.sleep_until(began + 5) is True
     assert await wakeup.sleep_until(began + 5) is False
     assert now() == began + 5
-
-
-async def test_it_can_be_cancelled_from_outside() -> None:
-    sleeping = asyncio.create_task(Wakeup().sleep_until(None))
-    await asyncio.sleep(1)
-    sleeping.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await sleeping
 
 
 async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
@@ -95,13 +68,6 @@ async def test_listeners_wake_all_who_listen_and_only_for_as_long() -> None:
     assert await first.sleep_until(began + 1) is True
     assert await first.sleep_until(began + 1) is False
     assert await second.sleep_until(began + 1) is False
-
-
-async def test_listeners_can_be_grouped() -> None:
-    all_of_them, group, wakeup = Listeners(), Listeners(), Wakeup()
-    with all_of_them.listening(group), group.listening(wakeup):
-        all_of_them.changed()
-    assert await wakeup.sleep_until(now() - 1) is True
 
 
 async def test_whoever_listens_may_stop_while_being_woken() -> None:

@@ -36,11 +36,6 @@ def arrival(*, in_state: State) -> Arrival[str]:
     return made
 
 
-@pytest.mark.parametrize("state", State)
-def test_each_state_can_be_come_to(state: State) -> None:
-    assert arrival(in_state=state).state is state
-
-
 def test_in_any_state_the_lease_may_lapse_and_the_caller_may_go() -> None:
     for changes in TRANSITIONS.values():
         assert changes[Happening.GONE] is State.ABSENT
@@ -106,12 +101,6 @@ def test_a_member_that_is_refused_is_a_member_still() -> None:
     one.refused()
     assert one.state is State.TAKEN_IN
     assert one.stands(7)
-
-
-def test_a_newcomer_that_is_refused_has_nothing_there() -> None:
-    one = arrival(in_state=State.SENT)
-    one.refused()
-    assert one.state is State.ABSENT
 
 
 @pytest.mark.parametrize(
