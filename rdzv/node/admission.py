@@ -36,9 +36,11 @@ from rdzv.errors import (
 )
 from rdzv.node.status import find_member, read_nodes
 from store import ConditionFailed, Create, Delete, Entry, Get, Grant, Lease, LimitExceeded, Put, StoreError, when
+from store.net.threads import Call
 from store.printable import escaping, in_words
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping
 
     from rdzv.config.settings import Settings
@@ -56,6 +58,7 @@ __all__ = [
     "attribute_ban",
     "check_node_id",
     "examine",
+    "examine_in",
     "grant_of_run",
     "lift_ban",
     "note_failures",
@@ -151,8 +154,17 @@ def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = N
 # ------------------------------------------------------------------------------------------------- the health check
 
 
+async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
+    """Run the user's health check in the loop where it may run; one that hangs ends with whoever waits for it."""
+    call = Call(examine(check), there)
+    try:
+        return await call
+    finally:
+        call.cancel()
+
+
 async def examine(check: Callable[[], Any]) -> str | None:
-    """Run the user's health check, where it may run: why it failed, or None.
+    """Run the user's health check: why it failed, or None.
 
     It fails if it raises, or returns anything but None and True.
     """

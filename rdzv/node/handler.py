@@ -27,7 +27,7 @@ import anyio
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
-from rdzv.node.admission import examine
+from rdzv.node.admission import examine_in
 from rdzv.node.front import verbs
 from rdzv.node.front.queries import Changes, WakeupHere
 from rdzv.node.front.sharing import shared_store
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rdzv.core.asking import Question
     from rdzv.core.report import RunStatus
     from store import BlockingStore, Store
+    from store.net.threads import Call
 
 __all__ = ["Handler", "RendezvousInfo"]
 
@@ -216,9 +217,7 @@ class _Front:
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
         """The user's health check, to be carried out in this loop by whoever calls this in another."""
         check, here = self.settings.health_check, asyncio.get_running_loop()
-        if check is None:
-            return None
-        return lambda: Call(examine(check), here)
+        return None if check is None else functools.partial(examine_in, here, check)
 
     def _info(self, membership: Membership) -> RendezvousInfo:
         """What the caller gets of a round."""
