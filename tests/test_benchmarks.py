@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import random
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import arrivals, pytorch, support
-from benchmarks.whole import figures, growth, pages, pictures, promises, runner
+from benchmarks.whole import growth, pages, pictures, promises, runner
 from benchmarks.whole import parts as parts_room
-from benchmarks.whole.figures import Bars, Lines, draw, quantity
+from benchmarks.whole.figures import Lines, draw
 from benchmarks.whole.parts import PARTS, Part, Plan, Step
-from benchmarks.whole.promises import AIMS, PROMISES, Limit
+from benchmarks.whole.promises import PROMISES, Limit
 from benchmarks.whole.results import Results
-from tests.support.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,12 +51,6 @@ def measured(cost: Callable[[float], float], seed: int = 0, noise: float = 0.0) 
 def test_the_power_of_n_that_fits_is_found(cost: object, exponent: float) -> None:
     assert callable(cost)
     assert growth.power([(n, cost(n)) for n in (64, 256, 1024, 4096)]) == pytest.approx(exponent, abs=0.01)
-
-
-@pytest.mark.parametrize("points", [[], [(4, 1.0)], [(4, 1.0), (4, 2.0)], [(4, 1.0), (8, 0.0)]])
-def test_fewer_than_two_sizes_have_no_growth(points: list[tuple[float, float]]) -> None:
-    assert math.isnan(growth.power(points))
-    assert math.isnan(growth.fit(points).above)
 
 
 @pytest.mark.parametrize(
@@ -107,45 +97,6 @@ def test_a_figure_has_a_line_for_each_who_was_measured_and_a_point_for_each_valu
     assert circles[0][1] > circles[1][1], "more is further up"
 
 
-def test_bars_are_as_high_as_their_values_and_who_was_not_measured_has_none() -> None:
-    groups = {"get": {"us": 2e-5, "them": 1e-5}, "set": {"us": 4e-5, "them": math.nan}}
-    root = ElementTree.fromstring(draw(Bars(title="cost", up="seconds", unit="s", groups=groups)))
-    heights = [float(bar.attrib["height"]) for bar in root.iter(f"{SVG}rect")]
-    assert heights == pytest.approx([heights[1] * 2, heights[1], heights[1] * 4], abs=0.3)
-    assert {"get", "set", "us", "them", "10 µs"} <= {text.text for text in root.iter(f"{SVG}text")}
-
-
-@pytest.mark.parametrize(
-    "figure",
-    [
-        Lines(title="", across="", up="", lines={}),
-        Bars(title="", up="", groups={}),
-        Bars(title="", up="", groups={"a": {}}),
-    ],
-)
-def test_a_figure_without_any_value_can_be_drawn(figure: Lines | Bars) -> None:
-    ElementTree.fromstring(draw(figure))
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("page", ["#ffffff", "#131416"], ids=["light", "dark"])
-@pytest.mark.parametrize("colour", [*figures.COLOURS, figures.TEXT])
-def test_every_colour_has_contrast_on_light_and_on_dark_pages(colour: str, page: str) -> None:
-    bright, dim = sorted((luminance(colour), luminance(page)), reverse=True)
-    assert (bright + 0.05) / (dim + 0.05) >= (4 if colour == figures.TEXT else 3)
-
-
-def test_quantities_have_the_prefix_that_suits_them() -> None:
-    shown = [quantity(*each) for each in ((0.0125, "s"), (3.0, "s"), (1e-5, "s"), (2048, "B"), (0, "s"), (1024, ""))]
-    assert shown == ["12.5 ms", "3 s", "10 µs", "2.05 kB", "0 s", "1,024"]
-    assert quantity(1234.0, "s") == "1,234 s"
-
-
 # ------------------------------------------------------------------------------------------ results and judgement
 
 
@@ -167,12 +118,6 @@ def test_results_are_kept_after_each_row_and_can_be_gone_on_with(tmp_path: Path)
     assert again.rows("idle") == [], "what is measured anew replaces the old"
 
 
-def test_results_of_another_format_are_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"format": 99}')
-    with pytest.raises(SystemExit, match="format 99"):
-        Results.load(tmp_path / "results.json")
-
-
 def test_a_promise_is_kept_up_to_its_bound_and_not_judged_where_nothing_was_measured() -> None:
     up_to, from_on = partial(Limit, sentence="", most=1.0), partial(Limit, sentence="", least=20.0)
     cases = [
@@ -184,10 +129,6 @@ def test_a_promise_is_kept_up_to_its_bound_and_not_judged_where_nothing_was_meas
     ]
     limits = [limit(measured=partial(lambda value, _: value, value)) for value, limit, _ in cases]
     assert [verdict.kept for verdict in promises.judge(limits, Results())] == [kept for *_, kept in cases]
-
-
-def test_nothing_is_judged_of_an_empty_run() -> None:
-    assert {verdict.kept for verdict in promises.judge([*PROMISES, *AIMS], Results())} == {None}
 
 
 def test_a_broken_promise_is_named_and_so_is_a_part_that_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,27 +198,6 @@ def test_no_step_is_begun_when_the_time_is_over(
     assert told == ["slow", "quick", "quick", "SKIPPED 1 measurements for want of time"], slow_twice
 
 
-def test_a_worker_that_ends_is_heard_of_while_another_is_silent() -> None:
-    pairs = [multiprocessing.Pipe() for _ in range(3)]
-    some = [support.Worker(cast("Any", None), ours) for ours, _ in pairs]
-    for (_, theirs), word in zip(pairs, "abc", strict=True):
-        theirs.send(word)
-    assert support.hear_all(some, 30) == ["a", "b", "c"]
-    pairs[2][1].close()
-    with pytest.raises(RuntimeError, match="a worker has ended"):
-        support.hear_all(some, 30)
-    with pytest.raises(TimeoutError, match="2 of 2 workers have said nothing for 0 s"):
-        support.hear_all(some[:2], 0)
-
-
-def test_a_step_that_hangs_is_ended_wherever_it_waits() -> None:
-    code = "import time; from benchmarks.whole.parts import limited\nwith limited(0.1): time.sleep(600)"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert "TimeoutError: not within 0.1 s" in ended.stderr
-
-
 def test_a_part_gives_its_rows_as_they_come_and_its_end(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = []
     said: list[str] = []
@@ -301,13 +221,6 @@ def test_a_part_gives_its_rows_as_they_come_and_its_end(tmp_path: Path) -> None:
     assert len(rows) <= 2, "what it had measured before is kept, if it was that quick"
 
 
-def test_parts_are_chosen_by_name_and_by_section() -> None:
-    assert command.chosen([]) == list(PARTS)
-    assert command.chosen(["c", "fan-out"]) == ["fan-out", "idle", "idle-peers"]
-    with pytest.raises(SystemExit, match="no part or section is called nothing"):
-        command.chosen(["nothing"])
-
-
 @pytest.mark.parametrize("name", list(PARTS))
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_part_has_steps_of_which_none_runs_before_all_sizes_have_had_their_turn(name: str, quick: bool) -> None:
@@ -315,37 +228,6 @@ def test_every_part_has_steps_of_which_none_runs_before_all_sizes_have_had_their
     assert names or PARTS[name].lacks() or name.endswith("-peers")
     first = list(dict.fromkeys(names))
     assert names[: len(first)] == first
-
-
-def test_a_peer_that_is_not_installed_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "HAS_TORCH", False)
-    assert command.left_out()["c10d"] == "PyTorch is not installed"
-    assert PARTS["groups"].lacks() == "PyTorch is not installed"
-    monkeypatch.setattr(support, "HAS_TORCH", True)
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    assert pytorch.why_not("c10d") == ""
-    assert pytorch.why_not("etcd-v2") == "etcd is not installed"
-
-
-def test_nodes_are_shared_out_evenly_over_processes() -> None:
-    assert support.shares(10, 4) == [range(2), range(2, 5), range(5, 7), range(7, 10)]
-    assert support.shares(2, 4) == [range(1), range(1, 2)]
-    names = [names for *_, names in arrivals.start("url", 10, 3)]
-    assert [len(some) for some in names] == [1, 2, 3, 3, 1]
-    assert len({name for some in names for name in some}) == 10
-
-
-def test_bytes_are_those_between_two_looks_at_the_servers_figures() -> None:
-    before, after = {"bytes_in": 5, "bytes_out": 10}, {"bytes_in": 25, "bytes_out": 11}
-    assert arrivals.bytes_between(after, before) == 21
-
-
-def test_what_was_not_measured_is_shown_as_that() -> None:
-    assert (support.ms(math.nan), support.us(math.nan), support.ratio(math.nan, 1.0)) == ("-", "-", "-")
-    assert (support.ms(0.0125), support.us(0.0000125), support.ratio(3.0, 1.5)) == ("12.5", "12.5", "2.00x")
-    assert math.isnan(support.median([]))
-    assert support.median([3.0, 1.0, 2.0]) == 2.0
 
 
 # ------------------------------------------------------------------------------------------ the documents
@@ -372,22 +254,6 @@ def test_the_figures_show_what_was_measured() -> None:
         ElementTree.fromstring(text)
 
 
-def test_pages_can_be_written_of_results_in_which_everything_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "docs" / "pictures").mkdir(parents=True)
-    for page in ("README.md", *pages.BLOCKS):
-        (tmp_path / page).write_text((ROOT / page).read_text(encoding="utf-8"), encoding="utf-8")
-    written = pages.write(tmp_path, Results())
-    assert len(written) == 2 + len(pages.BLOCKS), "the results, the README and the pages; no figure"
-    assert "not measured" in (tmp_path / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-
-
-def test_a_page_that_lacks_a_block_is_told_of() -> None:
-    with pytest.raises(ValueError, match=r"docs/scaling\.md has the blocks \[\]"):
-        pages.render("docs/scaling.md", "nothing", Results())
-    with pytest.raises(ValueError, match=r"README\.md has 0 rows that begin with 'last arrival"):
-        pages.render("README.md", "nothing", Results())
-
-
 def plain(page: str) -> str:
     return " ".join((ROOT / page).read_text(encoding="utf-8").split())
 
@@ -400,21 +266,3 @@ def test_every_promised_ratio_is_checked_and_every_checked_one_is_promised() -> 
     assert ratios == [
         ratio for each in PROMISES if each.in_readme for ratio in re.findall(r"[\d.,]+ times", each.sentence)
     ]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the clock of another process")
-async def test_the_processor_time_of_a_process_has_that_of_threads_that_have_ended() -> None:
-    burn = """
-import sys, threading, time
-def burn():
-    while time.thread_time() < 0.1:
-        pass
-thread = threading.Thread(target=burn)
-thread.start()
-thread.join()
-print("done", flush=True)
-threading.Event().wait()
-"""
-    async with start_python("-c", burn) as child:
-        await child.says("done")
-        assert support.cpu_seconds(child.pid) >= 0.1

@@ -1,142 +1,90 @@
-"""R12 **Ranks** come from one pure pluggable function.
-
-First what the pure rooms alone can show, on a run fed by hand.
-"""
+"""Promise R12: "Ranks come from one pure pluggable function"."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.core.decision import Parked
-from rdzv.core.ranks import order_named
-from tests.support.hand_fed import HandFed
+from tests.support.runs import VirtualRun, assert_one_round
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rdzv.core.state import NodeRecord
-
-# What is decided.
+pytestmark = pytest.mark.virtual_time
 
 
-def test_r12_survivors_keep_their_order_and_newcomers_fill_in_behind() -> None:
-    """Promise: "Default: survivors keep their order, newcomers fill in behind"."""
-    run = HandFed(needed=4, capacity=4)
-    run.arrive("a", "b", "c", "d")
-    assert run.commit() == ["a", "b", "c", "d"]
-    run.die("a")
-    run.arrive("new", "d", "c", "b")
-    assert run.commit() == ["b", "c", "d", "new"]
+def largest_first(arrivals: Sequence[Any], previous: Mapping[str, int]) -> Sequence[Any]:
+    assert previous == {}
+    return sorted(arrivals, key=lambda record: -record.payload)
 
 
-def test_r12_survivors_keep_their_order_also_under_a_successor() -> None:
-    """Promise: "survivors keep their order", whoever coordinates."""
-    run = HandFed(needed=3, capacity=3)
-    run.arrive("c", "a", "b")
-    assert run.commit() == ["c", "a", "b"]
-    run.succeed(run.progress)
-    run.arrive("a", "b", "c")
-    assert run.commit() == ["c", "a", "b"]
+def racks(*names: str) -> dict[str, dict[str, Any]]:
+    return {name: {"attributes": {"rack": name[0]}} for name in names}
 
 
-def test_r12_newcomers_can_take_the_ranks_that_were_lost_so_that_nobody_else_moves() -> None:
-    run = HandFed(needed=4, capacity=4, order=order_named("in_place"))
-    run.arrive("a", "b", "c", "d")
-    assert run.commit() == ["a", "b", "c", "d"]
-    run.die("b")
-    run.arrive("new", "d", "c", "a")
-    assert run.commit() == ["a", "new", "c", "d"]
+async def ranked(run: VirtualRun, nodes: dict[str, dict[str, Any]]) -> list[str]:
+    """These nodes come, one after the other; who is in the round that they make, by rank."""
+    joining = [await run.join(run.handler(name, **given)) for name, given in nodes.items()]
+    done, waiting = await asyncio.wait(joining, timeout=60)
+    infos = [task.result() for task in done]
+    assert_one_round(infos)
+    for spare in waiting:
+        spare.cancel()
+    return [info.node_id for info in sorted(infos, key=lambda info: info.rank)]
 
 
-def test_r12_ranks_by_arrival() -> None:
-    """Promise: "Others: by arrival"."""
-    run = HandFed(needed=2, capacity=2, order=order_named("arrival"))
-    run.arrive("a", "b")
-    assert run.commit() == ["a", "b"]
-    run.arrive("b", "a")
-    assert run.commit() == ["b", "a"]
+@pytest.mark.parametrize(
+    ("order", "nodes", "by_rank"),
+    [
+        ("survivors", {"b": {}, "a": {}}, ["b", "a"]),
+        ("arrival", {"b": {}, "a": {}}, ["b", "a"]),
+        ("name", {"host10": {}, "host2": {}, "host1": {}}, ["host1", "host2", "host10"]),
+        ("requested", {"a": {"requested_rank": 2}, "b": {}, "c": {"requested_rank": 0}}, ["c", "b", "a"]),
+        ("topology:rack", racks("y1", "x1", "y2", "x2"), ["x1", "x2", "y1", "y2"]),
+        (largest_first, {"small": {"payload": 1}, "large": {"payload": 8}}, ["large", "small"]),
+    ],
+)
+async def test_r12_the_order_that_was_chosen_gives_the_ranks(
+    order: Any, nodes: dict[str, dict[str, Any]], by_rank: list[str]
+) -> None:
+    """ "by arrival, by node name (natural order: host10 after host2), by a requested rank, by a topology attribute"."""
+    async with VirtualRun(min_nodes=len(nodes), rank_order=order) as run:
+        assert await ranked(run, nodes) == by_rank
 
 
-def test_r12_ranks_by_node_name_in_natural_order() -> None:
-    """Promise: "by node name (natural order: host10 after host2)"."""
-    run = HandFed(needed=3, capacity=3, order=order_named("name"))
-    run.arrive("host10", "host2", "host1")
-    assert run.commit() == ["host1", "host2", "host10"]
+@pytest.mark.parametrize(
+    ("order", "lost", "by_rank"),
+    [("survivors", "a", ["b", "c", "d", "new"]), ("in_place", "b", ["a", "new", "c", "d"])],
+)
+async def test_r12_survivors_keep_their_order_or_their_very_ranks(order: str, lost: str, by_rank: list[str]) -> None:
+    """ "Default: survivors keep their order, newcomers fill in behind", whoever coordinates, and comes again first."""
+    async with VirtualRun(min_nodes=4, rank_order=order) as run:
+        nodes = {name: run.handler(name) for name in "abcd"}
+        joining = [await run.join(node) for node in nodes.values()]
+        assert [(await task).rank for task in joining] == [0, 1, 2, 3]
+        run.crash(lost)
+        del nodes[lost]
+        joining = [await run.join(node) for node in (run.handler("new"), *reversed(nodes.values()))]
+        infos = [await task for task in joining]
+        assert_one_round(infos)
+        assert [info.node_id for info in sorted(infos, key=lambda info: info.rank)] == by_rank
 
 
-def test_r12_ranks_by_request() -> None:
-    """Promise: "by a requested rank"."""
-    run = HandFed(needed=3, capacity=3, order=order_named("requested"))
-    run.arrive("a", requested_rank=2)
-    run.arrive("b")
-    run.arrive("c", requested_rank=0)
-    assert run.commit() == ["c", "b", "a"]
-
-
-def test_r12_ranks_by_topology() -> None:
-    """Promise: "by a topology attribute (nodes of one domain adjacent)"."""
-    run = HandFed(needed=4, capacity=4, order=order_named("topology:rack"))
-    for name, rack in (("a", "r2"), ("b", "r1"), ("c", "r2"), ("d", "r1")):
-        run.arrive(name, attributes={"rack": rack})
-    assert run.commit() == ["b", "d", "a", "c"]
-
-
-def arrive_in_racks(run: HandFed, *names: str) -> None:
-    """Nodes that are called by their rack and a number."""
-    for name in names:
-        run.arrive(name, attributes={"rack": name[0]})
-
-
-def spares_of(run: HandFed, *names: str) -> list[str]:
-    """Who of these is told that it is a spare."""
-    passed_over = run.round.revision if run.round else 0
-    answers = {name: run.follow(name, node_id=name, passed_over=passed_over) for name in names}
-    return [name for name, it in answers.items() if isinstance(it, Parked) and it.reason.startswith("a spare")]
-
-
-@pytest.mark.parametrize("forced_by", ["max_nodes", "node_unit"])
-def test_r12_by_topology_whole_domains_are_taken_in_when_not_all_can_be(forced_by: str) -> None:
-    """Promise: "nodes of one domain adjacent"; a node alone of its rack is of less use than a rack."""
-    unit = 4 if forced_by == "node_unit" else 1
-    run = HandFed(needed=4, capacity=4 if unit == 1 else 8, unit=unit, last_call=1, order=order_named("topology:rack"))
-    arrive_in_racks(run, "a1", "b1", "c1", "b2", "c2")
-    assert spares_of(run, "a1", "b1", "c1", "b2", "c2") == ["a1"], "who waits is told right away"
-    run.now += 1
-    assert run.commit() == ["b1", "b2", "c1", "c2"]
-    assert spares_of(run, "a1") == ["a1"]
-
-
-def test_r12_by_topology_members_stay_and_the_domains_they_are_from_come_first() -> None:
-    run = HandFed(needed=2, capacity=4, last_call=1, order=order_named("topology:rack"))
-    arrive_in_racks(run, "a1", "b1")
-    run.now += 1
-    assert run.commit() == ["a1", "b1"]
-    arrive_in_racks(run, "c1", "c2", "c3", "b2", "a2")
-    assert run.progress.waiting == 2
-    assert spares_of(run, "c1", "c2", "c3", "b2", "a2") == ["c1", "c2", "c3"]
-    arrive_in_racks(run, "a1", "b1")
-    assert run.commit() == ["a1", "a2", "b1", "b2"]
-    assert spares_of(run, "c1", "c2", "c3") == ["c1", "c2", "c3"]
-
-
-def test_r12_more_spares_than_can_be_named_have_their_time_stand_still_like_all_newcomers() -> None:
-    run = HandFed(needed=2, capacity=2, order=order_named("topology:rack"))
-    arrive_in_racks(run, *(f"a{number}" for number in range(70)), "b1", "b2")
-    assert run.progress.spare_ids == ()
-    assert spares_of(run, "a1", "b1") == ["a1", "b1"]
-    assert run.commit() == ["b1", "b2"]
-
-
-def test_r12_an_order_can_be_brought_along() -> None:
-    """Promise: "Ranks come from one pure pluggable function"."""
-
-    def largest_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-        assert previous == {}
-        return sorted(arrivals, key=lambda record: -record.payload)
-
-    run = HandFed(needed=2, capacity=2, order=largest_first)
-    run.arrive("small", payload=1)
-    run.arrive("large", payload=8)
-    assert run.commit() == ["large", "small"]
+@pytest.mark.parametrize("forced_by", [{"max_nodes": 4}, {"max_nodes": 8, "node_unit": 4}])
+async def test_r12_by_topology_whole_domains_are_taken_in_when_not_all_can_be(forced_by: dict[str, Any]) -> None:
+    """ "nodes of one domain adjacent": a node alone of its rack is of less use than a rack."""
+    async with VirtualRun(
+        min_nodes=4, last_call_timeout=1, early_last_call=False, rank_order="topology:rack", **forced_by
+    ) as run:
+        first = [run.handler(name, **given) for name, given in racks("x1", "x2", "x3", "x4").items()]
+        await run.meet(*first)
+        late = [
+            await run.join(run.handler(name, **given)) for name, given in racks("a1", "b1", "c1", "b2", "c2").items()
+        ]
+        for node in first:
+            await node.leave()
+        done, _ = await asyncio.wait(late, timeout=60)
+        by_rank = sorted((task.result() for task in done), key=lambda info: info.rank)
+        assert [info.node_id for info in by_rank] == ["b1", "b2", "c1", "c2"]

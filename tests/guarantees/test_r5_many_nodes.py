@@ -1,4 +1,5 @@
-"""Promises R2 and R5 at the size of a real job: sixty-four nodes, of which one is killed, or twenty are.
+"""Promises R2 and R5 at the size of a real job, sixty-four nodes, of which one is killed, or twenty are; and R5 through
+a slow network.
 
 On virtual time, so that what is bounded is what the protocol waits for, and not how fast this machine is; what that
 takes in real time, `python -m benchmarks.regroup` measures.
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import rdzv
 from rdzv.core.state import NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round
 
@@ -112,3 +114,20 @@ async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one
         assert survivors[0].infos[1].world_size == 44
         met = max(life.met_at[1] for life in survivors) - killed_at - DISCONNECT_TTL
         assert met <= 0.1 + TOLD_WITHIN + MET_WITHIN
+
+
+async def test_r5_who_leaves_takes_its_record_back_however_slowly_the_store_answers() -> None:
+    """At 3 s the time for that was over before the store had answered: the node gave up its lease, and with it the way
+    back, and the others learned by that.
+    """
+    async with VirtualRun(latency=1.5, min_nodes=2, max_nodes=3) as run:
+        one, other = run.handler("a"), run.handler("b")
+        await run.meet(one, other)
+        lease = one.node.part.arrival.lease
+        async with other.changes() as changes:
+            await one.leave()
+            async for change in changes:
+                assert not isinstance(change, rdzv.NodesLost)
+                if isinstance(change, rdzv.NodesLeft):
+                    break
+        assert one.node.part.arrival.lease is lease is not None

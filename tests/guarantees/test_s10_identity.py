@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import store
+from store.client.keepalive import TaskKeeper
 from store.engine.engine import Engine
-from store.errors import ConnectionLost, StoreReplaced
-from store.messages import Add, Get, Ping, Request
-from store.protocol.connection import ClientConnection
+from store.errors import StoreReplaced
+from store.messages import Add, Get, Ping, Request, Watch
+from store.net.address import Address
 from tests.support.by_hand import Post, Town
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-def test_s10_a_client_that_meets_another_store_is_told_so_and_sends_it_nothing() -> None:
-    """ "A client that reconnects and meets another id gets `StoreReplaced`; it never goes on as if nothing had
-    happened."
-    """
-    post = Post()
-    link = post.meet(Town(Engine(store_id="the first")))
-    post.ask(Add("n", 1))
-    link.carry_to_server()
-    post.cut()
-    town = Town(Engine(store_id="the second"))
-    link = post.dial(town)
-    post.settle()
-    assert isinstance(post.failure, StoreReplaced)
-    assert isinstance(post.failure, ConnectionLost)
-    assert post.failure.maybe_applied
-    assert "the first has been replaced by the second" in str(post.failure)
-    assert not link.to_server
-    assert town.engine.figures()["requests"] == 0
-    assert not post.ready
-
-
-def test_s10_the_same_store_is_met_again_and_again() -> None:
-    """ "A store has a random id, kept with its data." """
-    town, post = Town(Engine(store_id="the first")), Post()
-    for _ in range(3):
-        post.meet(town)
-        assert post.connection.store_id == "the first"
-        post.cut()
-    assert post.failure is None
+    from store.server.server import Server
 
 
 def test_s10_a_store_whose_welcome_never_came_was_not_met() -> None:
@@ -85,7 +63,7 @@ def test_s10_what_a_watch_has_seen_counts_too() -> None:
     """ "a revision below what the client has seen": not only what it was answered."""
     town, post = Town(Engine(store_id="the first")), Post()
     post.meet(town)
-    post.watch("")
+    post.ask(Watch(prefix=""))
     post.settle()
     town.ask(Add("n", 1), peer=9)
     post.settle()
@@ -95,16 +73,119 @@ def test_s10_what_a_watch_has_seen_counts_too() -> None:
     assert isinstance(post.failure, StoreReplaced)
 
 
-def test_s10_a_client_can_be_told_which_store_to_expect() -> None:
-    """ "A client that reconnects": also one whose earlier connections another object made, as blocking clients do."""
-    connection = ClientConnection(session_id=b"s" * 16, token=None, name="there")
-    connection.store_id = "the first"
-    connection.connected(nonce=b"n" * 16)
-    town = Town(Engine(store_id="the second"))
-    link = town.accept()
-    (hello,) = connection.receive(bytes(link.to_client))
-    assert isinstance(hello, bytes), "anybody can send a greeting: it is answered, and not believed yet"
-    link.to_client.clear()
-    town.received(link, hello)
-    with pytest.raises(StoreReplaced):
-        list(connection.receive(bytes(link.to_client)))
+class Restartable:
+    """A memory server that can be replaced by an empty one on the same port."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.AsyncExitStack()
+        self.server: Server
+
+    async def start(self, port: int = 0) -> None:
+        self.server = await self._stack.enter_async_context(store.serve("127.0.0.1", port))
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def replace(self) -> None:
+        port = self.server.port
+        await self.stop()
+        await self.start(port)
+
+
+@pytest.fixture
+async def restartable() -> AsyncIterator[Restartable]:
+    it = Restartable()
+    await it.start()
+    yield it
+    await it.stop()
+
+
+async def outcome_of(call: Awaitable[Any]) -> Any:
+    try:
+        return await asyncio.wait_for(call, 10.0)
+    except Exception as error:  # noqa: BLE001 - it is what the test looks at
+        return error
+
+
+async def test_s10_calls_watches_and_leases_end_when_the_store_was_replaced(restartable: Restartable) -> None:
+    async with store.connect(restartable.server.url) as client:
+        before = client.store_id
+        lapsed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        lease = await TaskKeeper(client).hold(ttl=60.0, disconnect_ttl=None, on_lapse=lapsed.set_result)
+        await client.put("mine", b"", lease=lease)
+        waiting = asyncio.create_task(client.wait(["never"]))
+        watch = await client.watch("", snapshot=True).__aenter__()
+        batches = watch.batches()
+        assert [event.kind for event in await anext(batches)] == ["put", "synced"]
+        await restartable.replace()
+        assert restartable.server.store_id != before
+
+        parked = await outcome_of(waiting)
+        assert isinstance(parked, StoreReplaced)
+        assert f"{before} has been replaced by {restartable.server.store_id}" in str(parked)
+        with pytest.raises(StoreReplaced):
+            await anext(batches)
+        assert "has been replaced" in await asyncio.wait_for(lapsed, 10.0)
+        for _ in range(2):
+            with pytest.raises(StoreReplaced) as caught:
+                await client.put("mine", b"again")
+            assert not caught.value.maybe_applied, "it was not even sent"
+        with pytest.raises(StoreReplaced):
+            await client.watch("").__aenter__()
+        assert isinstance(client.failure, StoreReplaced)
+        await watch.__aexit__(None, None, None)
+    async with store.connect(restartable.server.url) as newcomer:
+        assert await newcomer.count("") == 0, "nothing was done to the new one"
+
+
+async def test_s10_a_write_under_way_when_the_store_was_replaced_is_in_doubt(restartable: Restartable) -> None:
+    async with store.connect(restartable.server.url) as client:
+        restartable.server._peers[1].abort()  # the answer will not come
+        call = asyncio.create_task(client.put("a", b""))
+        await asyncio.sleep(0)
+        await restartable.replace()
+        caught = await outcome_of(call)
+        assert isinstance(caught, StoreReplaced)
+        assert caught.maybe_applied
+
+
+@pytest.mark.parametrize("kind", ["get", "put", "wait", "keep_alive"])
+async def test_s10_blocking_calls_end_when_the_store_was_replaced(restartable: Restartable, kind: str) -> None:
+    client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
+    lease = await asyncio.to_thread(client.grant, 60.0)
+    calls: dict[str, Callable[[], Any]] = {
+        "get": lambda: client.get("a"),
+        "put": lambda: client.put("a", b""),
+        "wait": lambda: client.wait(["never"]),
+        "keep_alive": lease.keep_alive,
+    }
+    waiting = asyncio.create_task(asyncio.to_thread(calls[kind])) if kind == "wait" else None
+    await asyncio.sleep(0)
+    await restartable.replace()
+    caught = await outcome_of(waiting or asyncio.to_thread(calls[kind]))
+    assert isinstance(caught, StoreReplaced)
+    assert not caught.maybe_applied or kind == "put"
+    assert isinstance(await outcome_of(asyncio.to_thread(client.count, "")), StoreReplaced)
+    await asyncio.to_thread(client.close)
+    assert all(channel.sock is None for channel in client._all)
+
+
+async def test_s10_a_blocking_watch_ends_when_the_store_was_replaced(restartable: Restartable) -> None:
+    client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
+    watch = await asyncio.to_thread(client.watch("", snapshot=True).__enter__)
+    reading = asyncio.create_task(asyncio.to_thread(lambda: list(watch)))
+    await restartable.replace()
+    assert isinstance(await outcome_of(reading), StoreReplaced)
+    watch.__exit__(None, None, None)
+    await asyncio.to_thread(client.close)
+
+
+async def test_s10_a_channel_that_met_the_store_first_speaks_for_all_of_its_client(restartable: Restartable) -> None:
+    """A thread that connects only after the replacement would otherwise take the new store for the old one."""
+    client = store.sync.Client(Address(host="127.0.0.1", port=restartable.server.port))
+    await asyncio.to_thread(client.ping)
+    held = client.take_channel()
+    await restartable.replace()
+    assert isinstance(await outcome_of(asyncio.to_thread(client.get, "a")), StoreReplaced), "on a channel of its own"
+    held.close()
+    await asyncio.to_thread(client.close)

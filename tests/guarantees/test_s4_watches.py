@@ -1,228 +1,360 @@
-"""S4, as far as the engine and a watch's cursor alone can show it, without sockets."""
+"""S4: "Watches are ordered, unique, atomic per revision, reliable and resumable", seen by clients.
+
+"snapshot, then every later change, no gap, across reconnects; or, when history is gone, an explicit reset (forget
+everything, a new snapshot follows), never silence."
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+import random
+import threading
+from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
+import store
+from rdzv.testing.network import MemoryNetwork
+from store.client import watch as watch_room
 from store.errors import WatchCompacted
-from store.messages import Delete, DeletePrefix, Event, Ping, Put, Transact
-from tests.support.by_hand import Post, Reader, Stream, Town
+from store.limits import Limits
+from store.net.address import Address
+from tests.support.proxy import Proxy
+from tests.support.seeds import FRESH
+from tests.support.stores import connect_in_memory, serve_in_memory
 
-KEYS = ("a/1", "a/2", "b/1")
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
+    from store.interface import BlockingWatch, Watch
+    from store.messages import Event
 
-class World:
-    """A watching client whose connections break, and another that writes meanwhile."""
-
-    def __init__(self, **limits: Any) -> None:
-        self.town = Town(**limits)
-        self.post = Post()
-        self.log: dict[int, tuple[Event, ...]] = {}  # every revision, as a watch of everything was told of it
-        self.states: dict[int, dict[str, bytes]] = {0: {}}
-
-    def write(self, number: int) -> None:
-        key, value = KEYS[number % 3], b"%d" % number
-        request: Any = {
-            0: Put(key, value),
-            1: Delete(key),
-            2: DeletePrefix(prefix="a/"),
-            3: Transact(when=(), then=tuple(Put(each, value) for each in KEYS)),
-            4: Transact(when=(), then=(Put("a/1", value), Delete("a/2"))),
-        }[number % 5]
-        before = self.town.engine.revision
-        self.town.ask(request, peer=999)
-        if self.town.engine.revision > before:
-            past = self.town.engine._history.since(self.town.engine.revision, "")
-            if past is not None:
-                (self.log[self.town.engine.revision],) = past
-            self.states[self.town.engine.revision] = {
-                each.key: each.value for each in self.town.engine._keys.entries.values()
-            }
-
-    def step(self, what: str, detail: int) -> None:
-        post = self.post
-        if what == "write":
-            self.write(detail)
-        elif what == "dial" and post.link is None:
-            post.dial(self.town)
-        elif post.link is not None:
-            if what == "to server":
-                post.link.carry_to_server(detail)
-            elif what == "to client":
-                post.carry_to_client(detail)
-            elif what == "settle":
-                post.settle()
-            elif what == "cut":
-                post.cut()
-
-    def settle(self) -> None:
-        if self.post.link is None:
-            self.post.dial(self.town)
-        self.post.settle()
-        assert self.post.failure is None
-
-    def since(self, revision: int, prefix: str) -> Stream:
-        """All that happened under a prefix after a revision."""
-        found = (
-            tuple(event for event in events if event.key.startswith(prefix))
-            for at, events in sorted(self.log.items())
-            if at > revision
-        )
-        return [events for events in found if events]
-
-    def under(self, prefix: str) -> dict[str, bytes]:
-        entries = self.town.engine._keys.entries.values()
-        return {each.key: each.value for each in entries if each.key.startswith(prefix)}
+virtual_time = pytest.mark.virtual_time
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "write", "write", "to server", "to client", "settle", "cut", "dial", "dial"]),
-        st.integers(1, 90),
-    ),
-    max_size=60,
-)
-PREFIXES = st.sampled_from(["", "a/", "b/1", "c"])
+async def taken(watch: Watch, count: int) -> list[Event]:
+    """The next events."""
+    events: list[Event] = []
+    batches = watch.batches()
+    while len(events) < count:
+        events += await anext(batches)
+    assert len(events) == count
+    return events
 
 
-@settings(max_examples=200)
-@given(STEPS, PREFIXES)
-def test_s4_every_change_once_in_order_whole_and_across_reconnects(steps: list[tuple[str, int]], prefix: str) -> None:
-    """ "Watches are ordered, unique, atomic per revision, reliable and resumable: ... every later change, no gap,
-    across reconnects".
-    """
-    world = World()
-    world.post.meet(world.town)
-    world.write(0)
-    reader = world.post.watch(prefix)
-    world.post.settle()
-    opened = world.town.engine.revision
-    for what, detail in steps:
-        world.step(what, detail)
-    world.settle()
-    assert reader.batches == world.since(opened, prefix)
+def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
+    events: list[Event] = []
+    batches = watch.batches()
+    while len(events) < count:
+        events += next(batches)
+    assert len(events) == count
+    return events
 
 
-@settings(max_examples=200)
-@given(STEPS, PREFIXES, st.integers(0, 6))
-def test_s4_a_watch_from_a_revision_on_has_no_gap_at_its_beginning(
-    steps: list[tuple[str, int]], prefix: str, start: int
-) -> None:
-    """ "resumable: ... every later change, no gap"."""
-    world = World()
-    for number in (0, 3, 5, 9, 10, 13):
-        world.write(number)
-    reader = world.post.watch(prefix, start_revision=start)
-    for what, detail in steps:
-        world.step(what, detail)
-    world.settle()
-    assert reader.batches == world.since(start - 1, prefix)
+# ------------------------------------------------------------------------------------------------ across cuts
 
 
-def check_against_states(world: World, reader: Reader, prefix: str) -> None:
-    """Follow a watch that began with a snapshot: at every revision it was told of it knows what was there then."""
-    state: dict[str, bytes] = {}
-    synced_at: int | None = None
-    revisions: list[int] = []
-    for events in reader.batches:
-        for event in events:
-            match event.kind:
-                case "put":
-                    state[event.key] = event.value
-                case "delete":
-                    del state[event.key]  # of what it was told
-                case "reset":
-                    state, synced_at, revisions = {}, None, []
-                case "synced":
-                    assert synced_at is None, "one snapshot after each reset"
-                    synced_at = event.revision
-        if synced_at is None:
-            continue
-        at = events[-1].revision
-        assert not revisions or at > revisions[-1], "ordered, and unique"
-        revisions.append(at)
-        assert state == {key: value for key, value in world.states[at].items() if key.startswith(prefix)}
+@virtual_time
+@pytest.mark.parametrize("seed", [4, FRESH])
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
+    rng = random.Random(seed)
+    network = MemoryNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("watched/", snapshot=snapshot) as watch,
+    ):
+        written: list[int] = []
+
+        async def write() -> None:
+            for number in range(300):
+                written.append(await writer.put(f"watched/{number % 7}", b"%d" % number))
+                await writer.put("elsewhere", b"")
+
+        async def cut() -> None:
+            while True:
+                await asyncio.sleep(rng.uniform(0.1, 3.0))
+                rng.choice([network.reset, network.cut])("watcher")
+
+        cutting, writing = asyncio.create_task(cut()), asyncio.create_task(write())
+        events = await taken(watch, 300 + snapshot)
+        await writing
+        cutting.cancel()
+        assert [event.revision for event in events if event.kind == "put"] == written
+        assert {event.kind for event in events} == ({"put", "synced"} if snapshot else {"put"})
+        assert not watch._batches
 
 
-@settings(max_examples=300)
-@given(STEPS, PREFIXES, st.sampled_from([64 * 2**20, 2000, 300]))
-def test_s4_a_snapshot_then_every_change_or_an_explicit_reset(
-    steps: list[tuple[str, int]], prefix: str, history_bytes_max: int
-) -> None:
-    """ "snapshot, then every later change, no gap, across reconnects; or, when history is gone, an explicit reset
-    (forget everything, a new snapshot follows), never silence."
-    """
-    world = World(history_bytes_max=history_bytes_max)
-    reader = world.post.watch(prefix, snapshot=True)
-    for what, detail in steps:
-        world.step(what, detail)
-    world.settle()
-    assert reader.ended is None
-    assert reader.state == world.under(prefix)
-    check_against_states(world, reader, prefix)
+@virtual_time
+async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across_cuts() -> None:
+    """ "resumable: ... every later change, no gap": also between the past and what comes next."""
+    network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        revisions = [await writer.put(f"watched/{number % 3}", b"") for number in range(20)]
+        async with watcher.watch("watched/", start_revision=revisions[5]) as watch:
+            for number in range(20):
+                if number % 4 == 0:
+                    network.reset("watcher")
+                revisions.append(await writer.put(f"watched/{number % 3}", b""))
+            assert [event.revision for event in await taken(watch, 35)] == revisions[5:]
 
 
-def test_s4_a_reset_comes_when_history_is_gone() -> None:
-    """ "when history is gone, an explicit reset (forget everything, a new snapshot follows)"."""
-    world = World(history_bytes_max=1000)
-    reader = world.post.watch("a/", snapshot=True)
-    world.post.meet(world.town)
-    world.town.ask(Put("a/1", b"before"), peer=999)
-    world.post.settle()
-    world.post.cut()
-    for number in range(20):
-        world.town.ask(Put("a/2", b"%d" % number), peer=999)
-    world.town.ask(Delete("a/1"), peer=999)
-    world.post.meet(world.town)
-    assert [[event.kind for event in events] for events in reader.batches] == [
-        ["synced"],
-        ["put"],
-        ["reset"],
-        ["put", "synced"],
-    ]
-    assert reader.state == {"a/2": b"19"}
-
-
-def test_s4_without_a_snapshot_a_gap_is_an_error_and_not_silence() -> None:
-    """ "never silence"."""
-    world = World(history_bytes_max=1000)
-    reader = world.post.watch("a/")
-    world.post.meet(world.town)
-    world.post.cut()
-    for number in range(20):
-        world.town.ask(Put("a/2", b"%d" % number), peer=999)
-    world.post.meet(world.town)
-    assert isinstance(reader.ended, WatchCompacted)
-    assert reader.batches == []
-
-
-def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> None:
+@virtual_time
+async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> None:
     """ "resumable": an answer to anything at all tells how far a watch has come that saw nothing."""
-    world = World(history_bytes_max=1000)
-    reader = world.post.watch("a/", snapshot=True)
-    world.post.meet(world.town)
-    for number in range(20):
-        world.town.ask(Put("b/1", b"%d" % number), peer=999)
-    world.post.ask(Ping())
-    world.post.settle()
-    reader.cursor.nothing_before(world.town.engine.revision)  # as the client does with a pong
-    world.post.cut()
-    world.post.meet(world.town)
-    world.town.ask(Put("a/1", b""), peer=999)
-    world.post.settle()
-    assert [[event.kind for event in events] for events in reader.batches] == [["synced"], ["put"]]
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("a/", snapshot=True) as watch,
+    ):
+        assert [event.kind for event in await taken(watch, 1)] == ["synced"]
+        for _ in range(100):
+            await writer.put("b", b"")
+        await watcher.ping()
+        network.reset("watcher")
+        await writer.put("a/1", b"")
+        assert [event.kind for event in await taken(watch, 1)] == ["put"]
 
 
-def test_s4_a_transaction_reaches_a_watch_in_one_piece() -> None:
-    """ "atomic per revision"."""
-    world = World()
-    reader = world.post.watch("")
-    world.post.meet(world.town)
-    writes = tuple(Put(f"k{number}", b"") for number in range(1000))
-    world.town.ask(Transact(when=(), then=writes), peer=999)
-    world.town.ask(DeletePrefix(prefix=""), peer=999)
-    world.post.settle()
-    assert [len(events) for events in reader.batches] == [1000, 1000]
+@virtual_time
+async def test_s4_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
+    network = MemoryNetwork(shred=True, rng=random.Random(1))
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("") as watch,
+    ):
+        batches = watch.batches()
+        for number in range(20):
+            if number % 3 == 0:
+                network.reset("watcher")
+            await writer.transact(then=[store.Put(key, b"%d" % number) for key in ("a", "b", "c")])
+            batch = await anext(batches)
+            assert [event.key for event in batch] == ["a", "b", "c"]
+            assert {event.value for event in batch} == {b"%d" % number}
+
+
+# ------------------------------------------------------------------------------------------------ slow readers
+
+
+@virtual_time
+async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(outbox_bytes_max=300_000)) as server,
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("", snapshot=True) as watch,
+    ):
+        for _ in range(3):
+            network.partition("watcher")
+            for _ in range(100):
+                await writer.put("a", bytes(10_000))
+                assert server.figures()["outbox_bytes"] < 301_000
+            network.heal("watcher")
+            await writer.ping()
+        events = await taken(watch, 301)
+        assert [event.revision for event in events] == list(range(301)), "synced at 0, and each revision once"
+    assert "reads too slowly" in caplog.text
+
+
+@virtual_time
+async def test_s4_a_reader_that_lags_behind_its_client_is_caught_up_from_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch_room, "WATCH_BUFFER_BYTES", 20_000)
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network) as server,
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+        watcher.watch("") as watch,
+    ):
+        for number in range(200):
+            await writer.put("a", bytes(1000))
+            if number == 100:
+                network.reset("watcher")
+        await watcher.ping()
+        assert server.figures()["watches"] == 0, "it was closed until its reader has caught up"
+        assert watch._held_bytes < 25_000
+        assert [event.revision for event in await taken(watch, 200)] == list(range(1, 201))
+        await writer.put("a", b"")
+        assert [event.revision for event in await taken(watch, 1)] == [201]
+
+
+# ------------------------------------------------------------------------------------------------ history that is gone
+
+
+@contextlib.asynccontextmanager
+async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: store.Client) -> AsyncIterator[None]:
+    """While this lasts the watcher is away; when it comes back, what it missed is no longer kept."""
+    network.refuse("watcher")
+    network.reset("watcher")
+    yield
+    for _ in range(100):
+        await writer.put("other", b"")
+    network.accept("watcher")
+    await watcher.ping()
+
+
+@virtual_time
+async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        await writer.put("a", b"1")
+        async with watcher.watch("", snapshot=True) as watch:
+            assert [event.kind for event in await taken(watch, 2)] == ["put", "synced"]
+            async with history_gone(network, watcher, writer):
+                await writer.delete("a")
+                await writer.put("b", b"2")
+            events = await taken(watch, 4)
+            assert [(event.kind, event.key) for event in events] == [
+                ("reset", ""),
+                ("put", "b"),
+                ("put", "other"),
+                ("synced", ""),
+            ]
+            await writer.put("c", b"3")
+            assert [(event.kind, event.key) for event in await taken(watch, 1)] == [("put", "c")]
+
+
+@virtual_time
+async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
+    network = MemoryNetwork()
+    async with (
+        serve_in_memory(network, limits=Limits(history_bytes_max=5000)),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        async with watcher.watch("") as watch:
+            await writer.put("a", b"1")
+            async with history_gone(network, watcher, writer):
+                await writer.put("a", b"2")
+            assert [event.value for event in await taken(watch, 1)] == [b"1"], "what had come is still given out"
+            for _ in range(2):
+                with pytest.raises(WatchCompacted, match="no longer kept"):
+                    await anext(watch.batches())
+        with pytest.raises(WatchCompacted):
+            await watcher.watch("", start_revision=1).__aenter__()
+
+
+@virtual_time
+async def test_s4_a_snapshot_that_is_cut_in_the_middle_begins_again_with_a_reset() -> None:
+    network = MemoryNetwork(latency=0.01)
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="writer") as writer,
+        connect_in_memory(network, source="watcher") as watcher,
+    ):
+        for number in range(40):
+            await writer.put(f"{number:02}", bytes(20_000))  # several pieces of a snapshot
+        watch = watcher.watch("", snapshot=True)
+        deliver = watch.deliver
+
+        def cut_after_the_first_piece(events: tuple[Event, ...]) -> None:
+            watch.deliver = deliver  # type: ignore[method-assign]
+            deliver(events)
+            network.reset("watcher")
+
+        watch.deliver = cut_after_the_first_piece  # type: ignore[method-assign]
+        async with watch:
+            keys = []
+            async for event in watch:
+                keys.append(event.key if event.kind == "put" else event.kind)
+                if event.kind == "synced":
+                    break
+        whole = [f"{number:02}" for number in range(40)]
+        at = keys.index("reset")
+        assert 0 < at < 40
+        assert keys[:at] == whole[:at]
+        assert keys[at + 1 :] == [*whole, "synced"]
+
+
+# ------------------------------------------------------------------------------------------------ the blocking twin
+
+
+@contextlib.asynccontextmanager
+async def blocking_client(proxy: Proxy) -> AsyncIterator[store.sync.Client]:
+    client = store.sync.Client(Address(host="127.0.0.1", port=proxy.port))
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_order() -> None:
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(server.url) as writer,
+        blocking_client(proxy) as client,
+    ):
+        watch = await asyncio.to_thread(client.watch("watched/").__enter__)
+        reading = asyncio.create_task(asyncio.to_thread(blocking_taken, watch, 500))
+        written = []
+        for number in range(500):
+            written.append(await writer.put(f"watched/{number % 7}", bytes(number)))
+            await writer.put("elsewhere", b"")
+            if number % 50 == 25:
+                proxy.cut()
+        events = await asyncio.wait_for(reading, 10.0)
+        assert [event.revision for event in events] == written
+        assert proxy.connections > 3
+        watch.__exit__(None, None, None)
+
+
+async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+
+    def read_late(watch: BlockingWatch) -> list[Event]:
+        go_on.wait(10.0)
+        return blocking_taken(watch, 150)
+
+    async with store.serve(limits=Limits(outbox_bytes_max=1_000_000)) as server, store.connect(server.url) as writer:
+        client = store.sync.Client(Address(host="127.0.0.1", port=server.port))
+        watch = await asyncio.to_thread(client.watch("").__enter__)
+        reading = asyncio.create_task(asyncio.to_thread(read_late, watch))
+        for _ in range(150):
+            await writer.put("a", bytes(200_000))  # 30 MB: more than the kernels' buffers and the outbox hold
+        assert "reads too slowly" in caplog.text
+        go_on.set()
+        assert [event.revision for event in await asyncio.wait_for(reading, 10.0)] == list(range(1, 151))
+        watch.__exit__(None, None, None)
+        await asyncio.to_thread(client.close)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_s4_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> None:
+    async with (
+        store.serve(limits=Limits(history_bytes_max=5000)) as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(server.url) as writer,
+        blocking_client(proxy) as client,
+    ):
+        watch = await asyncio.to_thread(client.watch("", snapshot=snapshot).__enter__)
+        await proxy.refuse()
+        proxy.cut()
+        for _ in range(100):
+            await writer.put("a", b"")
+        await proxy.accept()
+        if snapshot:
+            events = await asyncio.to_thread(blocking_taken, watch, 3 + 1)
+            assert [event.kind for event in events] == ["synced", "reset", "put", "synced"]
+        else:
+            with pytest.raises(WatchCompacted):
+                await asyncio.to_thread(blocking_taken, watch, 1)
+        watch.__exit__(None, None, None)

@@ -13,7 +13,7 @@ from store.errors import AuthenticationError
 from store.limits import Limits
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection
-from store.protocol.wire import VERSION, FrameReader, Greeting, Hello, Welcome
+from store.protocol.wire import VERSION, FrameReader, Hello, Welcome
 
 TOKEN = b"a very secret token"
 
@@ -62,25 +62,6 @@ def test_s8_both_sides_prove_that_they_know_the_token_and_neither_says_it(token:
     assert here.welcomed is not None
     if len(token) > 4:  # a shorter one may be there by chance
         assert token not in said
-
-
-@pytest.mark.parametrize("token", [b"another token", TOKEN + b"x", TOKEN[:-1], TOKEN.upper()])
-def test_s8_a_wrong_token_is_refused_by_the_server(token: bytes) -> None:
-    """ "a shared token proven"."""
-    there = server()
-    with pytest.raises(AuthenticationError, match="the client's token is not the server's"):
-        list(there.receive(hello_to(client(token), there)))
-    assert not there.greeted
-
-
-def test_s8_a_missing_token_is_noticed_by_the_client_and_refused_by_the_server() -> None:
-    """ "a shared token proven"."""
-    there = server()
-    with pytest.raises(AuthenticationError, match="wants a token, and none was given: pass token= or token_file="):
-        hello_to(client(None), there)
-    with pytest.raises(AuthenticationError, match="the client has none"):
-        list(there.receive(wire.encode_hello(Hello(VERSION, b"s" * 16, b"n" * 16, b""))))
-    assert not there.greeted
 
 
 @pytest.mark.parametrize("proof", [b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
@@ -159,12 +140,6 @@ def test_s8_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
         list(second.receive(recorded))
 
 
-def test_s8_a_server_that_asks_for_no_token_gets_no_proof_from_a_client_that_has_one() -> None:
-    """ "A client given a token refuses a server that cannot prove it knows it." """
-    with pytest.raises(AuthenticationError, match="asks for no token, so it cannot prove that it knows the one given"):
-        hello_to(client(), server(None))
-
-
 def test_s8_no_error_shows_the_token() -> None:
     """ "the token never (...) appears in a process list or log"."""
     errors: list[AuthenticationError] = []
@@ -184,15 +159,6 @@ def test_s8_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
         list(there.receive(hello_to(client(b"wrong token"), there)))
     with pytest.raises(AssertionError):
         there.welcome(session=1, address="10.0.0.1", revision=0)
-
-
-def test_s8_without_a_token_nothing_is_proven_and_nothing_wanted() -> None:
-    """ "Mutual TLS, and/or a shared token": with neither, on loopback, there is nothing to prove."""
-    here, there = client(None), server(None)
-    meet(here, there)
-    assert there.greeted
-    greeting = Greeting(VERSION, VERSION, "store-1", b"server nonce 001", token_wanted=False)
-    assert there.greeting() == wire.encode_greeting(greeting)
 
 
 def test_s8_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.MonkeyPatch) -> None:

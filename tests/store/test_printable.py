@@ -59,7 +59,7 @@ def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytes
     [
         *("rdzv.node.admission", "rdzv.node.agreement", "rdzv.node.coordinator", "rdzv.node.follower"),
         *("rdzv.node.node", "rdzv.node.part.joining", "rdzv.node.part.noticing", "rdzv.node.part.state"),
-        *("rdzv.node.accusing", "rdzv.node.stuck.others", "rdzv.loop.rounds", "rdzv.loop.blocking"),
+        *("rdzv.node.accusing", "rdzv.loop.rounds", "rdzv.loop.blocking"),
         *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
     ],
 )

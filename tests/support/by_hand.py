@@ -20,14 +20,12 @@ from store.errors import (
     ProtocolError,
     StoreError,
     StoreReplaced,
-    WatchCompacted,
 )
 from store.limits import Limits
-from store.messages import Entry, Event, Failed, Grant, Granted, Listing, ListingPart, Request, Response, Watching
+from store.messages import Entry, Event, Failed, Grant, Granted, Listing, ListingPart, Request, Response
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
 from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
-from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -249,8 +247,6 @@ class Post:
         self.connection = ClientConnection(session_id=session, token=token, name="tcp://town")
         self.link: Link | None = None
         self.outcomes: dict[int, Response | StoreError] = {}
-        self.watches: dict[int, Reader] = {}
-        self.readers: list[Reader] = []
         self.failure: StoreError | None = None
         self.bye: str | None = None
         self.lost: Link | None = None  # a connection that the server may not know to be lost
@@ -281,8 +277,6 @@ class Post:
         else:
             link.close()
         self.connection.disconnected()
-        for reader in self.readers:
-            reader.interrupted()
 
     def ask(self, request: Request[Any]) -> InFlight:
         """Ask, now or as soon as there is a welcome."""
@@ -290,14 +284,6 @@ class Post:
         if self.ready:
             self._send(item)
         return item
-
-    def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Reader:
-        """Watch for as long as the test lasts."""
-        reader = Reader(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
-        self.readers.append(reader)
-        if self.ready:
-            reader.open()
-        return reader
 
     def carry_to_client(self, count: int | None = None) -> None:
         """Read some of what the server has sent, or all."""
@@ -319,8 +305,8 @@ class Post:
                         self._take_welcome()
                     case Reply(request_id=request_id, response=response):
                         self._replied(request_id, response)
-                    case Events(request_id=watch_id, events=events):
-                        self.watches[watch_id].deliver(events)
+                    case Events():
+                        pass  # the connection has noted how far it has seen
                     case Lagged():
                         raise AssertionError("a town lets nobody lag")
                     case Bye(reason=reason):
@@ -365,77 +351,11 @@ class Post:
                 self.outcomes[item.request_id] = ConnectionLost("the session is forgotten", maybe_applied=True)
         for item in self.connection.to_send_again():
             self._send(item)
-        for reader in self.readers:
-            reader.open()
 
     def _replied(self, request_id: int, response: Response) -> None:
         item = self.connection.answered(request_id)
-        if request_id in self.watches:
-            self.watches[request_id].replied(response)
         if item is not None:
             self.outcomes[request_id] = error_of(response) or response
-
-
-class Reader:
-    """A watch's reader, and all that it was told."""
-
-    def __init__(self, post: Post, cursor: WatchCursor) -> None:
-        self.post = post
-        self.cursor = cursor
-        self.batches: Stream = []
-        self.ended: StoreError | None = None
-        self.id: int | None = None
-
-    def open(self) -> None:
-        """Open it, if it is not."""
-        if self.id is not None or self.ended is not None:
-            return
-        request, reset = self.cursor.opening()
-        if reset is not None:
-            self.batches.append((reset,))
-        self.id = self.post.connection.ask(request, None).request_id
-        self.post.watches[self.id] = self
-        self.post._send(self.post.connection.in_flight[self.id])
-
-    def replied(self, response: Response) -> None:
-        """The server has opened it, or refused to."""
-        if isinstance(response, Watching):
-            self.cursor.opened(response.revision)
-            return
-        self.id = None
-        error = error_of(response)
-        assert error is not None
-        if isinstance(error, WatchCompacted) and self.cursor.compacted():
-            self.open()
-        else:
-            self.ended = error
-
-    def deliver(self, events: tuple[Event, ...]) -> None:
-        """Events have come."""
-        self.cursor.delivered(events)
-        self.batches.append(events)
-
-    def interrupted(self) -> None:
-        """The connection is gone. What the server never answered is sent again as it is."""
-        if self.id is not None and self.id not in self.post.connection.in_flight:
-            self.id = None
-
-    @property
-    def state(self) -> dict[str, bytes]:
-        """What its reader believes to be there now."""
-        state: dict[str, bytes] = {}
-        for events in self.batches:
-            for event in events:
-                match event.kind:
-                    case "put":
-                        state[event.key] = event.value
-                    case "delete":
-                        state.pop(event.key, None)
-                    case "reset":
-                        state.clear()
-                    case "synced":
-                        pass
-        return state
 
 
 def entry(key: str, value: bytes, created: int, changed: int | None = None, lease: int | None = None) -> Entry:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.processes import ChildError, free_port, require, start, start_python
+from tests.support.processes import ChildError, require, start, start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,11 +36,6 @@ async def test_lines_are_read_in_order_and_passed_over_until_one_contains_the_te
         assert await child.line(containing="thr") == "three"
         assert await child.line() == "tail"
         assert await child.wait() == 0
-
-
-async def test_modules_of_this_repository_can_be_run() -> None:
-    async with start_python("-c", "import tests.support.processes as p; print(p.__name__)") as child:
-        assert await child.line() == "tests.support.processes"
 
 
 async def test_a_child_that_ends_without_the_line_is_an_error_with_its_output() -> None:
@@ -96,30 +90,11 @@ async def test_a_stopped_child_stands_still_until_it_is_resumed() -> None:
         wait_for_news(child.pid, os.WCONTINUED)
 
 
-async def test_a_stopped_child_is_gone_when_the_block_is_left() -> None:
-    async with start_python("-c", PAUSE) as child:
-        await child.line(containing="ready")
-        child.stop()
-    assert child.returncode == -signal.SIGKILL
-    assert not is_alive(child.pid)
-
-
 async def test_what_the_child_started_is_gone_too_even_if_the_child_has_exited() -> None:
     # Leaving the block waits for the end of the output, which the grandchild holds open as long as it lives.
     async with start("/bin/sh", "-c", "sleep 600 & echo started") as child:
         await child.line(containing="started")
     assert child.returncode is not None
-
-
-async def test_the_environment_of_the_child_is_ours_and_what_is_added() -> None:
-    script = "import os; print(os.environ['ADDED'], 'PATH' in os.environ)"
-    async with start_python("-c", script, env={"ADDED": "here"}) as child:
-        assert await child.line() == "here True"
-
-
-def test_a_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", free_port())):
-        pass
 
 
 def test_what_is_installed_is_found_as_a_command_or_as_a_module() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import threading
 import time
-from contextlib import closing
 
 import anyio
 import pytest
@@ -47,25 +46,6 @@ async def test_a_timeout_runs_out_on_the_virtual_clock() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(3600):
             await asyncio.Event().wait()
-
-
-async def test_an_unmarked_test_runs_on_a_real_loop() -> None:
-    assert not isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
-
-
-@pytest.fixture
-async def virtual_fixture_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.get_running_loop()
-
-
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("number", [1, 2])
-async def test_fixtures_and_parameters_share_the_loop_of_the_test(
-    virtual_fixture_loop: asyncio.AbstractEventLoop, number: int
-) -> None:
-    assert number in {1, 2}
-    assert virtual_fixture_loop is asyncio.get_running_loop()
-    assert isinstance(virtual_fixture_loop, VirtualTimeLoop)
 
 
 def test_waiting_for_nothing_is_a_deadlock_that_names_the_task_and_the_line() -> None:
@@ -111,31 +91,3 @@ async def test_a_callback_from_another_thread_is_heard_before_time_moves() -> No
 async def test_work_in_a_thread_is_refused() -> None:
     with pytest.raises(RuntimeError, match="looks idle to virtual time"):
         await asyncio.to_thread(time.monotonic)
-
-
-def test_closing_the_loop_cancels_what_is_left_and_closes_its_sockets() -> None:
-    cleaned_up: list[bool] = []
-
-    async def sleep_forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cleaned_up.append(True)
-
-    async def main() -> asyncio.Task[None]:
-        task = asyncio.create_task(sleep_forever())
-        await asyncio.sleep(1)
-        return task
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        task = runner.run(main())
-        loop = runner.get_loop()
-
-    assert cleaned_up == [True]
-    assert task.cancelled()
-    assert loop.is_closed()
-
-
-def test_the_message_says_so_when_no_task_is_left() -> None:
-    with closing(VirtualTimeLoop()) as loop, pytest.raises(DeadlockError, match="no task is left"):
-        loop.run_forever()

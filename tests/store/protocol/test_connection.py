@@ -27,10 +27,12 @@ from store.messages import (
     Add,
     Added,
     Done,
+    Entry,
     Event,
     Excessive,
     Failed,
     FailureKind,
+    Found,
     Get,
     GetMany,
     Guarded,
@@ -76,6 +78,19 @@ def welcomed(
 
 
 # -------------------------------------------------------------------------------------------------------- handshake
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
+    """As to a watch that was asked for with the hello: the client hung up, since nothing so long may come before."""
+    made = client()
+    made.ask(Get("a"), None)
+    list(made.receive(wire.encode_greeting(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
+    entry = Entry(key="a", value=bytes(10_000), create_revision=1, mod_revision=1, lease=None)
+    data = wire.encode_welcome(Welcome(1, "10.0.0.1", 0, 10**6, b"")) + wire.encode_response(1, Found(entry=entry))
+    size = -(-len(data) // pieces)
+    items = [item for at in range(0, len(data), size) for item in made.receive(data[at : at + size])]
+    assert [type(item) for item in items] == [Welcome, Reply]
 
 
 @pytest.mark.parametrize("token", [None, b"secret"])
