@@ -7,12 +7,14 @@ for this node, once it is, to whoever asks and to whoever wanted to be told.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
 from rdzv.core.stopping import Resized, StepGate
+from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 
 __all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo", "changes_since", "too_large"]
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +159,22 @@ class Membership:
         if lost_ids != self.lost_ids:
             self.lost_ids = lost_ids
             for callback in tuple(self.on_loss):
-                callback(lost_ids)
+                _call(callback, lost_ids)
 
     def tell(self, reason: str) -> None:
         """Call back whoever has not been called yet; taking one out is atomic, so each is called once."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self.on_over.popleft()(reason)
+        while self.on_over:
+            with contextlib.suppress(IndexError):  # another thread has just taken the last one
+                callback = self.on_over.popleft()
+                _call(callback, reason)
+
+
+def _call(callback: Callable[[T], None], news: T) -> None:
+    """Call back a user's code, whose error is not to keep the node from what it does, or others from hearing."""
+    try:
+        callback(news)
+    except Exception:
+        log.exception("a callback of a round has failed")
 
 
 def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -48,8 +48,12 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         self._url = url
         self._overrides = overrides
         self._handler: Handler | None = None
+        self._used = False
 
     def __enter__(self) -> Handler:
+        if self._used:
+            raise RendezvousStateError("rdzv.sync.connect(...) is entered once; call it again for another node")
+        self._used = True
         inner = builtin.create_handler(self._url, self._overrides, blocking=True)
         handler = Handler(inner, inner.node.loop if isinstance(inner, AsyncHandler) else NodeThread())
         try:

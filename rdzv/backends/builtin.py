@@ -80,6 +80,8 @@ class Connection:
         self._used = False
 
     async def __aenter__(self) -> RendezvousHandler:
+        if self._used:
+            raise RendezvousStateError("rdzv.connect(...) is entered or awaited once; call it again for another node")
         self._used = True
         try:
             asyncio.get_running_loop()

@@ -60,6 +60,9 @@ __all__ = [
 PAYLOAD_BYTES_MAX: Final = 4096
 """As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB."""
 
+PAYLOAD_LEVELS_MAX: Final = 32
+"""Of lists and maps within each other: whatever shows it, as JSON for example, has a limit of its own."""
+
 ATTRIBUTES_BYTES_MAX: Final = 1024
 """As msgpack. A rack, a zone and a host take a tenth of it; whatever is larger is a payload."""
 
@@ -230,6 +233,11 @@ def _secret(raw: Any) -> str | bytes:
     return raw
 
 
+def _is_deeper(value: Any, levels: int) -> bool:
+    inside = value if isinstance(value, list) else [*value, *value.values()] if isinstance(value, dict) else ()
+    return bool(inside) and (levels == 0 or any(_is_deeper(one, levels - 1) for one in inside))
+
+
 def _payload(raw: Any) -> Any:
     # Through msgpack and back: a later change to the caller's object does not reach us, and a node reads of
     # itself exactly what the others will read of it.
@@ -240,6 +248,8 @@ def _payload(raw: Any) -> Any:
         raise Unfit(f"msgpack cannot carry it ({error})") from error
     if len(packed) > PAYLOAD_BYTES_MAX:
         raise Unfit(f"it has {len(packed)}")
+    if _is_deeper(copy, PAYLOAD_LEVELS_MAX):
+        raise Unfit("it is nested more deeply")
     return copy
 
 
@@ -340,7 +350,9 @@ PATH: Final = Kind("the path of a file or directory, not empty", _path)
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix)
 ADDRESS: Final = Kind("a host name or an IP address, without a port", _address)
 SECRET: Final = Kind("text or bytes, not empty", _secret)
-PAYLOAD: Final = Kind(f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack", _payload)
+PAYLOAD: Final = Kind(
+    f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload
+)
 ATTRIBUTES: Final = Kind(
     f"names and values, both text and not empty, in at most {ATTRIBUTES_BYTES_MAX} bytes of msgpack",
     _attributes,

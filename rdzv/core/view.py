@@ -168,6 +168,10 @@ class View:
             self._accused(event)
             return
         node_id = event.key[len(self._prefix) :]
+        if "/" in node_id:  # a coordinator's marker, or a key of another run, whose prefix is within this one
+            if self.synced:
+                self._count(now)
+            return
         there = self._records.get(node_id)
         ban = ban_among(bans, node_id, there.attributes if there is not None else {})
         if ban is not None and not event.cause:

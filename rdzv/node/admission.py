@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 
 from rdzv.config.config_errors import refuse, shown
+from rdzv.config.endpoint import SCHEMES
 from rdzv.config.resizing import describe_size, resize, sizes_of, was_resized_from
 from rdzv.config.settings import describe_difference
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, failures_within
@@ -290,6 +291,21 @@ async def agree_on_settings(
             raise RendezvousSettingsError(f"run {keys.run_id} was started with other settings: {difference}")
         agreed.forget()
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=there.mod_revision, lease=lease)
+
+
+async def check_prefix(store: Store, prefix: str) -> None:
+    """Refuse to keep runs among the keys of another run: what stands there would be taken for that run's.
+
+    Raises:
+        RendezvousSettingsError: There is a run of that name.
+    """
+    parts = prefix.split("/")
+    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # from "/rdzv/job-7" on
+    if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
+        return
+    for run, entry in zip(above, await store.get_many([f"{run}/settings" for run in above]), strict=True):
+        if entry is not None:
+            refuse(f"prefix={shown(prefix)} is among the keys of the run {shown(run)}; choose another")
 
 
 class OverruledError(Exception):

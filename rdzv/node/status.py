@@ -194,6 +194,8 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
     records = {}
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
+        if "/" in node_id:
+            continue
         try:
             record = NodeRecord.unpack(entry.value, node_id=node_id, arrival=entry.mod_revision)
         except RendezvousStateError:

@@ -24,7 +24,7 @@ from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, RoundToCheck, follow
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError
-from rdzv.node.admission import report_health
+from rdzv.node.admission import check_prefix, report_health
 from rdzv.node.candidacy import Candidacy
 from rdzv.node.part.record import Recording
 from rdzv.node.part.state import NOT_WAITING
@@ -89,6 +89,7 @@ class Joining:
         me = Me(arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member)
         part.refusal = None
         try:
+            await check_prefix(link.store, part.keys.prefix)
             await self._check_health(link, clock, examine)
             while True:
                 membership = await self._join_as(link, clock, me)

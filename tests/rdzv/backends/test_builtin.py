@@ -117,3 +117,23 @@ def test_a_ttl_that_an_election_of_etcd_may_use_up_is_warned_of(
     require("grpc")
     create_etcd(RendezvousParameters.from_url(f"etcd://127.0.0.1:1/job?min_nodes=1&ttl={ttl}", {}))
     assert (f"ttl={ttl} s is short for etcd" in caplog.text) is warned
+
+
+async def test_a_connection_is_entered_once() -> None:
+    """The second handler took the place of the first, which nobody closed: a ghost in the run."""
+    async with store.serve() as server:
+        url = f"{server.url}/job?min_nodes=1"
+        async with (connection := rdzv.connect(url, is_host=False)) as handler:
+            with pytest.raises(rdzv.RendezvousStateError):
+                await connection
+            await handler.next_rendezvous()
+
+        def block() -> None:
+            with (blocking := rdzv.sync.connect(url, is_host=False)) as twin:
+                with pytest.raises(rdzv.RendezvousStateError):
+                    blocking.__enter__()
+                twin.next_rendezvous()
+
+        await asyncio.to_thread(block)
+        async with store.connect(server.url) as client:
+            assert await client.list("/rdzv/job/nodes/") == []

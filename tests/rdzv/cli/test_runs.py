@@ -80,9 +80,11 @@ async def test_forget_names_the_nodes_that_are_left_and_closes_the_run_for_them_
         url = f"{server.url}/job"
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="still-here", is_host=False) as handler:
             await handler.next_rendezvous()
+            for key in ("head/banned/z", "history", "nodes/stranger"):  # what nobody can read keeps from nothing
+                await client.put(f"/rdzv/job/{key}", b"\xc1")
             status, output = await run("forget", url)
             assert status == 1
-            assert "run job has 1 nodes: still-here; close it first, or forget it with --force" in output[0]
+            assert "run job has 2 nodes: still-here, stranger; close it first, or forget it with --force" in output[0]
             assert await client.count("/rdzv/job/") > 0
             told = asyncio.create_task(_until_closed(handler))
             status, output = await run("forget", url, "--force")

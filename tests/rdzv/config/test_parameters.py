@@ -10,6 +10,10 @@ from rdzv.config.config_errors import shown
 from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
 from rdzv.errors import RendezvousSettingsError
 
+DEEP: Any = []
+for _ in range(1022):
+    DEEP = [DEEP]
+
 PARAMETERS = {parameter.name: parameter for parameter in (*TABLE, *KEEP_ALIVE.values())}
 
 
@@ -88,7 +92,8 @@ WRONG_VALUES: list[tuple[str, Any, str, str]] = [
     ("node_id", "\ud800", NAME_LIMIT, "node_id=host10"),
     ("address", "head:29400", "without a port", "address=10.0.0.7"),
     ("address", "x" * 256, "host name", "address=10.0.0.7"),
-    ("payload", bytes(4094), "4096 bytes of msgpack, but it has 4097", "payload=8xH100"),
+    ("payload", bytes(4094), "at most 4096 bytes of msgpack", "payload=8xH100"),
+    ("payload", DEEP, "nested more deeply", "payload=8xH100"),
     ("payload", object(), "msgpack cannot carry it", "payload=8xH100"),
     ("payload", {(1, 2): 3}, "msgpack cannot carry it", "payload=8xH100"),
     ("payload", 2**70, "msgpack cannot carry it", "payload=8xH100"),

@@ -66,8 +66,10 @@ async def test_health_metrics_and_runs_are_answered() -> None:
                 assert (answer.status, await answer.text()) == (200, "ok\n")
         async with session.get("/api/runs") as answer:
             assert await answer.json() == {"version": 1, "runs": []}
-        async with node(server, HOSTILE) as handler:
+        async with node(server, HOSTILE) as handler, store.connect(server.url) as client:
             await handler.next_rendezvous()
+            for key in ("head/banned/z", "settings", "unfit/z"):  # nobody can read that
+                await client.put(f"/rdzv/job/{key}", b"\xff\xc1")
             await asyncio.sleep(app.LOOK_EVERY)  # until an answer that was kept is too old
             async with session.get("/api/runs") as answer:
                 (run,) = (await answer.json())["runs"]

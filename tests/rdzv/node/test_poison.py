@@ -124,3 +124,35 @@ async def test_a_closing_that_nobody_can_read_is_a_closing() -> None:
         assert await a.is_closed()
         with pytest.raises(rdzv.RendezvousClosedError):
             await a.next_rendezvous()
+
+
+async def test_a_callback_that_raises_keeps_the_node_from_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The node had left, as far as it knew itself, and its record stood: a ghost, for which the others waited."""
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run:
+        a, b = run.handler("a"), run.handler("b")
+        info, _ = await run.meet(a, b)
+        heard: list[str] = []
+        nothing: dict[str, None] = {}
+        for callback in (nothing.__getitem__, heard.remove, heard.append):
+            info.on_superseded(callback)
+        await a.leave()
+        assert len(heard) == 1
+        assert run.keys("nodes/") == ["b"]
+        assert "a callback of a round has failed" in caplog.text
+        assert_one_round(await run.meet(a, b))
+
+
+async def test_a_run_among_the_keys_of_another_is_refused_and_no_phantom_there() -> None:
+    """Its nodes were taken for nodes of the other run, which waited for them, and completed rounds with them."""
+    async with VirtualRun(min_nodes=1, max_nodes=3) as run:
+        a = run.handler("a")
+        await a.next_rendezvous()
+        for inside in ("/rdzv/job", "/rdzv/job/nodes", "/rdzv/job/head"):
+            with pytest.raises(RendezvousSettingsError):
+                await run.handler("b", prefix=inside).next_rendezvous()
+        record = await run.clients["a"].get("/rdzv/job/nodes/a")
+        assert record is not None
+        await run.clients["a"].put("/rdzv/job/nodes/nodes/b", record.value)
+        await asyncio.sleep(5)
+        assert (await a.status()).waiting == ()
+        assert await a.num_nodes_waiting() == 0
