@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import anyio
 import pytest
@@ -158,19 +158,28 @@ async def test_a_round_and_a_closing_learned_elsewhere_count_and_wake_listeners(
     await ended(task)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [ConnectionLost("gone", maybe_applied=False), [put(KEYS.round, b"\xc1", 9)], [put(KEYS.progress, b"\x90", 9)]],
-)
-async def test_what_ends_the_following_is_kept_and_told(said: Any) -> None:
+async def test_what_ends_the_following_is_kept_and_told() -> None:
     store = ScriptedStore()
     follower, task = await following(store, [SYNCED])
     wakeup = Wakeup()
     with follower.listeners.listening(wakeup):
-        store.say(said)
+        store.say(ConnectionLost("gone", maybe_applied=False))
         assert await wakeup.sleep_until(anyio.current_time() + 1)
     await task
-    assert isinstance(follower.error, ConnectionLost if isinstance(said, Exception) else RendezvousStateError)
+    assert isinstance(follower.error, ConnectionLost)
+
+
+async def test_a_round_that_cannot_be_read_is_told_until_it_can() -> None:
+    store = ScriptedStore()
+    follower, task = await following(store, [SYNCED])
+    store.say([put(KEYS.round, b"\xc1", 9), put(KEYS.progress, b"\x90", 9)])
+    await anyio.sleep(1)
+    assert isinstance(follower.unreadable, RendezvousStateError)
+    store.say([put(KEYS.round, ROUND.pack(), 10)])
+    await anyio.sleep(1)
+    assert follower.unreadable is None
+    assert follower.error is None
+    await ended(task)
 
 
 async def test_whoever_waits_for_the_first_snapshot_is_woken_by_a_failure_too() -> None:
