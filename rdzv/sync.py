@@ -12,6 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Unpack
 
 from rdzv.backends import builtin
+from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.loop.blocking import Round, rounds_of
 from rdzv.loop.member import check_no_progress, check_on_waiting
