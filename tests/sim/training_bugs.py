@@ -13,9 +13,10 @@ from rdzv.core.stopping import StepGate
 from rdzv.loop import ending
 from rdzv.loop.ending import EndWatcher
 from rdzv.membership import changes_since
-from rdzv.node import coordinator, queries
+from rdzv.node import coordinator
 from rdzv.node.agreement import Agreement
 from rdzv.node.candidacy import Candidacy
+from rdzv.node.front import queries
 from store.messages import Transact
 from tests.sim.full_node import KEYS
 from tests.sim.machines import Seams
