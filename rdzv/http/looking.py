@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.display.history import account, describe, losses_by_reason, timeline
-from rdzv.errors import RendezvousStateError
 from rdzv.node.follower import Follower
 from rdzv.node.status import count_keys, read_account, read_history, read_run
 from store import Client
@@ -26,7 +25,7 @@ from store.messages import KeyGroup
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
     from typing import Self
 
     from rdzv.core.history import History
@@ -36,11 +35,6 @@ __all__ = ["NoSuchRun", "Runs", "client_of"]
 
 FRESH = 0.5  # seconds for which an answer serves everybody who asks; reading 1,000 nodes takes some milliseconds
 HISTORY_LINES = 40
-NOTHING: Mapping[str, Any] = {
-    **dict.fromkeys(("round", "closed", "met")),
-    **dict.fromkeys(("world_size", "members", "waiting", "spares", "banned", "missing"), 0),
-    **{name: {} for name in ("steps", "lost", "spent")},
-}
 ENDED_LISTED = 100  # of the runs that are over, the youngest
 READ_AT_ONCE = 5  # of those, by one who asks for the list
 COUNTED_AT_ONCE = 64  # runs of which it is asked in one go whether anybody is in them
@@ -204,11 +198,8 @@ class Runs:
         return timeline(run_id, await read_history(self._client, self._keys(run_id)), now=time.time()).plain()
 
     async def _summary(self, run_id: str, follower: Follower | None) -> tuple[dict[str, Any], bool]:
-        """How a run stands, in numbers, and whether anybody is in it; one that cannot be read says so."""
-        try:
-            full, history = await self._report(run_id, follower)
-        except RendezvousStateError as error:
-            return {"run_id": run_id, "phase": "unreadable", "reason": str(error), **NOTHING}, True
+        """How a run stands, in numbers, and whether anybody is in it."""
+        full, history = await self._report(run_id, follower)
         plain = {name: full[name] for name in ("run_id", "phase", "reason", "round", "world_size", "closed")}
         cost = account(run_id, history, now=time.time(), waited=full["waited"])
         spent = {
