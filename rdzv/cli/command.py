@@ -1,6 +1,7 @@
 """What `rdzv.cli.main` needs to know of a subcommand, and the arguments that several subcommands take.
 
-A room of this folder describes its subcommands in `COMMANDS`, a tuple of `Command`; the table of rooms is in `main`.
+A room of this folder makes a `Command` of each function that carries a subcommand out, by `command`, which is also told
+its arguments; the table of rooms is in `main`.
 The exit status of a subcommand is one of
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
@@ -12,7 +13,7 @@ import argparse
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio
 
@@ -27,15 +28,22 @@ __all__ = [
     "CLOSED",
     "DONE",
     "FAILED",
+    "JSON",
+    "NODE",
     "NO_CONNECTION",
     "OF_RUN",
+    "RUN",
+    "STORE",
     "TIMED_OUT",
+    "TIMEOUT",
     "WRONG_USAGE",
+    "Argument",
     "Command",
-    "add_run",
-    "add_timeout",
+    "argument",
     "argument_type",
+    "command",
     "duration",
+    "flag",
     "limited_by_timeout",
     "whole_number",
 ]
@@ -52,12 +60,30 @@ LAST_WORD_WITHIN: Final = 1.0
 """Seconds after `--timeout` in which a subcommand may still say itself why it has not come to its end."""
 
 
+Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
+
+
 def _is_url(word: str) -> bool:
     return "://" in word
 
 
-def _add_nothing(_: argparse.ArgumentParser) -> None:
-    """Describe no arguments."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Argument:
+    """One argument of a subcommand: its names, the heading it stands under, and what else argparse is told of it."""
+
+    names: tuple[str, ...]
+    heading: str
+    settings: dict[str, Any]
+
+
+def argument(*names: str, heading: str = "", **settings: Any) -> Argument:
+    """Describe an argument, in argparse's words; another argument among these stands for its action."""
+    return Argument(names, heading, settings)
+
+
+def flag(name: str, help: str, **settings: Any) -> Argument:
+    """Describe an option that is given or not."""
+    return argument(name, action="store_true", help=help, **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +94,8 @@ class Command:
         name: Its name.
         help: What it does, in one line that begins with a small letter and has no full stop.
         run: Carries it out, and returns the exit status.
-        add_arguments: Describes its arguments to a parser.
-        takes_url: Whether it has an argument URL, which may be left out where RDZV_URL is set.
+        arguments: What it can be told.
+        usage: What `--help` says of its line, where argparse would say it wrongly.
         means_url: Whether a word of its line stands for a URL.
         takes_command: Whether another command follows after "--"; its words are then in `options.words`.
         limited: Whether `--timeout` limits the whole command; else it limits the time until its first output.
@@ -77,12 +103,36 @@ class Command:
 
     name: str
     help: str
-    run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
-    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_nothing
-    takes_url: bool = False
+    run: Run
+    arguments: tuple[Argument, ...] = ()
+    usage: str | None = None
     means_url: Callable[[str], bool] = _is_url
     takes_command: bool = False
     limited: bool = False
+
+    def describe(self, parser: argparse.ArgumentParser) -> None:
+        """Let a parser take its arguments."""
+        parser.usage = self.usage
+        headings: dict[str, Any] = {"": parser}
+        made: dict[Argument, argparse.Action] = {}
+        for each in self.arguments:
+            if each.heading not in headings:
+                headings[each.heading] = parser.add_argument_group(each.heading)
+            settings = {
+                name: made[value] if isinstance(value, Argument) else value for name, value in each.settings.items()
+            }
+            made[each] = headings[each.heading].add_argument(*each.names, **settings)
+
+    @property
+    def takes_url(self) -> bool:
+        """Whether it has an argument URL, which may be left out where RDZV_URL is set."""
+        return any(each.names == ("url",) for each in self.arguments)
+
+
+def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
+    """Make a subcommand of the function that carries it out. One with `--timeout` is limited by it, or says not."""
+    settings.setdefault("limited", TIMEOUT in arguments)
+    return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
@@ -121,18 +171,14 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
         )
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """Let a subcommand take the URL of a run, and how long its store may take to answer."""
-    parser.add_argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]")
-    add_timeout(parser)
-
-
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Let a subcommand take how long a store may take to answer."""
-    parser.add_argument(
-        "--timeout",
-        type=duration,
-        default=ANSWER_WITHIN,
-        metavar="SECONDS",
-        help="seconds the command may take; if it runs until stopped, until its first output (default: %(default)g)",
-    )
+TIMEOUT: Final = argument(
+    "--timeout",
+    type=duration,
+    default=ANSWER_WITHIN,
+    metavar="SECONDS",
+    help="seconds the command may take; if it runs until stopped, until its first output (default: %(default)g)",
+)
+RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
+STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
+JSON: Final = flag("--json", "as one JSON object")
+NODE: Final = argument("node", metavar="NODE", help="the node's id")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, FAILED, Command
+from rdzv.cli.command import DONE, FAILED, argument, command, flag
 from store import StoreUsageError
 from store.net.threads import in_thread
 
@@ -20,34 +20,25 @@ if TYPE_CHECKING:
 
     from store.disk.copies import Report
 
-__all__ = ["COMMANDS"]
-
 TOKEN_BYTES = 32  # as many as the HMAC-SHA256 that proves it has
 
 
-def _add_directory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
+DIRECTORY = argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
 
 
-def _add_backup_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_directory(parser)
-    parser.add_argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet")
-
-
-def _add_restore_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3")
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there")
-    parser.add_argument(
-        "--damaged", action="store_true", help="FILE is a damaged store: take what can still be read, and say what not"
-    )
-
-
+@command("check", "read all of a durable store, and say what is in it", DIRECTORY)
 async def _check(options: argparse.Namespace) -> int:
     from store.disk import copies
 
     return await _carry_out("check", lambda: copies.check(options.directory), "is whole")
 
 
+@command(
+    "backup",
+    "copy a durable store into one file, also while a server has it",
+    DIRECTORY,
+    argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
+)
 async def _back_up(options: argparse.Namespace) -> int:
     from store.disk import copies
 
@@ -56,6 +47,13 @@ async def _back_up(options: argparse.Namespace) -> int:
     )
 
 
+@command(
+    "restore",
+    "make a store of such a copy, under a new identity",
+    argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3"),
+    argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
+    flag("--damaged", "FILE is a damaged store: take what can still be read, and say what not"),
+)
 async def _restore(options: argparse.Namespace) -> int:
     from store.disk import copies
 
@@ -83,29 +81,7 @@ async def _carry_out(name: str, work: Callable[[], Report], done: str) -> int:
     return DONE
 
 
+@command("token", "print a new token, to be kept in a file for --token-file")
 async def _token(_: argparse.Namespace) -> int:
     print(secrets.token_urlsafe(TOKEN_BYTES))
     return DONE
-
-
-COMMANDS = (
-    Command(
-        name="check",
-        help="read all of a durable store, and say what is in it",
-        run=_check,
-        add_arguments=_add_directory,
-    ),
-    Command(
-        name="backup",
-        help="copy a durable store into one file, also while a server has it",
-        run=_back_up,
-        add_arguments=_add_backup_arguments,
-    ),
-    Command(
-        name="restore",
-        help="make a store of such a copy, under a new identity",
-        run=_restore,
-        add_arguments=_add_restore_arguments,
-    ),
-    Command(name="token", help="print a new token, to be kept in a file for --token-file", run=_token),
-)

@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 
 import rdzv
-from rdzv.cli.command import DONE, FAILED, Command
+from rdzv.cli.command import DONE, FAILED, command
 from rdzv.core.state import Closed, Dropped, NodesLeft, NodesLost, NodesWaiting
 from rdzv.errors import RoundSupersededError
 from store.net.threads import loop_factory
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from rdzv.membership import RendezvousInfo
 
-__all__ = ["COMMANDS", "run"]
+__all__ = ["run"]
 
 NODES: Final = ("ada", "ben", "cleo", "dan")
 HOST = NODES[0]
@@ -289,11 +289,9 @@ async def _play(director: _Director) -> None:
     director.narrate("every node has ended")
 
 
+@command("demo", "an elastic run on this machine: join, kill, regroup, grow, close")
 async def _demo(_: argparse.Namespace) -> int:
     return DONE if await run(print) else FAILED
-
-
-COMMANDS = (Command(name="demo", help="an elastic run on this machine: join, kill, regroup, grow, close", run=_demo),)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import store
 from rdzv._version import __version__
 from rdzv.backends.builtin import connect
 from rdzv.backends.credentials import with_expected_nodes
-from rdzv.cli.command import DONE, FAILED, Command, add_timeout
+from rdzv.cli.command import DONE, FAILED, JSON, STORE, argument, command
 from rdzv.cli.runs import open_store
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rdzv.core.report import RunStatus
-
-__all__ = ["COMMANDS"]
 
 VERSION: Final = 1
 """Of what `--json` prints; it steps when a field goes or changes its meaning."""
@@ -73,13 +71,14 @@ class Check:
     remedy: str = ""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
-    parser.add_argument("--expected", metavar="FILE", help="names of nodes, one a line, that should be in the run")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-    add_timeout(parser)
-
-
+@command(
+    "doctor",
+    "look from this node for what keeps a run from meeting, and say what to do",
+    *STORE,
+    argument("--expected", metavar="FILE", help="names of nodes, one a line, that should be in the run"),
+    JSON,
+    limited=False,
+)
 async def _doctor(options: argparse.Namespace) -> int:
     checks: list[Check] = []
     with anyio.move_on_after(options.timeout) as limit:
@@ -350,14 +349,3 @@ async def _look_at_run(status: RunStatus, expected: tuple[str, ...], checks: lis
                 remedy="look at these nodes: run rdzv doctor there" if missing else "",
             )
         )
-
-
-COMMANDS = (
-    Command(
-        name="doctor",
-        help="look from this node for what keeps a run from meeting, and say what to do",
-        run=_doctor,
-        add_arguments=_add_arguments,
-        takes_url=True,
-    ),
-)

@@ -44,8 +44,9 @@ DEFAULT_URL: Final = "RDZV_URL"
 
 def command_named(name: str) -> Command:
     """Return a subcommand."""
-    found: Command = {each.name: each for each in _room(ROOMS[name]).COMMANDS}[name]
-    return found
+    kind = _room("command").Command
+    there: list[Command] = [each for each in vars(_room(ROOMS[name])).values() if isinstance(each, kind)]
+    return {command.name: command for command in there}[name]
 
 
 def _room(name: str) -> Any:
@@ -125,7 +126,7 @@ def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
             command.name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
         )
         _add_flags(sub, default=argparse.SUPPRESS)  # left out here, what was said before the subcommand holds
-        command.add_arguments(sub)
+        command.describe(sub)
     return parser
 
 

@@ -15,7 +15,7 @@ import anyio
 
 from rdzv.backends.builtin import connect
 from rdzv.cli import top
-from rdzv.cli.command import DONE, FAILED, Command, add_run, limited_by_timeout
+from rdzv.cli.command import DONE, FAILED, JSON, RUN, argument, command, flag, limited_by_timeout
 from rdzv.cli.runs import open_store
 from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
@@ -38,21 +38,16 @@ if TYPE_CHECKING:
 
     Show = Callable[[RunStatus, Account | None, dict[str, Any]], str]
 
-__all__ = ["COMMANDS"]
-
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
 
-def _add_status_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.add_argument(
-        "--watch",
-        action="store_true",
-        help="again at every change, until the run is closed; on a terminal redrawn in place, as by rdzv top",
-    )
-
-
+@command(
+    "status",
+    "show how a run stands, and what it waits for",
+    *RUN,
+    JSON,
+    flag("--watch", "again at every change, until the run is closed; on a terminal redrawn in place, as by rdzv top"),
+)
 async def _status(options: argparse.Namespace) -> int:
     if not options.watch and not await _exists(options):
         return FAILED
@@ -111,6 +106,7 @@ async def _exists(options: argparse.Namespace) -> bool:
     return False
 
 
+@command("history", "tell what happened in a run, round by round", *RUN, JSON)
 async def _history(options: argparse.Namespace) -> int:
     run_id, history, cost = await _told(options)
     if options.json:
@@ -123,22 +119,18 @@ async def _history(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_history_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
-
-
-def _add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
+@command(
+    "timeline",
+    "write what happened in a run as a page for a browser, or as a Chrome trace",
+    *RUN,
+    argument(
         *("-o", "--output"),
         required=True,
         metavar="FILE",
         help="where to: a page for a browser, or, if it ends with .json, a Chrome trace, which ui.perfetto.dev opens; "
         "- is standard output",
-    )
-
-
+    ),
+)
 async def _timeline(options: argparse.Namespace) -> int:
     run_id, history, cost = await _told(options)
     shown = timeline(run_id, history, now=time.time())
@@ -157,31 +149,3 @@ async def _told(options: argparse.Namespace) -> tuple[str, History, Account]:
         if not isinstance(handler, Handler):
             raise RendezvousSettingsError(f"the backend of {handler.run_id} keeps no history")
         return handler.run_id, *await top.cost_of(handler)
-
-
-COMMANDS = (
-    Command(
-        name="status",
-        help="show how a run stands, and what it waits for",
-        run=_status,
-        add_arguments=_add_status_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="history",
-        help="tell what happened in a run, round by round",
-        run=_history,
-        add_arguments=_add_history_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="timeline",
-        help="write what happened in a run as a page for a browser, or as a Chrome trace",
-        run=_timeline,
-        add_arguments=_add_timeline_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-)

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from rdzv.backends.builtin import connect
-from rdzv.cli.command import DONE, Command, add_run, add_timeout, duration, whole_number
+from rdzv.cli.command import DONE, NODE, RUN, STORE, Argument, argument, command, duration, flag, whole_number
 from rdzv.cli.runs import check_exists, open_store
 from rdzv.cli.top import cost_of
 from rdzv.config.resizing import describe_size
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from rdzv.interface import RendezvousHandler
 
-__all__ = ["COMMANDS"]
-
 VALUES_NAMED_MOST = NODES_NAMED_MOST = 8
 
 
@@ -41,12 +39,16 @@ async def _connect(options: argparse.Namespace, *, create: bool = False) -> Asyn
         yield handler
 
 
-def _add_close_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--reason", default="", help="why; every node is told")
-    parser.add_argument("--create", action="store_true", help="also a run that no node has come to; none will get in")
+REASON = argument("--reason", default="", help="why; whom it concerns is told")
 
 
+@command(
+    "close",
+    "close a run for all its nodes",
+    *RUN,
+    REASON,
+    flag("--create", "also a run that no node has come to; none will get in"),
+)
 async def _close(options: argparse.Namespace) -> int:
     async with _connect(options, create=options.create) as handler:
         await handler.set_closed(options.reason)
@@ -60,6 +62,7 @@ async def _close(options: argparse.Namespace) -> int:
     return DONE
 
 
+@command("reopen", "open a run again that was closed, so that nodes may join it", *RUN)
 async def _reopen(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         keys = Keys(settings.prefix, settings.run_id)
@@ -76,51 +79,20 @@ async def _reopen(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("node", metavar="NODE", help="the node's id")
-
-
-def _add_unban_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    _add_node_or_where(parser, where="instead of NODE: what has banned all nodes with this attribute")
-
-
-def _add_ban_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    _add_node_or_where(parser, where="instead of NODE: all nodes with this attribute, also those that come later")
-    parser.add_argument("--reason", default="", help="why; the node is told")
-    parser.add_argument("--now", action="store_true", help="put it out of its round at once, not only of the next one")
-    parser.add_argument(
-        "--for",
-        dest="lasts",
-        type=duration,
-        metavar="SECONDS",
-        help="for how long, say 10m (default: until unban)",
-    )
-
-
-def _add_node_or_where(parser: argparse.ArgumentParser, *, where: str) -> None:
-    node = parser.add_argument("node", metavar="NODE", help="the node's id")
-    parser.add_argument(
-        "--where", action=_InsteadOf, argument=node, type=_attribute, metavar="ATTRIBUTE=VALUE", help=where
-    )
-
-
 class _InsteadOf(argparse.Action):
     """An option in whose presence a positional argument is not needed.
 
     Were that optional by `nargs="?"`, argparse would take it for left out as soon as an option stands before it.
     """
 
-    def __init__(self, *, argument: argparse.Action, **rest: Any) -> None:
+    def __init__(self, *, instead_of: argparse.Action, **rest: Any) -> None:
         super().__init__(**rest)
-        self._argument = argument
+        self._instead_of = instead_of
 
     def __call__(self, _parser: object, namespace: argparse.Namespace, values: Any, _option: str | None = None) -> None:
         """Note the value."""
         setattr(namespace, self.dest, values)
-        self._argument.required = False
+        self._instead_of.required = False
 
 
 def _attribute(text: str) -> tuple[str, str]:
@@ -130,11 +102,29 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _where(help: str) -> Argument:
+    return argument(
+        "--where", action=_InsteadOf, instead_of=NODE, type=_attribute, metavar="ATTRIBUTE=VALUE", help=help
+    )
+
+
 def _check_who_is_meant(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
         raise RendezvousSettingsError("whom? name a NODE, or give --where ATTRIBUTE=VALUE")
 
 
+@command(
+    "ban",
+    "keep a node out of a run",
+    *RUN,
+    NODE,
+    _where("instead of NODE: all nodes with this attribute, also those that come later"),
+    REASON,
+    flag("--now", "put it out of its round at once, not only of the next one"),
+    argument(
+        "--for", dest="lasts", type=duration, metavar="SECONDS", help="for how long, say 10m (default: until unban)"
+    ),
+)
 async def _ban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
@@ -159,6 +149,13 @@ async def _no_such_node(options: argparse.Namespace, name: str) -> str:
     return f"only nodes that come later; {has}"
 
 
+@command(
+    "unban",
+    "let a banned node come again",
+    *RUN,
+    NODE,
+    _where("instead of NODE: what has banned all nodes with this attribute"),
+)
 async def _unban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     async with _connect(options) as handler:
@@ -172,19 +169,21 @@ async def _unban(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_node_arguments(parser)
-    parser.add_argument("--reason", default="", help="why; every member is told")
-    parser.add_argument(
+@command(
+    "drain",
+    "let a node leave at a step that all members agree on",
+    *RUN,
+    NODE,
+    REASON,
+    argument(
         "--in",
         dest="within",
         type=duration,
         default=120.0,
         metavar="SECONDS",
         help="from now; then it leaves, wherever the others are (default: %(default)g)",
-    )
-
-
+    ),
+)
 async def _drain(options: argparse.Namespace) -> int:
     async with connect(options.url, is_host=False, join_timeout=options.timeout) as handler:
         if not isinstance(handler, Handler):
@@ -194,15 +193,14 @@ async def _drain(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_resize_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    for name, what in (("min", "fewest"), ("max", "most")):
-        parser.add_argument(
-            f"--{name}", type=whole_number(1), metavar="N", help=f"the {what} nodes of a round; not given: as it is"
-        )
-    parser.add_argument("--reason", default="", help="why; every member is told")
-
-
+@command(
+    "resize",
+    "give a run another minimum or maximum of nodes while it lives",
+    *RUN,
+    argument("--min", type=whole_number(1), metavar="N", help="the fewest nodes of a round; not given: as it is"),
+    argument("--max", type=whole_number(1), metavar="N", help="the most nodes of a round; not given: as it is"),
+    REASON,
+)
 async def _resize(options: argparse.Namespace) -> int:
     if options.min is None and options.max is None:
         raise RendezvousSettingsError("resize to what? give --min, --max or both")
@@ -215,77 +213,15 @@ async def _resize(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _add_ping_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
-    parser.add_argument(
-        "--count", type=whole_number(1), metavar="N", default=5, help="how often (default: %(default)s)"
-    )
-    add_timeout(parser)
-
-
+@command(
+    "ping",
+    "measure how quickly a store answers",
+    *STORE,
+    argument("--count", type=whole_number(1), metavar="N", default=5, help="how often (default: %(default)s)"),
+)
 async def _ping(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         for _ in range(options.count):
             seconds = await client.ping()
             print(f"{settings.endpoint.url} answers in {seconds * 1000:.3f} ms", flush=True)
     return DONE
-
-
-COMMANDS = (
-    Command(
-        name="close",
-        help="close a run for all its nodes",
-        run=_close,
-        add_arguments=_add_close_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="reopen",
-        help="open a run again that was closed, so that nodes may join it",
-        run=_reopen,
-        add_arguments=add_run,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="ban",
-        help="keep a node out of a run",
-        run=_ban,
-        add_arguments=_add_ban_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="unban",
-        help="let a banned node come again",
-        run=_unban,
-        add_arguments=_add_unban_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="drain",
-        help="let a node leave at a step that all members agree on",
-        run=_drain,
-        add_arguments=_add_drain_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="resize",
-        help="give a run another minimum or maximum of nodes while it lives",
-        run=_resize,
-        add_arguments=_add_resize_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="ping",
-        help="measure how quickly a store answers",
-        run=_ping,
-        add_arguments=_add_ping_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-)

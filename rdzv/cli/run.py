@@ -5,144 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from typing import TYPE_CHECKING
 
-from rdzv.cli.command import Command, duration, whole_number
+from rdzv.cli.command import argument, command, duration, whole_number
 from rdzv.cli.launcher import launch, slurm
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, Job, OnChange
 from rdzv.errors import RendezvousSettingsError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["COMMANDS"]
-
 DRAINS_ON = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "rdzv run [options] URL -- COMMAND ..."
-    add = parser.add_argument
-    add("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun")
-    _add_processes(add)
-    _add_outcomes(add)
-    _add_changes(add)
-    _add_sight(add)
-
-
-def _add_processes(add: Callable[..., object]) -> None:
-    """What is started here, and how."""
-    add(
-        "--nproc",
-        type=whole_number(1),
-        metavar="N",
-        help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
-    )
-    add(
-        "--preload",
-        type=_names,
-        default=(),
-        metavar="MODULES",
-        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
-        "restart does not import them again",
-    )
-    add(
-        "--standby",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="with --preload: processes that are forked ahead (default: 0)",
-    )
-
-
-def _add_outcomes(add: Callable[..., object]) -> None:
-    """What a process's end means for the run."""
-    add("--max-restarts", type=whole_number(0), default=0, metavar="N", help="of the run, after failures (default: 0)")
-    add(
-        "--give-up-status",
-        type=whole_number(1),
-        default=93,
-        metavar="N",
-        help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
-    )
-    add(
-        "--no-progress",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
-        f"process had written the file {CHECKPOINT_FILE}, or told of a second step (default: 0, never)",
-    )
-    add(
-        "--ban-after",
-        metavar="N/TIME",
-        help="3/1h, say: a node that fails so often within so long, by being lost or by its command, is banned for as "
-        "long; as the parameter ban_after, the same on all nodes (default: off)",
-    )
-
-
-def _add_changes(add: Callable[..., object]) -> None:
-    """How processes end that are well, since nodes come or this one leaves."""
-    add(
-        "--drain-on",
-        type=_signal,
-        metavar="SIGNAL",
-        help="TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
-    )
-    add(
-        "--drain-in",
-        type=duration,
-        default=30.0,
-        metavar="SECONDS",
-        help="that this node then has, less than whoever sends the signal allows (default: %(default)g)",
-    )
-    add(
-        "--on-change",
-        choices=[choice.value for choice in OnChange],
-        default=OnChange.TERM.value,
-        help=f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
-        f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
-        f"as long as --grace (default: %(default)s)",
-    )
-    add(
-        "--grace",
-        type=duration,
-        default=10.0,
-        metavar="SECONDS",
-        help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
-    )
-
-
-def _add_sight(add: Callable[..., object]) -> None:
-    """What is seen of the processes, and who may look."""
-    add(
-        "--no-prefix",
-        dest="prefix",
-        action="store_false",
-        help="pass output through, without the rank before each line",
-    )
-    add(
-        "--log-dir",
-        metavar="DIR",
-        help="also write what each process writes into DIR/RUN/round-N/rank-R.log",
-    )
-    add(
-        "--no-stacks",
-        dest="stacks",
-        action="store_false",
-        help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
-    )
-    add(
-        "--no-remote-stacks",
-        dest="remote_stacks",
-        action="store_false",
-        help="refuse rdzv stacks: the stacks of the processes are for this node's log alone",
-    )
-    add(
-        "--allow-chaos",
-        action="store_true",
-        help="let rdzv chaos kill this node, and stop its processes, to rehearse a failure",
-    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -161,42 +30,132 @@ def _signal(text: str) -> signal.Signals:
     return signal.Signals[f"SIG{name}"]
 
 
+@command(
+    "run",
+    "run a command under rendezvous, and again whenever the nodes change",
+    argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
+    # What is started here, and how.
+    argument(
+        "--nproc",
+        type=whole_number(1),
+        metavar="N",
+        help="processes here (default: 1, and under Slurm one for each GPU of the node's)",
+    ),
+    argument(
+        "--preload",
+        type=_names,
+        default=(),
+        metavar="MODULES",
+        help="torch,numpy, say: import these once, and fork the processes of a Python command from there, so that a "
+        "restart does not import them again",
+    ),
+    argument(
+        "--standby",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="with --preload: processes that are forked ahead (default: 0)",
+    ),
+    # What a process's end means for the run.
+    argument(
+        "--max-restarts", type=whole_number(0), default=0, metavar="N", help="of the run, after failures (default: 0)"
+    ),
+    argument(
+        "--give-up-status",
+        type=whole_number(1),
+        default=93,
+        metavar="N",
+        help="a process that exits with it ends the run on every node, with this status (default: %(default)d)",
+    ),
+    argument(
+        "--no-progress",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help=f"give the run up after so many rounds, one after the other, that ended by a failure or a loss before any "
+        f"process had written the file {CHECKPOINT_FILE}, or told of a second step (default: 0, never)",
+    ),
+    argument(
+        "--ban-after",
+        metavar="N/TIME",
+        help="3/1h, say: a node that fails so often within so long, by being lost or by its command, is banned for as "
+        "long; as the parameter ban_after, the same on all nodes (default: off)",
+    ),
+    # How processes end that are well, since nodes come or this one leaves.
+    argument(
+        "--drain-on",
+        type=_signal,
+        metavar="SIGNAL",
+        help="TERM, say: announce on it that this node leaves, and leave in good order; a second one ends it at once",
+    ),
+    argument(
+        "--drain-in",
+        type=duration,
+        default=30.0,
+        metavar="SECONDS",
+        help="that this node then has, less than whoever sends the signal allows (default: %(default)g)",
+    ),
+    argument(
+        "--on-change",
+        choices=[choice.value for choice in OnChange],
+        default=OnChange.TERM.value,
+        help=f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
+        f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
+        f"as long as --grace (default: %(default)s)",
+    ),
+    argument(
+        "--grace",
+        type=duration,
+        default=10.0,
+        metavar="SECONDS",
+        help="from SIGTERM to SIGKILL, and the longest wait for a checkpoint (default: %(default)g)",
+    ),
+    # What is seen of the processes, and who may look.
+    argument(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="pass output through, without the rank before each line",
+    ),
+    argument(
+        "--log-dir",
+        metavar="DIR",
+        help="also write what each process writes into DIR/RUN/round-N/rank-R.log",
+    ),
+    argument(
+        "--no-stacks",
+        dest="stacks",
+        action="store_false",
+        help="do not let Python processes of the command write their stacks when asked, by a folder in PYTHONPATH",
+    ),
+    argument(
+        "--no-remote-stacks",
+        dest="remote_stacks",
+        action="store_false",
+        help="refuse rdzv stacks: the stacks of the processes are for this node's log alone",
+    ),
+    argument(
+        "--allow-chaos",
+        action="store_true",
+        help="let rdzv chaos kill this node, and stop its processes, to rehearse a failure",
+    ),
+    usage="rdzv run [options] URL -- COMMAND ...",
+    means_url=lambda word: "://" in word or slurm.is_meant_by(word),
+    takes_command=True,
+)
 async def _run(options: argparse.Namespace) -> int:
     if not options.words:
         raise RendezvousSettingsError("there is no command; write it at the end, after --")
     by_slurm = slurm.is_meant_by(options.url)
+    given = {name: value for name, value in vars(options).items() if name in Job.__slots__}
     job = Job(
-        url=slurm.url_of(options.url, os.environ) if by_slurm else options.url,
-        command=options.words,
-        nproc=options.nproc or (slurm.processes_of(os.environ) if by_slurm else 1),
-        max_restarts=options.max_restarts,
-        give_up_status=options.give_up_status,
-        on_change=OnChange(options.on_change),
-        grace=options.grace,
-        prefix=options.prefix,
-        preload=options.preload,
-        standby=options.standby,
-        drain_on=options.drain_on,
-        drain_in=options.drain_in,
-        ban_after=options.ban_after,
-        no_progress=options.no_progress,
-        stacks=options.stacks,
-        log_dir=options.log_dir,
-        remote_stacks=options.remote_stacks,
-        allow_chaos=options.allow_chaos,
-        says_cost=not by_slurm or slurm.is_first_task(os.environ),  # srun writes what all tasks say to one place
+        **given
+        | {
+            "url": slurm.url_of(options.url, os.environ) if by_slurm else options.url,
+            "command": options.words,
+            "nproc": options.nproc or (slurm.processes_of(os.environ) if by_slurm else 1),
+            "on_change": OnChange(options.on_change),
+            "says_cost": not by_slurm or slurm.is_first_task(os.environ),  # srun writes all tasks' words to one place
+        }
     )
     return await launch.run(job)
-
-
-COMMANDS = (
-    Command(
-        name="run",
-        help="run a command under rendezvous, and again whenever the nodes change",
-        run=_run,
-        add_arguments=_add_arguments,
-        takes_url=True,
-        means_url=lambda word: "://" in word or slurm.is_meant_by(word),
-        takes_command=True,
-    ),
-)

@@ -17,7 +17,7 @@ import anyio
 import store
 from rdzv.backends.builtin import connect
 from rdzv.backends.credentials import Credentials
-from rdzv.cli.command import DONE, FAILED, Command, add_run, add_timeout
+from rdzv.cli.command import DONE, FAILED, JSON, RUN, STORE, command, flag
 from rdzv.config.endpoint import split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
 
-__all__ = ["COMMANDS", "Usage", "check_exists", "open_store", "usages"]
+__all__ = ["Usage", "check_exists", "open_store", "usages"]
 
 ANY_RUN = "any"  # the run_id where a URL names only a store, and none is needed
 NODES_NAMED_MOST = 8
@@ -90,16 +90,12 @@ def _no_such_run(run_id: str) -> RendezvousStateError:
 # ------------------------------------------------------------------------------------------------ runs
 
 
-def _add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_store(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object per run")
-
-
-def _add_store(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]")
-    add_timeout(parser)
-
-
+@command(
+    "runs",
+    "list the runs that a store holds, with the keys, bytes and age of each",
+    *STORE,
+    flag("--json", "as one JSON object per run"),
+)
 async def _runs(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         runs = await usages(client, settings.prefix)
@@ -156,11 +152,12 @@ def _duration(seconds: float) -> str:
 # ------------------------------------------------------------------------------------------------ forget
 
 
-def _add_forget_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("--force", action="store_true", help="also if nodes are left; the run is closed for them first")
-
-
+@command(
+    "forget",
+    "delete all that a store holds of a run of which nobody is left",
+    *RUN,
+    flag("--force", "also if nodes are left; the run is closed for them first"),
+)
 async def _forget(options: argparse.Namespace) -> int:
     if not split_url(options.url).run_id:
         raise store.StoreUsageError("the URL names no run to forget; rdzv runs URL lists those that there are")
@@ -218,6 +215,7 @@ async def _close(options: argparse.Namespace, client: store.Store, keys: Keys) -
 # ------------------------------------------------------------------------------------------------ stats
 
 
+@command("stats", "show what a store's limits are, and how much of them is used", *STORE, JSON)
 async def _stats(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (settings, client):
         figures = await client.stats()
@@ -242,31 +240,3 @@ def _shown(figure: Any) -> str:
     if isinstance(figure, float):
         return f"{figure:,.1f}"
     return f"{figure:,}" if isinstance(figure, int) else str(figure)
-
-
-COMMANDS = (
-    Command(
-        name="runs",
-        help="list the runs that a store holds, with the keys, bytes and age of each",
-        run=_runs,
-        add_arguments=_add_runs_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="forget",
-        help="delete all that a store holds of a run of which nobody is left",
-        run=_forget,
-        add_arguments=_add_forget_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-    Command(
-        name="stats",
-        help="show what a store's limits are, and how much of them is used",
-        run=_stats,
-        add_arguments=_add_runs_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-)

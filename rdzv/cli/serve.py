@@ -26,7 +26,7 @@ import anyio
 
 import store
 from rdzv.backends.credentials import load_certificate, read_secret, server_context
-from rdzv.cli.command import DONE, Command
+from rdzv.cli.command import DONE, Argument, argument, command
 from rdzv.config.endpoint import SCHEMES
 from rdzv.errors import RendezvousSettingsError
 from rdzv.http.door import where_to_listen
@@ -36,52 +36,15 @@ from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterator
 
-__all__ = ["COMMANDS", "add_arguments", "serve"]
+__all__ = ["serve"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both: of IPv4 and of IPv6, as far as the machine has them
 TIDY_EVERY = 60.0  # seconds; how soon it is seen that nobody is connected, so that a long collection harms nobody
 AT_ONCE = 1  # the exit status of a server that was told twice
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe what `rdzv serve` can be told."""
-    add = parser.add_argument
-    add(
-        "--host",
-        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
-        "mutual TLS or --insecure says who may come, else loopback)",
-    )
-    add("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)")
-    add("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only")
-    add(
-        "--token-file",
-        metavar="FILE",
-        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
-    )
-    add("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on")
-    add("--key", metavar="FILE", help="PEM file with its private key")
-    add("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from")
-    add("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS")
-    add("--port-file", metavar="FILE", help="write the port here once the store listens")
-    add(
-        "--http-port",
-        type=_port,
-        metavar="PORT",
-        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
-        "and no TLS on loopback only",
-    )
-    limits = parser.add_argument_group("limits", "what the server refuses to go beyond")
-    for limit in dataclasses.fields(store.Limits):
-        limits.add_argument(
-            *_flags(limit.name),
-            type=type(limit.default),
-            default=limit.default,
-            metavar="SECONDS" if isinstance(limit.default, float) else "N",
-            help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
-        )
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -270,16 +233,48 @@ def _write_whole(path: str, text: str) -> None:
     os.replace(partial, path)
 
 
+def _limit_arguments() -> Iterator[Argument]:
+    """What the server refuses to go beyond."""
+    for limit in dataclasses.fields(store.Limits):
+        yield argument(
+            *_flags(limit.name),
+            heading="limits, which the server refuses to go beyond",
+            type=type(limit.default),
+            default=limit.default,
+            metavar="SECONDS" if isinstance(limit.default, float) else "N",
+            help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
+        )
+
+
+@command(
+    "serve",
+    "serve a store that outlives the nodes of its runs",
+    argument(
+        "--host",
+        help="address or name to listen on; '' is every address, IPv4 and IPv6 (default: every address if a token, "
+        "mutual TLS or --insecure says who may come, else loopback)",
+    ),
+    argument("--port", type=_port, default=DEFAULT_PORT, help="port; 0 takes a free one (default: %(default)s)"),
+    argument("--data-dir", metavar="DIR", help="keep the store here, through restarts; without, in memory only"),
+    argument(
+        "--token-file",
+        metavar="FILE",
+        help="file with the secret that clients must prove to know; without, RDZV_TOKEN_FILE or RDZV_TOKEN is taken",
+    ),
+    argument("--cert", metavar="FILE", help="PEM file with the certificate; turns TLS on"),
+    argument("--key", metavar="FILE", help="PEM file with its private key"),
+    argument("--ca", metavar="FILE", help="PEM file with the authorities that clients' certificates must come from"),
+    argument("--insecure", action="store_true", help="listen beyond loopback without token or mutual TLS"),
+    argument("--port-file", metavar="FILE", help="write the port here once the store listens"),
+    argument(
+        "--http-port",
+        type=_port,
+        metavar="PORT",
+        help="also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token "
+        "and no TLS on loopback only",
+    ),
+    *_limit_arguments(),
+)
 async def _run(options: argparse.Namespace) -> int:
     await serve(options)
     return DONE
-
-
-COMMANDS = (
-    Command(
-        name="serve",
-        help="serve a store that outlives the nodes of its runs",
-        run=_run,
-        add_arguments=add_arguments,
-    ),
-)

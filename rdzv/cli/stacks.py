@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.cli.command import DONE, FAILED, Command, add_run
+from rdzv.cli.command import DONE, FAILED, RUN, argument, command, flag
 from rdzv.cli.runs import open_store
 from rdzv.core.asking import ANSWER_TTL, NATIVE_STACKS, STACKS, Question, unpack_answer
 from rdzv.core.keys import Keys
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from store import Store
     from store.interface import Watch
 
-__all__ = ["COMMANDS", "ask"]
+__all__ = ["ask"]
 
 NODES_NAMED_MOST = 8
 
@@ -66,21 +66,17 @@ async def ask(
             yield heard
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument("node", metavar="NODE", nargs="?", help="the node's id; without it, with --group, all nodes")
-    parser.add_argument(
-        "--group",
-        action="store_true",
-        help="where the processes of all nodes are: those that stand in the same lines together, the odd ones first",
-    )
-    parser.add_argument(
+@command(
+    "stacks",
+    "show the Python stacks of the processes that a node's rdzv run has started",
+    *RUN,
+    argument("node", metavar="NODE", nargs="?", help="the node's id; without it, with --group, all nodes"),
+    flag("--group", "where the processes of all nodes are: those in the same lines together, the odd ones first"),
+    flag(
         "--native",
-        action="store_true",
-        help="of one node: with the frames of C and C++, by py-spy, where that is installed and may look at processes",
-    )
-
-
+        "of one node: with the frames of C and C++, by py-spy, where that is installed and may look at processes",
+    ),
+)
 async def _run(options: argparse.Namespace) -> int:
     if (options.node is None) != options.group:
         raise RendezvousSettingsError("stacks of whom? name a NODE, or give --group for those of all nodes")
@@ -126,15 +122,3 @@ async def _one(options: argparse.Namespace) -> int:
         f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
         f"may hang itself; give it more --timeout, or look on its machine"
     )
-
-
-COMMANDS = (
-    Command(
-        name="stacks",
-        help="show the Python stacks of the processes that a node's rdzv run has started",
-        run=_run,
-        add_arguments=_add_arguments,
-        takes_url=True,
-        limited=True,
-    ),
-)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 
 from rdzv.backends.builtin import connect
-from rdzv.cli.command import DONE, Command, add_run, limited_by_timeout
+from rdzv.cli.command import DONE, RUN, command, limited_by_timeout
 from rdzv.display.history import account
 from rdzv.display.live import Frame, draw
 from rdzv.display.status import exceptions, member_lines, summary
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
     from rdzv.display.history import Account
 
-__all__ = ["COMMANDS", "cost_of", "follow"]
+__all__ = ["TOP", "cost_of", "follow"]
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
@@ -202,12 +202,4 @@ async def cost_of(handler: Handler) -> tuple[History, Account]:
     return history, cost
 
 
-COMMANDS = (
-    Command(
-        name="top",
-        help="show a run on this terminal, as it goes on",
-        run=follow,
-        add_arguments=add_run,
-        takes_url=True,
-    ),
-)
+TOP = command("top", "show a run on this terminal, as it goes on", *RUN, limited=False)(follow)

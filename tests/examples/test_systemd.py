@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.cli import serve
+from rdzv.cli import main
 
 UNIT = Path(__file__).parents[2] / "examples" / "systemd" / "rdzv.service"
 PROGRAM = "/usr/local/bin/rdzv"
@@ -21,7 +21,7 @@ def test_serve_takes_the_options_of_the_unit() -> None:
     program, command, *arguments = shlex.split(line.removeprefix("ExecStart="))
     assert (program, command) == (PROGRAM, "serve")
     parser = argparse.ArgumentParser()
-    serve.add_arguments(parser)
+    main.command_named("serve").describe(parser)
     options = parser.parse_args(arguments)
     assert (options.data_dir, options.token_file, options.insecure) == ("%S/rdzv", "%d/token", False)
 

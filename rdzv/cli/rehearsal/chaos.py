@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.command import DONE, FAILED, Command, add_run, duration
+from rdzv.cli.command import DONE, FAILED, RUN, argument, command, duration, flag
 from rdzv.cli.runs import open_store
 from rdzv.cli.stacks import ask
 from rdzv.core.asking import KILL, PAUSE, Question
@@ -24,7 +24,7 @@ from store.printable import printable
 if TYPE_CHECKING:
     from store import Store
 
-__all__ = ["COMMANDS", "Rate", "rate"]
+__all__ = ["Rate", "rate"]
 
 ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to say what it does
 REFUSED: Final = "refused"
@@ -56,23 +56,26 @@ def rate(text: str) -> Rate:
     return Rate(count=int(count), seconds=seconds)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    add = parser.add_argument
-    add("--kill", type=rate, metavar="N/TIME", help="kill nodes, launcher and processes: 1/10m is once in ten minutes")
-    add("--pause", type=rate, metavar="N/TIME", help="stop the processes of nodes for --pause-for")
-    add(
+@command(
+    "chaos",
+    "kill and stop nodes of a run of one's own at random, to rehearse failures",
+    *RUN,
+    argument(
+        "--kill", type=rate, metavar="N/TIME", help="kill nodes, launcher and processes: 1/10m is once in ten minutes"
+    ),
+    argument("--pause", type=rate, metavar="N/TIME", help="stop the processes of nodes for --pause-for"),
+    argument(
         "--pause-for",
         type=duration,
         default=30.0,
         metavar="SECONDS",
         help="for how long; then they go on (default: %(default)g)",
-    )
-    add("--for", dest="lasting", type=duration, metavar="SECONDS", help="end after so long; without it, by Ctrl-C")
-    add("--seed", type=int, metavar="N", help="of what happens when, and to whom; without it, another one each time")
-    add("--yes", action="store_true", help="this really kills: without it nothing is done")
-
-
+    ),
+    argument("--for", dest="lasting", type=duration, metavar="SECONDS", help="end after so long; without, by Ctrl-C"),
+    argument("--seed", type=int, metavar="N", help="of what happens when, and to whom; without it, another each time"),
+    flag("--yes", "this really kills: without it nothing is done"),
+    limited=False,
+)
 async def _run(options: argparse.Namespace) -> int:
     rates = {kind: given for kind, given in ((KILL, options.kill), (PAUSE, options.pause)) if given is not None}
     if not rates:
@@ -114,14 +117,3 @@ async def _befall(client: Store, keys: Keys, what: str, rng: random.Random) -> s
                 answer = text
     print(printable(f"{node_id}: {answer}"), flush=True)
     return answer
-
-
-COMMANDS = (
-    Command(
-        name="chaos",
-        help="kill and stop nodes of a run of one's own at random, to rehearse failures",
-        run=_run,
-        add_arguments=_add_arguments,
-        takes_url=True,
-    ),
-)

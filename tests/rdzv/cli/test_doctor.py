@@ -130,7 +130,7 @@ async def test_what_goes_wrong_last_does_not_hide_what_was_found_before(
     monkeypatch.setattr(doctor, "STEPS", 1)
     async with store.serve() as server:
         options = argparse.Namespace(url=f"{server.url}/job", timeout=3.0, expected=None, json=True)
-        assert await doctor._doctor(options) == 1
+        assert await doctor._doctor.run(options) == 1
     checks = json.loads(capsys.readouterr().out)["checks"]
     assert [(check["name"], check["good"]) for check in checks] == [
         ("name", True),

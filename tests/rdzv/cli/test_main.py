@@ -265,7 +265,7 @@ def test_each_kind_of_error_has_its_status(
         raise error
 
     failing = dataclasses.replace(cli.command_named("ping"), run=fail)
-    monkeypatch.setattr(operate, "COMMANDS", (failing,))
+    monkeypatch.setattr(operate, "_ping", failing)
     assert cli.main(["ping", "tcp://127.0.0.1"]) == status
     assert capsys.readouterr().err == "rdzv ping: x\n"
     assert cli.main(["ping", "tcp://127.0.0.1", "--debug"]) == status
