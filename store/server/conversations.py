@@ -188,7 +188,7 @@ class Conversations:
                 asked = peer.connection.only_request(data)
                 if asked is not None:
                     request_id, acknowledged, request = asked
-                    response = self._apply(peer, request_id, acknowledged, request, now, True)
+                    response = self._apply(peer, request_id, acknowledged, request, now)
             except ProtocolError as error:
                 self._host.hang_up(peer, Sorry("protocol", str(error)))
                 return
@@ -330,13 +330,8 @@ class Conversations:
         acknowledged: int,
         request: Request[Any],
         now: float,
-        alone: bool = False,
     ) -> Response | None:
-        """Carry out one request; what it is answered with, None if that is still to come.
-
-        The answer to one that came `alone` is sent at once, unless something is told with it, as to who begins to
-        watch: a batch of one has nothing to gather.
-        """
+        """Carry out one request; what it is answered with, None if that is still to come."""
         response, deliveries, work = self.engine.apply(request, peer.id, request_id, acknowledged, now)
         number = 0
         if type(request) is Stats:
@@ -346,7 +341,7 @@ class Conversations:
             if response is not None:
                 number, response = self._durability.unwritten.wait_for(request, response)
         if response is not None:
-            self.telling.say(peer, wire.encode_response(request_id, response), number, alone and not deliveries)
+            self.telling.say(peer, wire.encode_response(request_id, response), number)
         peer.work = work
         if deliveries or self.engine.has_chores:
             self.telling.deliver(deliveries, opening=type(request) is Watch)

@@ -39,62 +39,54 @@ class Outbox:
         budget: In which it is counted with those of all others.
 
     Attributes:
+        ready: What may be sent now.
+        held: What comes after it, each once the journal has come so far.
         bytes: What waits, each frame by its `weight`, and what the transport has not got rid of.
     """
 
-    __slots__ = ("_budget", "_cut", "_handed", "_held", "_ready", "bytes")
+    __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._ready: deque[bytes] = deque()
-        self._held: deque[tuple[int, bytes]] = deque()  # what comes after it, once the journal has come so far
+        self.ready: deque[bytes] = deque()
+        self.held: deque[tuple[int, bytes]] = deque()
         self._cut = 0  # how much of the first frame has been taken
         self._handed = 0
         self.bytes: int = 0
 
-    @property
-    def ready(self) -> bool:
-        """Whether something may be sent now."""
-        return bool(self._ready)
-
-    @property
-    def holds(self) -> bool:
-        """Whether something waits for the journal."""
-        return bool(self._held)
-
     def queue(self, frame: bytes) -> None:
         """Put a frame after those that may be sent, also before those that are held."""
-        self._ready.append(frame)
+        self.ready.append(frame)
         more = weight(len(frame))
         self.bytes += more
         self._budget.bytes += more
 
     def hold(self, frame: bytes, number: int) -> None:
         """Put a frame at the end, to be released once the journal has made this number durable."""
-        self._held.append((number, frame))
+        self.held.append((number, frame))
         more = weight(len(frame))
         self.bytes += more
         self._budget.bytes += more
 
     def release(self, number: int) -> bool:
         """Release the frames that waited for this number; whether others still wait."""
-        while self._held and self._held[0][0] <= number:
-            self._ready.append(self._held.popleft()[1])
-        return bool(self._held)
+        while self.held and self.held[0][0] <= number:
+            self.ready.append(self.held.popleft()[1])
+        return bool(self.held)
 
     def take(self) -> bytes | memoryview:
         """The next frames that may be sent, of about one piece; or a piece of one that is larger."""
-        first = self._ready[0]
+        first = self.ready[0]
         if len(first) > PIECE_BYTES:
             return self._take_part(first)
-        self._ready.popleft()
+        self.ready.popleft()
         taken = weight(len(first))
-        if not self._ready:
+        if not self.ready:
             self._count(-taken)
             return first
         frames = [first]
-        while self._ready and taken + len(self._ready[0]) < PIECE_BYTES:
-            frame = self._ready.popleft()
+        while self.ready and taken + len(self.ready[0]) < PIECE_BYTES:
+            frame = self.ready.popleft()
             taken += weight(len(frame))
             frames.append(frame)
         self._count(-taken)
@@ -106,7 +98,7 @@ class Outbox:
         part = memoryview(frame)[start : self._cut]
         if self._cut >= len(frame):
             self._cut = 0
-            self._ready.popleft()
+            self.ready.popleft()
             self._count(-weight(len(frame)))
         return part
 
@@ -117,14 +109,14 @@ class Outbox:
 
     def clear(self, *, but_begun: bool = False) -> None:
         """Forget what waits, but for what the transport has; and, if asked to, the rest of a frame that has begun."""
-        begun = self._ready[0] if but_begun and self._cut else None
-        self._ready.clear()
-        self._held.clear()
+        begun = self.ready[0] if but_begun and self._cut else None
+        self.ready.clear()
+        self.held.clear()
         self._count(self._handed - self.bytes)
         if begun is None:
             self._cut = 0
         else:
-            self._ready.append(begun)
+            self.ready.append(begun)
             self._count(weight(len(begun)))
 
     def _count(self, more: int) -> None:

@@ -177,17 +177,6 @@ class Peer(asyncio.BufferedProtocol):
         if not self.gone:
             self.outbox.hold(frame, number)
 
-    def send(self, frame: bytes) -> bool:
-        """Hand a frame to the transport at once, if nothing waits before it; whether that was so."""
-        if self.outbox.bytes or self._blocked or self.gone or len(frame) > PIECE_BYTES:
-            return False
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return False
-        self.bytes_out += len(frame)
-        transport.write(frame)
-        return True
-
     def flush(self) -> None:
         """Hand the outbox to the transport, piece by piece until that is full; then read no more that would fill it.
 
@@ -203,16 +192,16 @@ class Peer(asyncio.BufferedProtocol):
             transport.write(piece)
             if transport.is_closing():  # the write found out that nobody is there
                 return
-        if outbox.ready or (outbox.holds and (outbox.bytes > PIECE_BYTES or self._host.disk_is_behind)):
+        if outbox.ready or (outbox.held and (outbox.bytes > PIECE_BYTES or self._host.disk_is_behind)):
             self.pause_reading()
-        elif self._ending and not outbox.holds:
+        elif self._ending and not outbox.held:
             transport.close()
 
     def read_on(self) -> None:
         """Carry out and read what this peer asks again, if its outbox has been emptied."""
         if not self.reading_paused or self.outbox.ready or self.gone:
             return
-        if self.outbox.holds and (self.outbox.bytes > PIECE_BYTES or self._host.disk_is_behind):
+        if self.outbox.held and (self.outbox.bytes > PIECE_BYTES or self._host.disk_is_behind):
             return
         if self._host.disk_is_behind:
             self._host.waits_for_disk(self)

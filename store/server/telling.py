@@ -83,7 +83,6 @@ class Telling:
         self.dirty: dict[Peer, None] = {}
         self._later: OrderedDict[Peer, None] = OrderedDict()  # and those that are written to in the passes to come
         self._no_hurry = False  # what is queued now is written then
-        self._tells_one_change = False  # with nothing to come for those who are told of it
         self._holding: dict[Peer, None] = {}  # peers with frames that are held
 
     @property
@@ -180,14 +179,13 @@ class Telling:
         self._no_hurry = True
         try:
             while self._announcements:
-                self._tells_one_change = len(self._announcements) == 1
                 self._announcements[0].go_on()
                 if self._announcements[0].over:
                     self._announcements.popleft()
                 if self._stopwatch() >= until:
                     break
         finally:
-            self._no_hurry = self._tells_one_change = False
+            self._no_hurry = False
         if not self._announcements:
             self._ended.clear()
 
@@ -229,24 +227,16 @@ class Telling:
         """Queue events for one watch; those that are large are shared with all others who are told of them."""
         if len(encoded) < SHARED_BYTES:
             frame = wire.frame_events(watch_id, encoded)
-            if not (self._tells_one_change and number <= self._durability.unwritten.durable and peer.send(frame)):
-                self._queue(peer, frame, number)
+            self._queue(peer, frame, number)
         else:
             self._queue(peer, wire.events_head(watch_id, len(encoded)), number)
             self._queue(peer, encoded, number)
 
-    def say(self, peer: Peer, frame: bytes, number: int | None = None, alone: bool = False) -> None:
-        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now.
-
-        A frame that is all there is to tell in this batch is sent `alone`, and queued only if it cannot be.
-        """
+    def say(self, peer: Peer, frame: bytes, number: int | None = None) -> None:
+        """Queue a frame, to be sent once all up to `number` is durable; None: all that was done until now."""
         if self._announcements:
             self._catch_up(peer)
-        unwritten = self._durability.unwritten
-        if number is None:
-            number = unwritten.appended
-        if not (alone and number <= unwritten.durable and peer.send(frame)):
-            self._queue(peer, frame, number)
+        self._queue(peer, frame, self._durability.unwritten.appended if number is None else number)
 
     def _queue(self, peer: Peer, frame: bytes, number: int) -> None:
         dirty = self._later if self._no_hurry else self.dirty

@@ -21,7 +21,7 @@ def test_frames_are_taken_in_order_and_those_that_are_held_after_their_release()
     outbox.hold(b"d", 8)
     outbox.queue(b"b")
     assert taken(outbox) == b"ab"
-    assert outbox.holds
+    assert outbox.held
     assert outbox.release(7)
     assert taken(outbox) == b"c"
     assert not outbox.release(8)
