@@ -30,13 +30,9 @@ from store.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from store.engine.keyspace import Keyspace
-    from store.engine.leases import LeaseRecord, Leases
-    from store.engine.sessions import Session, Sessions
-    from store.engine.snapshots import Snapshots
-    from store.engine.waits import Waits
-    from store.engine.watches import History, Watches
-    from store.limits import Limits
+    from store.engine.leases import LeaseRecord
+    from store.engine.sessions import Session
+    from store.engine.state import State
     from store.messages import Entry, Grant, Request
 
 __all__ = ["Admission", "shown", "sum_of"]
@@ -52,26 +48,10 @@ class Admission:
         held_elsewhere: Tells how many bytes the server holds for its connections and its disk.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        *,
-        keys: Keyspace,
-        leases: Leases,
-        watches: Watches,
-        waits: Waits,
-        sessions: Sessions,
-        history: History,
-        snapshots: Snapshots,
-    ) -> None:
-        self._limits = limits
-        self._keys = keys
-        self._leases = leases
-        self._watches = watches
-        self._waits = waits
-        self._sessions = sessions
-        self._history = history
-        self._snapshots = snapshots
+    def __init__(self, state: State) -> None:
+        self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
+        self._watches, self._waits, self._sessions = state.watches, state.waits, state.sessions
+        self._history, self._snapshots = state.history, state.snapshots
         self.held_elsewhere: Callable[[], int] = int  # nothing, until a server tells
 
     @property

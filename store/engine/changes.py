@@ -17,10 +17,9 @@ from store.messages import Add, Append, CompareAndSet, Create, Delete, Entry, Ev
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts
-    from store.engine.keyspace import Change, Keyspace
-    from store.engine.leases import LeaseRecord, Leases
-    from store.engine.snapshots import Snapshots
-    from store.engine.waits import Stirred
+    from store.engine.keyspace import Change
+    from store.engine.leases import LeaseRecord
+    from store.engine.state import State
     from store.messages import Cause
 
 __all__ = ["Changes"]
@@ -32,16 +31,13 @@ class Changes:
     Attributes:
         facts: What a journal must be told; None if nobody keeps it.
         made: What has changed since the last revision, in order.
-        stirred: Waits that are looked at later: they are told what a key held before it is changed.
     """
 
-    def __init__(self, keys: Keyspace, leases: Leases, snapshots: Snapshots, *, facts: Facts | None) -> None:
-        self._keys = keys
-        self._snapshots = snapshots
-        self._leases = leases
+    def __init__(self, state: State, *, facts: Facts | None) -> None:
+        self._keys, self._leases = state.keys, state.leases
+        self._snapshots, self._postponed = state.snapshots, state.postponed
         self.facts = facts
         self.made: list[Change] = []
-        self.stirred: list[Stirred] = []
 
     @property
     def revision(self) -> int:
@@ -98,7 +94,7 @@ class Changes:
     def _write(self, key: str, value: bytes, lease: int | None) -> int:
         revision = self._keys.revision + 1
         before = self._keys.get(key)
-        if self._snapshots or self.stirred:
+        if self._snapshots or self._postponed:
             self._changing(key, before)
         if before is None:
             created = revision
@@ -120,7 +116,7 @@ class Changes:
         entry = self._keys.get(key)
         if entry is None:
             return False
-        if self._snapshots or self.stirred:
+        if self._snapshots or self._postponed:
             self._changing(key, entry)
         self._keys.pop(key)
         if entry.lease is not None:
@@ -132,8 +128,8 @@ class Changes:
         """Keep what a key holds for those who are to find it as it was."""
         if self._snapshots:
             self._snapshots.changing(key, before)
-        for stirred in self.stirred:
-            stirred.note(key, before)
+        if self._postponed:
+            self._postponed.note(key, before, self._keys.revision + 1)
 
     def _detach(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.with_keys(lease_id)

@@ -27,14 +27,11 @@ from store.engine.admission import Admission
 from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
 from store.engine.changes import Changes
 from store.engine.changeset import Facts, KeptReply
-from store.engine.keyspace import Keyspace, events_of
-from store.engine.leases import Leases
+from store.engine.keyspace import events_of
 from store.engine.processes import Closing
 from store.engine.requests import Requests
-from store.engine.sessions import Forgotten, Session, Sessions, reply_cost
-from store.engine.snapshots import Snapshots
-from store.engine.waits import Stirred, Waits
-from store.engine.watches import History, Watches
+from store.engine.sessions import Forgotten, Session, reply_cost
+from store.engine.state import State
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.limits import Limits
 from store.messages import (
@@ -53,6 +50,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
     from store.engine.leases import LeaseRecord
+    from store.engine.waits import Postponed
     from store.engine.watches import Watcher
 
 __all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
@@ -86,7 +84,7 @@ class Engine:
     Attributes:
         read_only: Why nothing can be written now; None if it can.
         only_deletes: Why nothing but deletes can be written now; None if more can.
-        stirred: The waits that changes have ended and that are still to be answered, by `do_chore`; by change.
+        postponed: The waits that changes have ended and that are still to be answered, by `do_chore`.
         on_lapse: Told of each lease that lapses, while its keys are still on it; None: nobody wants to know.
     """
 
@@ -95,39 +93,16 @@ class Engine:
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
         self.only_deletes: str | None = None
-        self._keys = Keyspace(self.limits)
-        self._leases = Leases()
-        self._watches = Watches(self._keys.groups.name_of)
-        self._history = History(self.limits.history_bytes_max)
-        self._sessions = Sessions(ttl=self.limits.session_ttl, sessions_max=self.limits.sessions_max)
-        self._replies = self._sessions.tally
+        state = State(self.limits)
+        self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
+        self._watches, self._waits = state.watches, state.waits
+        self.postponed: Postponed = state.postponed
+        self._history, self._snapshots = state.history, state.snapshots
+        self._replies = state.sessions.tally
         self._session_of: dict[int, Session] = {}
-        self._waits = Waits()
-        self._snapshots = Snapshots(self._keys)
-        self._changes = Changes(self._keys, self._leases, self._snapshots, facts=Facts() if durable else None)
-        self._admission = Admission(
-            self.limits,
-            keys=self._keys,
-            leases=self._leases,
-            watches=self._watches,
-            waits=self._waits,
-            sessions=self._sessions,
-            history=self._history,
-            snapshots=self._snapshots,
-        )
-        self._asked = Requests(
-            self.limits,
-            keys=self._keys,
-            leases=self._leases,
-            watches=self._watches,
-            waits=self._waits,
-            history=self._history,
-            snapshots=self._snapshots,
-            changes=self._changes,
-            admission=self._admission,
-            figures=self.figures,
-        )
-        self.stirred: list[Stirred] = self._changes.stirred
+        self._changes = Changes(state, facts=Facts() if durable else None)
+        self._admission = Admission(state)
+        self._asked = Requests(state, self._changes, self._admission, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # what is left to be done for peers that have gone
         self._works: dict[int, Work] = {}  # by peer, each of which has one at most
         self._requests = 0
@@ -419,41 +394,32 @@ class Engine:
         if self._watches.by_prefix:
             for watchers, about in self._watches.interested(changes):
                 self._asked.deliveries.append(Delivery(watchers=watchers, events=events_of(about)))
-        for stirred in self.stirred:
-            stirred.changed(events_of(changes))
-        if self._waits.parked and (stirred_now := self._waits.stirred(changes)):
-            self._look_at_waits(stirred_now)
+        if self._waits.parked and (stirred := self._waits.stirred(changes)):
+            self._look_at_waits(stirred)
 
-    def _look_at_waits(self, heaps: list[dict[Watcher, None]]) -> None:
+    def _look_at_waits(self, places: list[dict[Watcher, None]]) -> None:
         """Answer the waits that a change has ended, now or, if they are many, in steps to come."""
-        if sum(map(len, heaps)) <= WAITS_AT_ONCE:
+        if sum(map(len, places)) <= WAITS_AT_ONCE:
             # Who is to be looked at later anyway is looked at for this change then, after those that came before it:
             # looked at now, it would be answered though its condition has failed in between.
-            watchers = {
-                watcher: None
-                for heap in heaps
-                for watcher in heap
-                if not any(watcher in stirred for stirred in self.stirred)
-            }
+            watchers = {watcher: None for place in places for watcher in place if watcher not in self.postponed}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
                 self._asked.look_at_waits(watchers)
                 return
-            heaps = [watchers]
-        self.stirred.append(Stirred(heaps, self._keys.entries, self.revision))
+            places = [watchers]
+        self.postponed.add(places, self.revision)
 
     # -------------------------------------------------------------------------------------- what is left for later
 
     @property
     def has_chores(self) -> bool:
         """Whether something is left to be done by `do_chore`."""
-        return bool(self.stirred or self._ends)
+        return bool(self.postponed or self._ends)
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Do some of what is left to be done: answer waits, the first change's first, and let go of who has gone."""
-        if self.stirred:
-            self._asked.look_at_stirred(self.stirred[0])
-            if self.stirred[0].over:
-                del self.stirred[0]
+        if self.postponed:
+            self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
         return self._take_deliveries()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from store.engine.admission import Admission, shown, sum_of
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes, put_event
-from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot, Snapshots
-from store.engine.waits import Parked, Stirred, Waits, wait_bytes
-from store.engine.watches import History, Watcher, Watches, watch_bytes
+from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
+from store.engine.waits import Parked, wait_bytes
+from store.engine.watches import Watcher, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import (
     Add,
@@ -76,9 +76,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from store.engine.changes import Changes
-    from store.engine.keyspace import Keyspace
-    from store.engine.leases import LeaseRecord, Leases
-    from store.limits import Limits
+    from store.engine.leases import LeaseRecord
+    from store.engine.state import State
 
 __all__ = ["Requests"]
 
@@ -99,29 +98,12 @@ class Requests:
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        *,
-        keys: Keyspace,
-        leases: Leases,
-        watches: Watches,
-        waits: Waits,
-        history: History,
-        snapshots: Snapshots,
-        changes: Changes,
-        admission: Admission,
-        figures: Callable[[], dict[str, Any]],
+        self, state: State, changes: Changes, admission: Admission, *, figures: Callable[[], dict[str, Any]]
     ) -> None:
-        self._limits = limits
-        self._keys = keys
-        self._leases = leases
-        self._watches = watches
-        self._waits = waits
-        self._history = history
-        self._snapshots = snapshots
-        self._changes = changes
-        self._admission = admission
-        self._figures = figures
+        self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
+        self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
+        self._history, self._snapshots = state.history, state.snapshots
+        self._changes, self._admission, self._figures = changes, admission, figures
         self._peer = self._request_id = 0  # whose request is being carried out, and which
         self._when: tuple[Condition, ...] = ()  # on what condition
         self.deliveries: list[Delivery | Answer | Overtaken] = []
@@ -432,22 +414,23 @@ class Requests:
         for watcher in watchers:
             self._look_at_wait(watcher, self._waits[watcher], self._keys.entries, self._keys.revision, found)
 
-    def look_at_stirred(self, stirred: Stirred) -> None:
+    def look_at_postponed(self) -> None:
         """The same for some of many waits, as of the revision that bears on them, and then of all that came after."""
         left = LOOKS_A_STEP
-        while left > 0 and not stirred.over:
+        while left > 0 and self._postponed:
             left -= 1
-            watcher = stirred.next()
+            watcher, heap = self._postponed.next()
             parked = self._waits.get(watcher)
             if parked is None:  # nobody waits any more
                 continue
-            found, looks = stirred.found, 0
-            for revision, entries in stirred.states(parked.names):
+            found, looks = heap.found, 0
+            for revision, entries in self._postponed.states(parked.names, heap.revision):
                 looks += LOOKS_OF_A_WAIT + len(parked.keys) + len(parked.when)
                 if self._look_at_wait(watcher, parked, entries, revision, found):
                     break
                 found = {}
             left -= looks
+        self._postponed.tidy()
 
     def _look_at_wait(
         self,

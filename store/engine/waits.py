@@ -6,14 +6,15 @@ and not with every write. It is found by the keys of its conditions, too. Whethe
 which has the keys.
 
 One change may bear on any number of waits. If they are too many for one step, they are looked at in several, each as if
-at once (`Stirred`, promise S11).
+at once (`Postponed`, promise S11).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from heapq import merge
-from itertools import groupby
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from store.messages import Entry, key_bytes
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import Change
     from store.engine.watches import Watcher
-    from store.messages import Condition, Event, Response
+    from store.messages import Condition, Response
 
-__all__ = ["WAIT_OVERHEAD", "Parked", "Stirred", "Waits", "wait_bytes"]
+__all__ = ["WAIT_OVERHEAD", "Heap", "Parked", "Postponed", "Waits", "wait_bytes"]
 
 _Places = dict[str, dict[tuple[int, int], None]]  # who stands at a key; dicts, for their order
+
+_revision = itemgetter(0)  # of what a key held before a change
 
 FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
 WAIT_OVERHEAD = 200  # bytes of bookkeeping per key that is waited for: two sets, and a dictionary of who waits
@@ -166,70 +169,85 @@ class Waits:
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
-class Stirred:
-    """Waits that one revision bears on, and that are looked at in several steps as if no time passed between them.
+@dataclass(slots=True, kw_only=True)
+class Heap:
+    """Waits that one revision bears on, by the keys at which they stood; and what was answered as of it, by keys."""
 
-    What a later change does to a key is told here first (`note`, `changed`), as it is told to a scan. So what each wait
-    finds is what was there at that revision, and then what came after it, one revision after the other.
+    revision: int
+    places: list[dict[Watcher, None]]
+    found: dict[tuple[str, ...], Response] = field(default_factory=dict)
+
+
+class Postponed:
+    """Waits that are looked at in several steps, each as if no time had passed since the change that bears on it.
+
+    What a key held before each later change is noted here first. So what each wait finds is what was there at that
+    revision, and then what came after it, one revision after the other. The first change's are looked at first: a wait
+    that two changes bear on is looked at for both then.
 
     Args:
-        heaps: The waits.
-        entries: The keys as they are; at first as they are at that revision.
-        revision: That revision.
-
-    Attributes:
-        found: What was answered as of that revision, by keys: thousands may wait for the same ones.
+        entries: The keys as they are.
     """
 
-    def __init__(self, heaps: list[dict[Watcher, None]], entries: Mapping[str, Entry], revision: int) -> None:
-        self._heaps = heaps
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
-        self._revision = revision
-        self._before: dict[str, Entry | None] = {}
-        self._since: dict[str, list[Event]] = {}  # the changes of each key, in order
-        self.found: dict[tuple[str, ...], Response] = {}
+        self._heaps: deque[Heap] = deque()
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # what each key held before a revision, in order
+
+    def __len__(self) -> int:
+        return len(self._heaps)
 
     def __contains__(self, watcher: Watcher) -> bool:
-        return any(watcher in heap for heap in self._heaps)
+        return any(watcher in place for heap in self._heaps for place in heap.places)
 
-    @property
-    def over(self) -> bool:
-        """Whether all were looked at."""
-        return not self._heaps
+    def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
+        """Look at these later, which a revision bears on."""
+        self._heaps.append(Heap(revision=revision, places=places))
 
-    def note(self, key: str, before: Entry | None) -> None:
-        """A key is about to be changed; `before` is what it holds."""
-        self._before.setdefault(key, before)
+    def note(self, key: str, before: Entry | None, revision: int) -> None:
+        """A key is about to be changed at a revision; `before` is what it holds."""
+        self._before.setdefault(key, []).append((revision, before))
 
-    def changed(self, events: tuple[Event, ...]) -> None:
-        """There was another revision."""
-        for event in events:
-            self._since.setdefault(event.key, []).append(event)
+    def next(self) -> tuple[Watcher, Heap]:
+        """The next wait to be looked at, which is for the caller to do before it asks for another."""
+        heap = self._heaps[0]
+        watcher, _ = heap.places[-1].popitem()
+        if not heap.places[-1]:
+            heap.places.pop()
+            if not heap.places:
+                self._heaps.popleft()
+        return watcher, heap
 
-    def next(self) -> Watcher:
-        """The next wait to be looked at; there is one until it is `over`."""
-        watcher, _ = self._heaps[-1].popitem()
-        if not self._heaps[-1]:
-            self._heaps.pop()
-        return watcher
+    def tidy(self) -> None:
+        """Forget what nobody is to find any more."""
+        if not self._heaps:
+            self._before.clear()
 
-    def states(self, names: set[str]) -> Iterator[tuple[int, Mapping[str, Entry]]]:
-        """What there was of these keys at that revision, and then at each later one that changed any of them.
+    def states(self, names: set[str], since: int) -> Iterator[tuple[int, Mapping[str, Entry]]]:
+        """What there was of these keys at a revision, and then at each later one that changed any of them.
 
         Other keys may be there, too, and mean nothing.
         """
-        if self._before.keys().isdisjoint(names):
-            yield self._revision, self._entries
+        noted, now = self._before, self._entries
+        changed = {
+            name: bisect_right(noted[name], since, key=_revision) for name in names if name in noted
+        }  # by key: the place of the first change after that revision
+        changed = {name: place for name, place in changed.items() if place < len(noted[name])}
+        if not changed:
+            yield since, now
             return
-        held = {key: self._before[key] if key in self._before else self._entries.get(key) for key in names}
-        state = {key: entry for key, entry in held.items() if entry is not None}
-        yield self._revision, state
-        changes = [self._since[key] for key in names if key in self._since]
-        about = merge(*changes, key=lambda event: event.revision)  # those of one key and revision stay in order
-        for revision, events in groupby(about, key=lambda event: event.revision):
-            for event in events:
-                if event.kind == "put":
-                    state[event.key] = event.entry
+        held = {name: noted[name][changed[name]][1] if name in changed else now.get(name) for name in names}
+        state = {name: entry for name, entry in held.items() if entry is not None}
+        yield since, state
+        steps: dict[int, list[tuple[str, Entry | None]]] = {}
+        for name, place in changed.items():
+            afterwards = [before for _, before in noted[name][place + 1 :]]
+            for (revision, _), after in zip(noted[name][place:], [*afterwards, now.get(name)], strict=True):
+                steps.setdefault(revision, []).append((name, after))
+        for revision in sorted(steps):
+            for name, after in steps[revision]:
+                if after is None:
+                    state.pop(name, None)
                 else:
-                    state.pop(event.key, None)
+                    state[name] = after
             yield revision, state

@@ -38,7 +38,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # events from here on are queued as they are, and not copied for each who watches
 FLUSHES_AT_ONCE = 16  # before it is asked how long they have taken
-STIRRED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
+POSTPONED_MOST = 64  # changes that have each ended more waits than are answered at once; no more are made meanwhile
 ANNOUNCEMENTS_MOST = 256  # that have begun; while there are so many, no more changes are made
 EVENTS_HEAD_BYTES = len(wire.frame_events(0, b""))  # what each watch has of its own in a frame of events
 
@@ -88,7 +88,7 @@ class Telling:
     @property
     def behind(self) -> bool:
         """Whether so much is still to be told that no more is to be done meanwhile."""
-        return len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self.engine.stirred) >= STIRRED_MOST
+        return len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self.engine.postponed) >= POSTPONED_MOST
 
     @property
     def goes_on(self) -> bool:

@@ -122,7 +122,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
                 assert unhurried.ask(step) == answer
                 if isinstance(step, Cancel):
                     cancelled.add((1, step.target))
-            elif unhurried.engine.stirred:
+            elif unhurried.engine.has_chores:
                 unhurried.take(unhurried.engine.do_chore())
         Desk.do_chores(unhurried)
     for watcher in cancelled:  # whoever asks for its end may get its answer, or may not
@@ -131,7 +131,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
     assert unhurried.answers == desk.answers
     assert unhurried.engine.figures() == desk.engine.figures()
     assert unhurried.engine._waits._at == desk.engine._waits._at
-    assert unhurried.engine.stirred == []
+    assert not unhurried.engine.postponed._before
 
 
 def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their_key_changes() -> None:
@@ -145,7 +145,7 @@ def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their
         desk.ask(Delete("k"), peer=9)
         desk.ask(Put("k", b""), peer=9)
         desk.ask(Put("go", b""), peer=9)
-        assert len(desk.engine.stirred) <= 2, "once for each key at which they stood"
+        assert len(desk.engine.postponed) <= 2, "once for each key at which they stood"
     Desk.do_chores(desk)
     assert len(desk.engine._waits) == WAITS_AT_ONCE + 1
     desk.ask(Put("never", b""), peer=9)
@@ -169,7 +169,7 @@ def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monk
         return look(self, *context)
 
     monkeypatch.setattr(Requests, "_look_at_wait", counted)
-    while desk.engine.stirred:
+    while desk.engine.has_chores:
         before = looks
         desk.take(desk.engine.do_chore())
         assert looks - before <= LOOKS_A_STEP / LOOKS_OF_A_WAIT + 100
