@@ -24,14 +24,17 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
 
+from rdzv.config import value_types as kinds
 from rdzv.config.config_errors import refuse, shown, suggest
-from rdzv.config.endpoint import Endpoint, split_url
-from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, TABLE, Parameter, Source
+from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
+from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
+from rdzv.config.rules import check_that_it_applies, check_together
+from rdzv.config.value_types import duration, whole_number
 from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
 
@@ -42,8 +45,22 @@ __all__ = ["PARAMETERS", "Settings", "capacity_of", "describe_difference", "need
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DERIVED: Final[Any] = None
-"""Stands for a default that depends on other settings; `Parameter.derive` works it out."""
+
+TTL_MIN: Final = 0.5
+"""In seconds. Leases are renewed several times per TTL; below this, a pause of 0.3 s (a garbage collection, a
+busy hypervisor, one lost packet and its retransmission) would pass for a death."""
+
+DISCONNECT_TTL: Final = 1.0
+"""In seconds. Reconnecting takes milliseconds: a process disconnected for this long is taken to be gone."""
+
+GONE_TTL_MIN: Final = 0.01
+"""In seconds: a few round trips in one building, and a pause of the interpreter."""
+
+STALL_TIMEOUT_MIN: Final = 1.0
+"""In seconds. A step may be short, and a machine that is busy for a moment is not stuck."""
+
+_NOT_IN_A_URL: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
+_KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,55 +78,226 @@ class Settings:
     run_id: str
 
     # When a round is complete.
-    min_nodes: int | None = None
-    max_nodes: int | None = None
-    node_unit: int = 1
-    unit_within: str | None = None
-    join_timeout: float = 600.0
-    last_call_timeout: float = 30.0
-    early_last_call: bool = True
-    expected: tuple[str, ...] = DERIVED
-    expected_file: str | None = None
-    waits_end_on_loss: bool = True
+    min_nodes: int | None = parameter(
+        None, whole_number(1), "2", "the fewest nodes a round may have; needed to join", aliases=("min_workers",)
+    )
+    max_nodes: int | None = parameter(
+        None,
+        whole_number(1),
+        "4",
+        "the most nodes a round may have; more stay as spares",
+        aliases=("max_workers",),
+        default_text="min_nodes",
+        derive=lambda it: it.min_nodes,
+    )
+    node_unit: int = parameter(1, whole_number(1), "1", "the world size is a multiple of this")
+    unit_within: str | None = parameter(
+        None,
+        kinds.TEXT,
+        "rack",
+        "an attribute whose value a unit of node_unit nodes never straddles",
+        default_text="none",
+    )
+    join_timeout: float = parameter(
+        600.0, duration(), "600", "seconds after which joining fails if too few nodes came", aliases=("timeout",)
+    )
+    last_call_timeout: float = parameter(30.0, duration(), "30", "seconds to wait for more nodes once min_nodes are in")
+    early_last_call: bool = parameter(
+        True, kinds.FLAG, "true", "end the last call once nobody else is known to be coming"
+    )
+    expected: tuple[str, ...] = parameter(
+        None,
+        kinds.NAMES,
+        "gpu-001,gpu-002",
+        "names of nodes that are missed by name until they have come",
+        default_text="none",
+        derive=lambda _: (),
+    )
+    expected_file: str | None = parameter(
+        None, kinds.PATH, "/etc/rdzv/nodes", "a file with more of them, one a line; what follows a # is a comment"
+    )
+    waits_end_on_loss: bool = parameter(
+        True, kinds.FLAG, "false", "whether waits in the round's shared store end when a member is lost"
+    )
 
     # When a node or a run is over.
-    close_timeout: float = 30.0
-    closed_ttl: float = 86400.0
-    ttl: float = 10.0
-    disconnect_ttl: float = DERIVED
-    gone_ttl: float = GONE_TTL
-    stall_timeout: float | None = None
-    first_step_timeout: float | None = None
-    ban_after: str | None = None
+    close_timeout: float = parameter(30.0, duration(), "30", "seconds that leaving and closing may take")
+    closed_ttl: float = parameter(
+        86400.0,
+        duration(1.0, because=", long enough for every node to see it"),
+        "86400",
+        "seconds for which a closed run is remembered",
+    )
+    ttl: float = parameter(
+        10.0,
+        duration(TTL_MIN, because=", below which a short pause would pass for a death"),
+        "10",
+        "seconds for which a silent node counts as alive; also keep_alive_interval x keep_alive_max_attempt",
+    )
+    disconnect_ttl: float = parameter(
+        None,
+        duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back"),
+        "1",
+        "seconds for which a disconnected node counts as alive; at most ttl",
+        default_text=f"{DISCONNECT_TTL:g}, or ttl if that is less",
+        derive=lambda it: min(DISCONNECT_TTL, it.ttl),
+    )
+    gone_ttl: float = parameter(
+        GONE_TTL,
+        duration(GONE_TTL_MIN, because=", which a living process needs to come back"),
+        f"{GONE_TTL:g}",
+        "seconds for which a process counts as alive whose connections have all closed",
+    )
+    stall_timeout: float | None = parameter(
+        None,
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
+        "5m",
+        "seconds without a step after which a member is lost, if others get on",
+        default_text="off",
+    )
+    first_step_timeout: float | None = parameter(
+        None,
+        duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take"),
+        "30m",
+        "the same for the first step of a round, which compiles and loads",
+        default_text="off",
+    )
+    ban_after: str | None = parameter(
+        None,
+        kinds.FAILURES,
+        "3/1h",
+        "a node that fails so often within so long is banned for as long",
+        default_text="off",
+    )
 
     # Where the store is kept, and who may use it.
-    prefix: str = DERIVED
-    is_host: bool | None = None
-    data_dir: str | None = None
-    insecure: bool = False
-    limits: Limits | None = None
-    http_port: int | None = None
-    metrics_port: int | None = None
-    token: str | bytes | None = field(default=None, repr=False)
-    token_file: str | None = None
-    tls: Any = field(default=None, repr=False)
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    user: str | None = None
-    password_file: str | None = None
+    prefix: str = parameter(
+        None,
+        kinds.PREFIX,
+        "/rdzv",
+        "where in the store runs are kept",
+        aliases=("etcd_prefix",),
+        default_text=f"{SCHEMES['tcp'].prefix} (etcd: {SCHEMES['etcd'].prefix})",
+        derive=lambda it: it.endpoint.info.prefix,
+    )
+    is_host: bool | None = parameter(
+        None,
+        kinds.FLAG_OR_AUTO,
+        "true",
+        "whether to start the store here; auto: if the host is this machine and nobody listens",
+        default_text="auto",
+    )
+    data_dir: str | None = parameter(
+        None,
+        kinds.PATH,
+        "/var/lib/rdzv",
+        "where the store started here keeps its data; in memory only without",
+        family="tcp",
+    )
+    insecure: bool = parameter(False, kinds.FLAG, "true", "let the store started here be open to all who can reach it")
+    limits: Limits | None = parameter(
+        None,
+        kinds.LIMITS,
+        "keys_max:100000,memory_bytes_max:1000000000",
+        "what clients may ask of the store started here",
+        default_text="those of `rdzv serve`",
+        family="tcp",
+    )
+    http_port: int | None = parameter(
+        None,
+        kinds.HTTP_PORT,
+        "29401",
+        "where the store started here also serves its page, JSON and metrics over HTTP",
+        default_text="none",
+        family="tcp",
+    )
+    metrics_port: int | None = parameter(
+        None,
+        kinds.HTTP_PORT,
+        "29402",
+        "where this node's own process serves its metrics over HTTP",
+        default_text="none",
+    )
+    token: str | bytes | None = parameter(
+        None,
+        kinds.SECRET,
+        "...",
+        "the shared secret itself; never in a URL",
+        sources=_NOT_IN_A_URL,
+        family="tcp",
+        is_secret=True,
+    )
+    token_file: str | None = parameter(
+        None, kinds.PATH, "/run/secrets/rdzv", "a file with the shared secret", family="tcp"
+    )
+    tls: Any = parameter(
+        None,
+        kinds.TLS,
+        "ssl.create_default_context()",
+        "an ssl.SSLContext, instead of ca, cert and key; turns TLS on",
+        sources=_KEYWORD_ONLY,
+    )
+    ca: str | None = parameter(
+        None, kinds.PATH, "/etc/rdzv/ca.pem", "a file with the certificates to trust", encrypted_only=True
+    )
+    cert: str | None = parameter(
+        None, kinds.PATH, "/etc/rdzv/cert.pem", "a file with our certificate", encrypted_only=True
+    )
+    key: str | None = parameter(
+        None, kinds.PATH, "/etc/rdzv/key.pem", "a file with its private key", encrypted_only=True
+    )
+    user: str | None = parameter(None, kinds.TEXT, "rdzv", "who to be in etcd", family="etcd")
+    password_file: str | None = parameter(
+        None, kinds.PATH, "/run/secrets/etcd", "a file with etcd's password", family="etcd"
+    )
 
     # What this node is, and brings.
-    node_id: str | None = None
-    address: str | None = None
-    master_port: str | None = None
-    bootstrap_check: bool | None = None
-    payload: Any = None
-    attributes: Mapping[str, str] = DERIVED
-    rank_order: str | Callable[..., Any] = "survivors"
-    requested_rank: int | None = None
-    torch_store: str = "rdzv"
-    health_check: Callable[..., Any] | None = None
+    node_id: str | None = parameter(
+        None, kinds.NAME, "host10", "what this node is called; no two alive may share it", default_text="made up"
+    )
+    address: str | None = parameter(
+        None, kinds.ADDRESS, "10.0.0.7", "where the others reach this node", default_text="what the store sees"
+    )
+    master_port: str | None = parameter(
+        None,
+        kinds.PORTS,
+        "29500-29599",
+        "the port at which the members meet at rank 0, or the range it is taken from",
+        default_text="any free one",
+    )
+    bootstrap_check: bool | None = parameter(
+        None,
+        kinds.FLAG,
+        "true",
+        "whether a round is given up if not all its members reach rank 0 within 5 seconds",
+        default_text="true under torchrun and rdzv run",
+    )
+    payload: Any = parameter(None, kinds.PAYLOAD, "8xH100", "anything small that every member may read")
+    attributes: Mapping[str, str] = parameter(
+        None,
+        kinds.ATTRIBUTES,
+        "rack:r1,zone:z2",
+        "what an order by topology goes by",
+        default_text="none",
+        derive=lambda _: MappingProxyType({}),
+    )
+    rank_order: str | Callable[..., Any] = parameter(
+        "survivors", kinds.RANK_ORDER, "topology:rack", "who gets which rank"
+    )
+    requested_rank: int | None = parameter(None, whole_number(0), "0", "the rank to ask for, with rank_order=requested")
+    torch_store: str = parameter(
+        "rdzv",
+        kinds.TORCH_STORE,
+        "tcp",
+        "which store PyTorch gets with a round: this one (rdzv), or a TCPStore that rank 0 hosts (tcp)",
+    )
+    health_check: Callable[..., Any] | None = parameter(
+        None,
+        kinds.FUNCTION,
+        "check_gpus",
+        "is called before joining; a node that fails it stays out",
+        sources=_KEYWORD_ONLY,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
@@ -118,15 +306,13 @@ class Settings:
             # Most are not given, and a default is in its one true form.
             if value is not None and value is not default:
                 object.__setattr__(self, name, PARAMETERS[name].read(value))
-        for parameter, derive in _DERIVED:
-            if getattr(self, parameter.name) is None:
-                object.__setattr__(self, parameter.name, derive(self))
-        for parameter in _NOT_FOR_ALL_STORES:
-            if (value := getattr(self, parameter.name)) is not None and value is not False:
-                _check_that_it_applies(parameter, self.endpoint)
-        for is_broken, sentence in _RULES:
-            if is_broken(self):
-                refuse(sentence.format(_Shown(self)))
+        for name, derive in _DERIVED:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, derive(self))
+        for one in _NOT_FOR_ALL_STORES:
+            if (value := getattr(self, one.name)) is not None and value is not False:
+                check_that_it_applies(one, self.endpoint)
+        check_together(self)
 
     @property
     def can_join(self) -> bool:
@@ -220,14 +406,16 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
 _DEFAULTS: Final = {declared.name: declared.default for declared in fields(Settings)}
 
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
-    {parameter.name: replace(parameter, default=_DEFAULTS[parameter.name]) for parameter in TABLE}
+    {
+        declared.name: declared.metadata["parameter"].called(declared.name)
+        for declared in fields(Settings)
+        if declared.metadata
+    }
 )
 """Every parameter by name, in the order in which `Settings` declares them."""
 
-assert ["endpoint", "run_id", *PARAMETERS] == [*_DEFAULTS], "each field of Settings has its line in the table"
-
 _DEFAULTS_TO_READ: Final = tuple((name, _DEFAULTS[name]) for name in PARAMETERS)
-_DERIVED: Final = tuple((parameter, parameter.derive) for parameter in PARAMETERS.values() if parameter.derive)
+_DERIVED: Final = tuple((parameter.name, parameter.derive) for parameter in PARAMETERS.values() if parameter.derive)
 _NOT_FOR_ALL_STORES: Final = tuple(one for one in PARAMETERS.values() if one.family or one.encrypted_only)
 
 _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
@@ -255,17 +443,6 @@ _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
 }
 
 
-class _Shown:
-    """Settings as sentences show them: text as a literal, and not at any length."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._settings, name)
-        return value if isinstance(value, int | float) else shown(value)
-
-
 def needed_of(min_nodes: int, unit: int) -> int:
     """Return the fewest nodes that make a round: the minimum, rounded up to a unit."""
     return -(-min_nodes // unit) * unit
@@ -274,75 +451,6 @@ def needed_of(min_nodes: int, unit: int) -> int:
 def capacity_of(max_nodes: int, unit: int) -> int:
     """Return the most nodes that fit in a round: the maximum, rounded down to a unit."""
     return max_nodes // unit * unit
-
-
-def _check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
-    """Refuse what this kind of store would ignore: whoever set it believes that it does something."""
-    if parameter.family not in ("", endpoint.info.family):
-        refuse(
-            f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is "
-            f"{endpoint.scheme}; leave out {parameter.name} (and RDZV_{parameter.name.upper()}), "
-            f"or use a {parameter.family} store"
-        )
-    if parameter.encrypted_only and not endpoint.info.is_encrypted:
-        refuse(
-            f"{parameter.name} is for encrypted connections, but the scheme is {endpoint.scheme}; "
-            f"write {endpoint.scheme}s:// or leave out {parameter.name} (and RDZV_{parameter.name.upper()})"
-        )
-
-
-# What a single value cannot break: each rule is what must not be, and what to say about it.
-_RULES: Final[tuple[tuple[Callable[[Settings], bool], str], ...]] = (
-    (
-        lambda it: it.min_nodes is None and it.max_nodes is not None,
-        "max_nodes={0.max_nodes} needs min_nodes beside it; give min_nodes from 1 to {0.max_nodes}",
-    ),
-    (
-        lambda it: it.min_nodes is not None and it.max_nodes is not None and it.max_nodes < it.min_nodes,
-        "max_nodes={0.max_nodes} must not be less than min_nodes={0.min_nodes}; raise one or lower the other",
-    ),
-    (
-        lambda it: it.can_join and it.capacity < it.needed,
-        (
-            "min_nodes={0.min_nodes} in units of node_unit={0.node_unit} is {0.needed}, and must not be more "
-            "than max_nodes={0.max_nodes}; raise max_nodes to {0.needed} or choose a smaller node_unit"
-        ),
-    ),
-    (
-        lambda it: it.disconnect_ttl > it.ttl,
-        (
-            "disconnect_ttl={0.disconnect_ttl:g} must not be more than ttl={0.ttl:g}, when a node is gone; "
-            "lower disconnect_ttl or raise ttl"
-        ),
-    ),
-    (
-        lambda it: it.token is not None and it.token_file is not None,
-        "token and token_file={0.token_file} are both given, but only one can be the secret; leave one out",
-    ),
-    (
-        lambda it: it.tls is not None and any((it.ca, it.cert, it.key)),
-        (
-            "tls and ca={0.ca}, cert={0.cert}, key={0.key} are given, but an SSLContext holds it all; "
-            "leave out the one or the others"
-        ),
-    ),
-    (
-        lambda it: it.cert is not None and it.key is None,
-        "cert={0.cert} is of no use without its private key; give key as well",
-    ),
-    (
-        lambda it: it.key is not None and it.cert is None,
-        "key={0.key} is of no use without its certificate; give cert as well",
-    ),
-    (
-        lambda it: it.password_file is not None and it.user is None,
-        "password_file={0.password_file} does not say whose password it is; give user as well",
-    ),
-    (
-        lambda it: it.user is not None and it.password_file is None,
-        "user={0.user} cannot log in without a password; give password_file as well",
-    ),
-)
 
 
 def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from rdzv.config.overrides import Overrides
-from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
+from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.config.settings import PARAMETERS, parse
 
 
 def test_every_name_of_every_parameter_is_a_keyword_and_nothing_else_is() -> None:
-    names = {name for parameter in (*TABLE, *KEEP_ALIVE.values()) for name in (parameter.name, *parameter.aliases)}
+    names = {
+        name
+        for parameter in (*PARAMETERS.values(), *KEEP_ALIVE.values())
+        for name in (parameter.name, *parameter.aliases)
+    }
     assert set(Overrides.__annotations__) == names
     assert all(Source.KEYWORD in parameter.sources for parameter in PARAMETERS.values())
 

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from rdzv.config import settings
 from rdzv.config.config_errors import shown
-from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
+from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.errors import RendezvousSettingsError
 
 DEEP: Any = []
 for _ in range(1022):
     DEEP = [DEEP]
 
-PARAMETERS = {parameter.name: parameter for parameter in (*TABLE, *KEEP_ALIVE.values())}
+PARAMETERS = {**settings.PARAMETERS, **KEEP_ALIVE}
 
 
 def refusal(name: str, raw: Any, **where: Any) -> str:

@@ -18,7 +18,8 @@ from rdzv.cli.launcher.job_round import Changed, Succeeded
 from rdzv.cli.launcher.launch import SUCCEEDED, _Launcher, _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
-from rdzv.config.parameters import KEEP_ALIVE, TABLE, Source
+from rdzv.config.parameters import KEEP_ALIVE, Source
+from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousStateError
 from rdzv.node.handler import Handler
@@ -429,7 +430,7 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
     parameters = {
         Source.ENVIRONMENT.spell(name)
-        for parameter in (*TABLE, *KEEP_ALIVE.values())
+        for parameter in (*PARAMETERS.values(), *KEEP_ALIVE.values())
         for name in (parameter.name, *parameter.aliases)
     }
     assert told.keys() & parameters == set()
