@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 import anyio
 
 from rdzv.config.config_errors import shown
+from rdzv.shared_store.blocking_calls import BlockingSharedCalls
+from rdzv.shared_store.calls import SharedCalls
 from rdzv.shared_store.fencing import Fencing, nobody
 from rdzv.shared_store.operations import Plans
 from store.errors import ConnectionLost, StoreError, WaitEnded
 from store.messages import Response, waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Self
 
@@ -248,7 +250,7 @@ class ClientAtFirstUse:
                 await opened.aclose()
 
 
-class SharedStore(_Twin[Caller]):
+class SharedStore(_Twin[Caller], SharedCalls):
     """One round's store, awaited; its arguments are those of its base."""
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
@@ -318,80 +320,8 @@ class SharedStore(_Twin[Caller]):
                 self._ending.waits.discard(scope)
         raise WaitEnded("members were lost")
 
-    async def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        await self._run(self._plans.set(key, value))
 
-    async def get(self, key: str) -> bytes:
-        """Wait for a key, and read it."""
-        return await self._run(self._plans.get(key))
-
-    async def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
-        return await self._run(self._plans.add(key, amount))
-
-    async def append(self, key: str, value: str | bytes) -> None:
-        """Append to what a key holds, a missing key counting as empty."""
-        await self._run(self._plans.append(key, value))
-
-    async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys exist. A queue exists while it holds anything."""
-        await self._run(self._plans.wait(keys), timeout)
-
-    async def check(self, keys: Iterable[str]) -> bool:
-        """Return whether all keys exist now."""
-        return await self._run(self._plans.check(keys))
-
-    async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write the desired value if the key holds the expected one, or is missing and nothing is expected.
-
-        Returns:
-            What the key holds now; if it is missing and something was expected, what was expected.
-        """
-        return await self._run(self._plans.compare_set(key, expected_value, desired_value))
-
-    async def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
-        return await self._run(self._plans.delete_key(key))
-
-    async def num_keys(self) -> int:
-        """Return how many keys of this round hold values."""
-        return await self._run(self._plans.num_keys())
-
-    async def list_keys(self) -> list[str]:
-        """Return the keys of this round that hold values, sorted."""
-        return await self._run(self._plans.list_keys())
-
-    async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys, and read them as they are at one moment."""
-        return await self._run(self._plans.multi_get(keys))
-
-    async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once: nobody sees some of them without the others."""
-        await self._run(self._plans.multi_set(keys, values))
-
-    async def queue_push(self, key: str, value: str | bytes) -> None:
-        """Append an item to a queue."""
-        await self._run(self._plans.queue_push(key, value))
-
-    async def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first item of a queue; with `block`, wait until there is one.
-
-        Raises:
-            QueueEmptyError: There is none, and `block` is False.
-        """
-        return await self._run(self._plans.queue_pop(key, block))
-
-    async def queue_len(self, key: str) -> int:
-        """Return how many items a queue holds."""
-        return await self._run(self._plans.queue_len(key))
-
-    async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come. Each key is good for one barrier; who gave up counts as come."""
-        await self._run(self._plans.barrier(key, world_size), timeout)
-
-
-class BlockingSharedStore(_Twin["BlockingStore"]):
+class BlockingSharedStore(_Twin["BlockingStore"], BlockingSharedCalls):
     """The blocking twin of `SharedStore`, with the same arguments; safe to use from several threads.
 
     A call under way is ended from another thread by `client.interrupt(...)`; if `superseded` then gives a reason, the
@@ -430,67 +360,3 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         except StopIteration as done:
             result: T = done.value
             return result
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        self._run(self._plans.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        """Wait for a key, and read it."""
-        return self._run(self._plans.get(key))
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds in decimal, a missing key counting from 0; the sum."""
-        return self._run(self._plans.add(key, amount))
-
-    def append(self, key: str, value: str | bytes) -> None:
-        """Append to what a key holds, a missing key counting as empty."""
-        self._run(self._plans.append(key, value))
-
-    def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys exist. A queue exists while it holds anything."""
-        self._run(self._plans.wait(keys), timeout)
-
-    def check(self, keys: Iterable[str]) -> bool:
-        """Return whether all keys exist now."""
-        return self._run(self._plans.check(keys))
-
-    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write the desired value if the key holds the expected one; see `SharedStore.compare_set`."""
-        return self._run(self._plans.compare_set(key, expected_value, desired_value))
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; whether it was there."""
-        return self._run(self._plans.delete_key(key))
-
-    def num_keys(self) -> int:
-        """Return how many keys of this round hold values."""
-        return self._run(self._plans.num_keys())
-
-    def list_keys(self) -> list[str]:
-        """Return the keys of this round that hold values, sorted."""
-        return self._run(self._plans.list_keys())
-
-    def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys, and read them as they are at one moment."""
-        return self._run(self._plans.multi_get(keys))
-
-    def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once: nobody sees some of them without the others."""
-        self._run(self._plans.multi_set(keys, values))
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        """Append an item to a queue."""
-        self._run(self._plans.queue_push(key, value))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first item of a queue; with `block`, wait until there is one. See `SharedStore.queue_pop`."""
-        return self._run(self._plans.queue_pop(key, block))
-
-    def queue_len(self, key: str) -> int:
-        """Return how many items a queue holds."""
-        return self._run(self._plans.queue_len(key))
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come; see `SharedStore.barrier`."""
-        self._run(self._plans.barrier(key, world_size), timeout)

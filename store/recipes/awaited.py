@@ -1,4 +1,9 @@
-"""Shell: the recipes for those who await; see `store.recipes`."""
+"""Shell: the recipes for those who await; see `store.recipes`.
+
+The half that blocks is made from the one that awaits, by `tools/blocking.py`. What blocks cannot be cancelled from
+outside. So a block of it that lost its lock goes on to its end, and only then learns of it by `LeaseNotFound`: what it
+writes must be fenced by `held.fence`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +64,7 @@ async def lock(
 
     Raises:
         StoreTimeoutError: It was not free in time.
-        LeaseNotFound: The lock was lost, and the block cancelled for it.
+        LeaseNotFound: The lock was lost; who awaits is cancelled for it.
     """
     async with store.kept_lease(ttl) as lease:
         wanted = steps.hold_lock(name, lease.id, value)
@@ -164,7 +169,7 @@ class Queue:
         """Have the first item for the length of a block. It goes if the block ends well, else it is another's.
 
         Raises:
-            LeaseNotFound: The claim was lost, and the block cancelled for it.
+            LeaseNotFound: The claim was lost; who awaits is cancelled for it.
         """
         async with self._store.kept_lease(ttl) as lease:
             item = await _carry_out(self._store, steps.claim_item(self._name, lease.id), self._nothing, timeout)

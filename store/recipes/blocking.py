@@ -1,7 +1,9 @@
-"""Shell: the blocking twins of `store.recipes`, as `store.sync.recipes`.
+# Made from store/recipes/awaited.py by tools/blocking.py: change that file, and run `python -m tools.blocking`.
+"""Shell: the recipes for those who block; see `store.recipes`.
 
-A block cannot be cancelled from outside. So one that lost its lock goes on to its end, and only then learns of it by
-`LeaseNotFound`: what it writes must be fenced by `held.fence`.
+The half that blocks is made from the one that awaits, by `tools/blocking.py`. What blocks cannot be cancelled from
+outside. So a block of it that lost its lock goes on to its end, and only then learns of it by `LeaseNotFound`: what it
+writes must be fenced by `held.fence`.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def lock(
 
     Raises:
         StoreTimeoutError: It was not free in time.
-        LeaseNotFound: The lock was lost in the block.
+        LeaseNotFound: The lock was lost; who awaits is cancelled for it.
     """
     with store.kept_lease(ttl) as lease:
         wanted = steps.hold_lock(name, lease.id, value)
@@ -168,7 +170,7 @@ class Queue:
         """Have the first item for the length of a block. It goes if the block ends well, else it is another's.
 
         Raises:
-            LeaseNotFound: The claim was lost in the block.
+            LeaseNotFound: The claim was lost; who awaits is cancelled for it.
         """
         with self._store.kept_lease(ttl) as lease:
             item = _carry_out(self._store, steps.claim_item(self._name, lease.id), self._nothing, timeout)
