@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.stuck.judging import StallRules
 from rdzv.node.admission import OverruledError, take_settings
 from rdzv.node.coordinator import Term
 from rdzv.node.part.role import ELECTION_MOST, RoleGrant, election_pause, role_ttl
 from rdzv.node.part.stopwatch import Stopwatch
 from rdzv.node.wakeup import Wakeup
 from store import ConditionFailed, ConnectionLost, Get, LeaseNotFound, Put, StoreTimeoutError, when
-from store.keeping import RENEWALS_PER_TTL
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -214,23 +212,8 @@ class Candidacy:
             with lost, contextlib.suppress(ConditionFailed):
                 if found is None:
                     found = await self._store.get_many(self._where_it_stands)
-                settings = self._part.settings
-                term = Term(
-                    self._link,
-                    role,
-                    keys=self._keys,
-                    agreed=self._part.agreed,
-                    node_id=self._node_id,
-                    ttl=settings.ttl,
-                    gone_ttl=max(settings.gone_ttl, self._link.reconnects_in),
-                    run_lease=await self._link.run_lease(),
-                    stall_rules=StallRules(
-                        stall_timeout=settings.stall_timeout,
-                        first_step_timeout=settings.first_step_timeout,
-                        notes_every=settings.ttl / RENEWALS_PER_TTL,
-                    ),
-                    apart=self._apart,
-                )
+                run_lease = await self._link.run_lease()
+                term = Term(self._link, role, self._part, run_lease=run_lease, apart=self._apart)
                 await term.lead(*found)  # type: ignore[arg-type]
             if not lost.cancel_called:
                 self._lost_terms = 0

@@ -72,9 +72,8 @@ if TYPE_CHECKING:
 
     from rdzv.core.decision import Decision, Rules
     from rdzv.core.keys import Keys
-    from rdzv.core.stuck.judging import StallRules
-    from rdzv.node.admission import Agreed
     from rdzv.node.part.role import TakenRole
+    from rdzv.node.part.state import Part
     from rdzv.node.store_session import Link
     from store import Condition, Event, Store
 
@@ -95,13 +94,8 @@ class Term:
     Args:
         link: The way to the store, and what this node knows of the head.
         role: The role, which this node has.
-        keys: The run's keys.
-        agreed: The run's settings.
-        node_id: Who coordinates.
-        ttl: That of a member's lease.
-        gone_ttl: How long it outlives the member's process.
+        part: What this node is in its run, and the settings that it goes by.
         run_lease: For all that is to outlive the term.
-        stall_rules: When a member is stuck.
         apart: Runs what may take its time, if the rules hold code of the user's.
     """
 
@@ -109,22 +103,17 @@ class Term:
         self,
         link: Link,
         role: TakenRole,
+        part: Part,
         *,
-        keys: Keys,
-        agreed: Agreed,
-        node_id: str,
-        ttl: float,
-        gone_ttl: float,
         run_lease: Lease,
-        stall_rules: StallRules,
         apart: Callable[[Callable[[], Decision]], Coroutine[Any, Any, Decision]] | None,
     ) -> None:
         self._store = link.store
-        self._keys = keys
-        self._agreed = agreed
+        self._keys = part.keys
+        self._agreed = part.agreed
         self._apart = apart
         self._follower = link.follower
-        self._node_id = node_id
+        self._node_id = part.node_id
         self._term = role.term
         self._lease = role.lease  # of the role, and of nothing that should outlive it
         self._in_office: tuple[Condition, ...] = (when.create_revision(self._keys.coordinator) == role.term,)
@@ -140,12 +129,13 @@ class Term:
         self._failed_with: str | None = None
         self._run_lease = run_lease
         self._incarnations: dict[str, str] = {}  # of the members of the last round, once this term has completed one
-        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * ttl))
+        self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         run = self._store, self._keys, self._view
         self._expelled: dict[str, str] = {}  # who is to be taken out of the round, and why
-        self._stall_watch = StallWatch(*run, stall_rules, expel=self._have_expelled, wakeup=self._wakeup)
+        self._stall_watch = StallWatch(*run, part.settings, expel=self._have_expelled, wakeup=self._wakeup)
         self._loss_count = LossCount(*run, in_office=self._in_office)
+        gone_ttl = max(part.settings.gone_ttl, link.reconnects_in)
         self._accusations = AccusationWatch(*run, expel=self._have_expelled, gone_ttl=gone_ttl)
         self._agreement = Agreement(
             self._store, self._keys, self._view, in_office=self._in_office, put=self._put, wakeup=self._wakeup

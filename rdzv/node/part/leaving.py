@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -18,9 +18,12 @@ from rdzv.node.wakeup import Wakeup
 from store import Get, Put, StoreError, when
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rdzv.core.decision import Me
     from rdzv.node.part.state import Part
     from rdzv.node.store_session import Link
+    from store import Condition, TransactionResult
 
 __all__ = ["Leaving"]
 
@@ -76,23 +79,34 @@ class Leaving:
     async def _take_back(self, link: Link) -> bool:
         """Delete the record, and whether that was done in time."""
         part = self._part
-        record, lease, key = part.arrival.record, part.arrival.lease, part.keys.node(part.node_id)
-        assert record is not None
-        assert lease is not None
         within = WITHDRAW_WITHIN + WITHDRAW_TRIPS * link.round_trip
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
-            told = record.replace(left=True, stopped=stopped, why=self._why(link))
-            # It stays on its lease: should we die before we delete it, it still goes.
-            result = await link.store.transact(
-                when=(when.mod_revision(key) == record.arrival,),
-                then=(Put(key, told.pack(), lease=lease.id),),
-            )
-            if result.succeeded:
-                await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+            await self._say_and_go(link, part.arrival.revision, stopped=stopped, why=self._why(link))
             await self._see_departure_reported(link)
             return True
         return False
+
+    async def _say_and_go(
+        self, link: Link, arrival: int, *conditions: Condition, otherwise: Sequence[Get] = (), **said: Any
+    ) -> TransactionResult:
+        """Write that this node leaves, if its record is still this one, and then delete that."""
+        record, lease, key = (
+            self._part.arrival.record,
+            self._part.arrival.lease,
+            self._part.keys.node(self._part.node_id),
+        )
+        assert record is not None
+        assert lease is not None
+        # It stays on its lease: should we die before we delete it, it still goes.
+        result = await link.store.transact(
+            when=(when.mod_revision(key) == arrival, *conditions),
+            then=(Put(key, record.replace(left=True, **said).pack(), lease=lease.id),),
+            otherwise=otherwise,
+        )
+        if result.succeeded:
+            await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
+        return result
 
     async def _see_departure_reported(self, link: Link) -> None:
         """If we coordinate, wait until our own departure has been reported: a successor would take it for a loss."""
@@ -106,9 +120,11 @@ class Leaving:
                 progress = head.progress
                 if not ours or head.round is None or head.round.number != membership.round.number:
                     return
-                reported_ids = progress.departed_ids if progress and progress.round == head.round.number else ()
-                if part.node_id in reported_ids or len(reported_ids) == NAMED_MOST:
-                    return
+                if progress is not None and progress.round == head.round.number:
+                    # A departure elsewhere than where all had agreed to stop is a loss to the others.
+                    for reported_ids in (progress.departed_ids, progress.lost_ids):
+                        if part.node_id in reported_ids or len(reported_ids) == NAMED_MOST:
+                            return
                 await reported.sleep_until(None)
 
     async def give_up(self, link: Link, me: Me) -> Round | None:
@@ -117,19 +133,9 @@ class Leaving:
         if not link.in_reach:
             return None  # nobody knows, and nobody can be asked within the time; the record will be let lapse
         known = link.follower.head.round
-        key = part.keys.node(part.node_id)
-        assert part.arrival.record is not None
-        assert part.arrival.lease is not None
-        result = await link.store.transact(
-            when=(
-                when.mod_revision(part.keys.round) == (known.revision if known else 0),
-                when.mod_revision(key) == me.arrival,
-            ),
-            then=(Put(key, part.arrival.record.replace(left=True).pack(), lease=part.arrival.lease.id),),
-            otherwise=(Get(part.keys.round),),
-        )
+        unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
+        result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
         if result.succeeded:
-            await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
             part.arrival.gone()
             return None
         (entry,) = result.results

@@ -125,10 +125,15 @@ class Noticing(Reaction):
         why = dict(progress.why_lost).get(part.node_id)
         if why is None and part.node_id not in progress.lost_ids:
             return
+        await self._put_out(link, why or "the others have lost it: its record is gone", is_outage=why is None)
+
+    async def _put_out(self, link: Link, why: str, *, is_outage: bool = False) -> None:
+        """This node's record has gone: it is in no round, and decides nothing for those who are."""
+        part = self._part
         part.arrival.gone()
-        part.end_membership(why or "the others have lost it: its record is gone", dropped=True)
-        if why is not None:
-            part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
+        part.end_membership(why, dropped=True)
+        if not is_outage:  # in which others have lapsed, too
+            part.lapsed_in = -1
         await link.step_down()
 
     async def _notice_end_of_drain(self, link: Link, membership: Membership) -> None:
@@ -146,19 +151,14 @@ class Noticing(Reaction):
         with contextlib.suppress(ConditionFailed):  # it has changed meanwhile: it is not in this round any more
             await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
             if membership.over is None and part.arrival.stands(record.arrival):
-                part.arrival.gone()
                 reason = f": {leaving.reason}" if leaving.reason else ""
-                part.end_membership(f"it was to leave, and its time is over{reason}", dropped=True)
-                part.lapsed_in = -1  # it is no outage, in which others have lapsed, too
-                await link.step_down()
+                await self._put_out(link, f"it was to leave, and its time is over{reason}")
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
         """This node was banned since it arrived, and may have been unbanned since: its record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
-            part.arrival.gone()  # whoever banned it has deleted it, or is about to
-            part.end_membership(f"this node is {ban}", dropped=True)
-            await link.step_down()  # who was put out decides nothing for those who are in
+            await self._put_out(link, f"this node is {ban}")  # whoever banned it deletes its record
         else:
             await self._see_whether_it_stands(link)
 

@@ -10,10 +10,12 @@ from rdzv.core.stuck.beats import BeatNote
 from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict
 from rdzv.errors import RendezvousStateError
 from store import StoreError
+from store.keeping import RENEWALS_PER_TTL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from rdzv.core.view import View
     from rdzv.node.wakeup import Wakeup
@@ -32,7 +34,7 @@ class StallWatch:
         store: The client.
         keys: The run's keys.
         view: Who is a live member.
-        rules: When a member is stuck.
+        settings: When a member is stuck.
         expel: Has a member taken out of the round whose lease stands, and says why.
         wakeup: Wakes the coordinator when there is something to report.
     """
@@ -42,7 +44,7 @@ class StallWatch:
         store: Store,
         keys: Keys,
         view: View,
-        rules: StallRules,
+        settings: Settings,
         *,
         expel: Callable[[str, str], None],
         wakeup: Wakeup,
@@ -50,6 +52,11 @@ class StallWatch:
         self._store = store
         self._keys = keys
         self._view = view
+        rules = StallRules(
+            stall_timeout=settings.stall_timeout,
+            first_step_timeout=settings.first_step_timeout,
+            notes_every=settings.ttl / RENEWALS_PER_TTL,
+        )
         self._stalls = Stalls(rules)
         self._on = rules.on
         self._expel = expel
